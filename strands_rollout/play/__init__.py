@@ -1,1 +1,1 @@
-"""Rows played through `generate` and `reward_func` without slime, on a running or the embedded engine."""
+"""Plays rows through `generate` and `reward_func` without slime, on a running or the embedded engine."""

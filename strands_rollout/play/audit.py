@@ -1,6 +1,6 @@
-"""Checks token exactness against what crossed the wire, which a proxy before the engine records.
+"""Checks token exactness against the traffic that a proxy in front of the engine records.
 
-The model's own record is not looked at.
+The check does not use the model's own record.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _HOP_HEADERS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One `/generate` request and its answer, in the order of the requests.
+    """One `/generate` request and its answer.
 
     Attributes:
-        input_ids: As the engine received them.
-        output_ids: As the engine answered them; None where it gave no generation (an error, a cut connection).
-        logprobs: Beside the output ids; empty if none were asked for.
-        has_images: Whether the request held images, of which the engine makes more tokens than it was sent.
-        read_tokens: Tokens of the input that the engine says it read, where that is not all of `input_ids`.
+        input_ids: Ids of the request.
+        output_ids: Ids of the answer; None without a generation (an error, a cut connection).
+        logprobs: One value per output id; empty if the request asked for none.
+        has_images: True if the request held images, which the engine expands to further tokens.
+        read_tokens: Number of input tokens that the engine reports, if it differs from the length of `input_ids`.
     """
 
     input_ids: list[int]
@@ -45,12 +45,17 @@ class Exchange:
 
     @property
     def sequence(self) -> list[int]:
-        """All that the engine read and wrote."""
+        """Ids of input plus output."""
         return [*self.input_ids, *(self.output_ids or [])]
 
 
 class WireRecorder:
-    """The running proxy: the URL where it listens, and the exchanges by routing key, "" for requests without one."""
+    """The running proxy.
+
+    Attributes:
+        url: URL at which the proxy listens.
+        episodes: Exchanges in the order of requests, by routing key; "" for requests without a key.
+    """
 
     def __init__(self, session: aiohttp.ClientSession, target: str) -> None:
         self._session, self._target = session, target
@@ -58,23 +63,23 @@ class WireRecorder:
         self.episodes: dict[str, list[Exchange]] = {}
 
     async def forward(self, request: web.Request) -> web.Response:
-        """Send a request on to the engine; a generation is recorded in its episode, in the order of the requests."""
+        """Forward a request to the engine, and record a generation in its episode."""
         body = await request.read()
         episode: list[Exchange] = []
         if request.path == "/generate" and request.method == "POST":
-            asked = _object(body)
+            fields = _json_object(body)
             episode = self.episodes.setdefault(request.headers.get(ROUTING_HEADER, ""), [])
-            episode.append(Exchange(list(asked.get("input_ids") or []), None, [], bool(asked.get("image_data"))))
+            episode.append(Exchange(list(fields.get("input_ids") or []), None, [], bool(fields.get("image_data"))))
         index = len(episode) - 1
         try:
             answer, content = await self._send(request, body)
         except aiohttp.ClientError as e:
-            # the engine gave no answer: the client must see that, not a status that the engine never sent
+            # close the connection, because the client must not see a status that the engine never sent
             if request.transport is not None:
                 request.transport.close()
             return web.Response(status=502, text=f"{type(e).__name__}: {e}")
         if episode and answer.status == 200:
-            episode[index] = _answered(episode[index], content)
+            episode[index] = _with_answer(episode[index], content)
         return answer
 
     async def _send(self, request: web.Request, body: bytes) -> tuple[web.Response, bytes]:
@@ -92,12 +97,12 @@ def _end_to_end(headers: Mapping[str, str]) -> dict[str, str]:
 
 @asynccontextmanager
 async def record_wire(base_url: str) -> AsyncIterator[WireRecorder]:
-    """Run a proxy before the engine at `base_url`, on a free port of 127.0.0.1, until the block ends.
+    """Run a recording proxy for the engine at `base_url`, on a free port of 127.0.0.1, until the block ends.
 
-    When a client goes away, its request to the engine is cancelled too, as without the proxy.
+    If a client disconnects, the proxy cancels its request to the engine, as if there were no proxy.
 
     Raises:
-        ConfigError: `base_url` is not that of an HTTP server.
+        ConfigError: `base_url` is not the URL of an HTTP server.
     """
     target = parse_base_url(base_url)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
@@ -110,7 +115,7 @@ async def record_wire(base_url: str) -> AsyncIterator[WireRecorder]:
 
 @asynccontextmanager
 async def local_server(route: web.RouteDef) -> AsyncIterator[str]:
-    """Answer a route on a free port of 127.0.0.1 until the block ends; yields its URL."""
+    """Serve a route on a free port of 127.0.0.1 until the block ends, and yield its URL."""
     app = web.Application(client_max_size=_MAX_BODY_BYTES)
     app.add_routes([route])
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
@@ -122,23 +127,23 @@ async def local_server(route: web.RouteDef) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-def _answered(asked: Exchange, body: bytes) -> Exchange:
-    answer = _object(body)
+def _with_answer(exchange: Exchange, body: bytes) -> Exchange:
+    answer = _json_object(body)
     if not isinstance(answer.get("output_ids"), list):
-        return asked
+        return exchange
     meta = answer.get("meta_info") or {}
     logprobs = [entry[0] for entry in meta.get("output_token_logprobs") or []]
     read = meta.get("prompt_tokens")
     return replace(
-        asked,
+        exchange,
         output_ids=answer["output_ids"],
         logprobs=logprobs,
-        read_tokens=None if read == len(asked.input_ids) else read,
+        read_tokens=None if read == len(exchange.input_ids) else read,
     )
 
 
-def _object(body: bytes) -> Mapping[str, Any]:
-    """The JSON object of a body; empty where it holds none."""
+def _json_object(body: bytes) -> Mapping[str, Any]:
+    """Return the JSON object in a body; empty if there is none."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -147,17 +152,22 @@ def _object(body: bytes) -> Mapping[str, Any]:
 
 
 def tito_violations(exchanges: Sequence[Exchange], sample: Sample) -> list[str]:
-    """Every break of token-in/token-out in one episode, each as a sentence.
+    """Return all violations of token exactness in one episode, as sentences.
 
-    Each request must extend the last one's ids and its output; one that got no generation is sent again unchanged. A
-    sample that trains anything must hold the last sequence, and train the ids that were sampled, all of them, at the
-    logprobs that came with them; and the engine must have read all tokens of each request. Of an episode with images,
-    of which the engine makes tokens itself, only the sampled ids and their logprobs are compared.
+    The rules are:
+
+    - A request extends the ids of the previous request and its output. If the previous request got no generation, it
+      is repeated unchanged.
+    - A sample with trained tokens holds the last sequence. It trains all sampled ids and nothing else, at the engine's
+      logprobs.
+    - The engine read all tokens of each request.
+
+    In an episode with images, which the engine expands to tokens, only the sampled ids and their logprobs are compared.
     """
-    return [*_broken_extensions(exchanges), *_wrong_sample(exchanges, sample)]
+    return [*_extension_violations(exchanges), *_sample_violations(exchanges, sample)]
 
 
-def _broken_extensions(exchanges: Sequence[Exchange]) -> Iterator[str]:
+def _extension_violations(exchanges: Sequence[Exchange]) -> Iterator[str]:
     for number, (previous, exchange) in enumerate(pairwise(exchanges), start=1):
         got, read = exchange.input_ids, previous.sequence
         if previous.output_ids is None and got != read:
@@ -166,7 +176,7 @@ def _broken_extensions(exchanges: Sequence[Exchange]) -> Iterator[str]:
             yield f"request {number} does not extend the last one and its output{_difference(got, read)}"
 
 
-def _wrong_sample(exchanges: Sequence[Exchange], sample: Sample) -> Iterator[str]:
+def _sample_violations(exchanges: Sequence[Exchange], sample: Sample) -> Iterator[str]:
     if not any(sample.loss_mask or []):
         return
     answered = [exchange for exchange in exchanges if exchange.output_ids]
@@ -174,7 +184,7 @@ def _wrong_sample(exchanges: Sequence[Exchange], sample: Sample) -> Iterator[str
         yield "the sample trains tokens, but the engine sampled none"
         return
     if any(exchange.has_images for exchange in answered):
-        yield from _wrong_sampled(answered, sample)
+        yield from _image_episode_violations(answered, sample)
         return
     for exchange in answered:
         if exchange.read_tokens is not None:
@@ -187,10 +197,10 @@ def _wrong_sample(exchanges: Sequence[Exchange], sample: Sample) -> Iterator[str
     if prompt_length != len(answered[0].input_ids):
         yield f"the sample's prompt has {prompt_length} tokens; the first request had {len(answered[0].input_ids)}"
     else:
-        yield from _wrong_training(answered, sample, prompt_length)
+        yield from _training_violations(answered, sample, prompt_length)
 
 
-def _wrong_training(answered: Sequence[Exchange], sample: Sample, prompt_length: int) -> Iterator[str]:
+def _training_violations(answered: Sequence[Exchange], sample: Sample, prompt_length: int) -> Iterator[str]:
     mask, logprobs = [0] * len(sample.tokens), [0.0] * len(sample.tokens)
     for exchange in answered:
         start, output = len(exchange.input_ids), exchange.output_ids or []
@@ -204,10 +214,10 @@ def _wrong_training(answered: Sequence[Exchange], sample: Sample, prompt_length:
             yield f"{name} is not what the engine sampled{_difference(got or [], expected)}"
 
 
-def _wrong_sampled(answered: Sequence[Exchange], sample: Sample) -> Iterator[str]:
+def _image_episode_violations(answered: Sequence[Exchange], sample: Sample) -> Iterator[str]:
     response = sample.tokens[len(sample.tokens) - sample.response_length :]
-    kept = zip(response, sample.loss_mask or [], sample.rollout_log_probs or [], strict=True)
-    trained = [(token, logprob) for token, mask, logprob in kept if mask]
+    tokens = zip(response, sample.loss_mask or [], sample.rollout_log_probs or [], strict=True)
+    trained = [(token, logprob) for token, mask, logprob in tokens if mask]
     sampled = [
         (token, logprob)
         for exchange in answered

@@ -1,4 +1,4 @@
-"""The engine that rows are played on: a running one or the embedded one, with its tokenizer, settings and sandbox."""
+"""The engine that plays rows, running or embedded, with its tokenizer, settings and sandbox."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.inputs import read_checked_config
 
 SHIPPED_MODEL_EXECUTOR: Final = {"name": "local", "isolation": "rlimits"}
-"""Our own model's code needs no Linux to run; the strongest isolation there is is used in any case."""
+"""Executor for the shipped model's code. It also works without Linux; the strongest available isolation applies."""
 
 
 @asynccontextmanager
 async def served_engine(base_url: str | None, model_dir: Path | None) -> AsyncIterator[str]:
-    """The URL of an engine that runs already, or else of the embedded one, for as long as the block lasts.
+    """Yield the URL of a running engine, or start the embedded engine until the block ends.
 
     Raises:
-        EngineUnavailableError: Nothing answers at the URL, which episodes would find out after a minute of retries.
+        EngineUnavailableError: No server answers at the URL. Episodes would notice only after a minute of retries.
     """
     if base_url is None:
         async with engine_process(model_dir) as url:
             yield url
         return
-    with suppress(EngineResponseError):  # it is busy, which may pass
+    with suppress(EngineResponseError):  # a busy engine may recover
         await fetch_engine_info(base_url)
     yield base_url
 
@@ -42,8 +42,8 @@ async def fetch_engine_info(base_url: str) -> ServerInfo:
     """Ask the engine for its model, tokenizer and limits.
 
     Raises:
-        ConfigError: The URL is not one of an HTTP server.
-        EngineUnavailableError: Nothing answers.
+        ConfigError: The URL is not that of an HTTP server.
+        EngineUnavailableError: No server answers.
     """
     async with create_client(base_url) as http:
         url = redacted(http.base_url)
@@ -57,7 +57,7 @@ async def fetch_engine_info(base_url: str) -> ServerInfo:
 
 
 def _cause_of(error: Exception) -> str:
-    """What the operating system said, as in "Connection refused"; else the error's own words."""
+    """Return the operating system's message, such as "Connection refused", or the error's own text."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno:
@@ -67,17 +67,17 @@ def _cause_of(error: Exception) -> str:
 
 
 def check_is_engine(info: ServerInfo, base_url: str) -> None:
-    """Raise ConfigError where a server names no model."""
+    """Raise ConfigError if the server names no model."""
     if (info.raw.get("tokenizer_path") or info.model_path) is None:
-        got = f"the engine at {redacted(parse_base_url(base_url))} names no model"
-        raise ConfigError(f"{got}, as an SGLang server or router would; check the URL's port")
+        got = f"the server at {redacted(parse_base_url(base_url))} names no model; expected an SGLang server or router"
+        raise ConfigError(f"{got}. Check the URL's port")
 
 
 def tokenizer_folder(info: ServerInfo, base_url: str) -> Path:
-    """The folder of the tokenizer that an engine says it uses.
+    """Return the folder of the tokenizer that the engine reports.
 
     Raises:
-        ConfigError: It names none, or none on this machine.
+        ConfigError: The engine reports no tokenizer, or none on this machine.
     """
     check_is_engine(info, base_url)
     named = info.raw.get("tokenizer_path") or info.model_path
@@ -94,11 +94,11 @@ async def fetch_tokenizer_folder(base_url: str) -> Path:
 
 
 async def start_executor(setting: str | Mapping[str, Any]) -> str:
-    """Start the code sandbox before episodes need it; returns its isolation, "unknown" where it does not report it.
+    """Start the code sandbox before episodes need it, and return its isolation, or "unknown" if it reports none.
 
     Raises:
-        ConfigError: There is no such executor.
-        SandboxError: It can't be started.
+        ConfigError: The executor does not exist.
+        SandboxError: The sandbox can't be started.
     """
     sandbox = shared_executor(setting)
     return (await sandbox.start()).isolation if isinstance(sandbox, LocalExecutor) else "unknown"
@@ -107,7 +107,7 @@ async def start_executor(setting: str | Mapping[str, Any]) -> str:
 async def load_settings(
     config: Path | None, changes: Sequence[str] | None, base_url: str | None, model: Path | None
 ) -> RolloutSettings:
-    """The settings of --config and --set, with the shipped model's executor where they name none and it is served."""
+    """Read the settings of --config and --set; without an executor, the shipped model gets its own."""
     settings = await read_checked_config(config, changes)
     if base_url is None and model is None and "executor" not in settings.model_fields_set:
         return settings.model_copy(update={"executor": SHIPPED_MODEL_EXECUTOR})
@@ -117,12 +117,12 @@ async def load_settings(
 def shipped_model_note(
     settings: RolloutSettings, config: Path | None, base_url: str | None, model: Path | None
 ) -> str | None:
-    """A note for a user who gives the shipped model an agent that it was not trained for; None for any other."""
-    plain, names = (
+    """Return a note if the shipped model plays an agent that it was not trained for; else None."""
+    defaults, names = (
         RolloutSettings(),
         ("tools", "row_tools", "system_prompt", "agent_factory", "agent_program", "environment"),
     )
-    changed = [name for name in names if getattr(settings, name) != getattr(plain, name)]
+    changed = [name for name in names if getattr(settings, name) != getattr(defaults, name)]
     if not changed or base_url is not None or model not in (None, SHIPPED_MODEL):
         return None
     by_name = "one tool by its name, execute_python_code(code), and guesses at"

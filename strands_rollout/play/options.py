@@ -1,4 +1,4 @@
-"""Options of the commands that play rows, `demo`, `eval`, `try` and `train`: each field with its command-line option.
+"""Options of the commands that play rows, `demo`, `eval`, `try` and `train`; each field has its command-line option.
 
 Imports nothing heavy, so that --help answers at once.
 """
@@ -18,7 +18,7 @@ SHIPPED_MODEL: Final = Path(__file__).parents[1] / "engine" / "checkpoint"
 
 
 def check_url(given: str | list[str] | None) -> str | list[str] | None:
-    """The URLs of an option, each of an engine; a BadParameter where one can't be."""
+    """Return the URLs of an option; raise BadParameter for a malformed one."""
     from strands_rollout.client.transport import parse_base_url
 
     for url in given if isinstance(given, list) else [given] if given is not None else []:
@@ -57,7 +57,7 @@ DATA_HELP: Final = (
 
 
 def check_data_exists(given: Path | list[Path] | None) -> Path | list[Path] | None:
-    """The data of an option, each of which is a file or may be on the hub; a BadParameter where it is neither."""
+    """Return the data of an option; raise BadParameter for a path that is neither a file nor a name on the hub."""
     from strands_rollout.play.rows import is_hub_name
 
     for path in given if isinstance(given, list) else [given] if given else []:
@@ -81,7 +81,7 @@ RewardPath: TypeAlias = Annotated[
 
 
 def merge_changes(changes: Sequence[str] | None, reward: str | None) -> list[str]:
-    """The settings that --set and --reward change."""
+    """Return the changes of --set, with --reward as a change of `reward`."""
     return [*(changes or ()), *([f"reward={reward}"] if reward else [])]
 
 
@@ -97,7 +97,7 @@ JsonOnly: TypeAlias = Annotated[bool, Option("--json", help="Print only the line
 
 
 def slime_sampling_params(temperature: float, max_new_tokens: int) -> dict[str, Any]:
-    """The sampling parameters that slime 0.3 hands to `generate` in training (slime/rollout/sglang_rollout.py)."""
+    """Return slime 0.3's sampling parameters in training (slime/rollout/sglang_rollout.py)."""
     return {
         "temperature": temperature,
         "top_p": 1.0,
@@ -113,7 +113,7 @@ def slime_sampling_params(temperature: float, max_new_tokens: int) -> dict[str, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What the `demo` command was asked for."""
+    """Options of the command `demo`."""
 
     base_url: BaseUrl
     model_dir: Model
@@ -138,7 +138,7 @@ class DemoOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TryOptions:
-    """What the `try` command was asked for. At most one of script, you, base_url, model_dir and api_base is given."""
+    """Options of the command `try`. At most one of script, you, base_url, model_dir and api_base is set."""
 
     config: Path | None
     data: Annotated[
@@ -185,10 +185,12 @@ class TryOptions:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How problems are sampled; the defaults are those of slime's evaluation where its arguments are left alone.
+    """Sampling parameters of an evaluation; the defaults are those of slime's evaluation.
 
-    `samples` are of each problem, `max_new_tokens` is the budget of a whole response, tool results included. `further`
-    are more parameters by SGLang's names; they go before the others.
+    Attributes:
+        samples: Episodes of each problem.
+        max_new_tokens: Budget of a whole response, including tool results.
+        further: More parameters by SGLang's names, which override the others.
     """
 
     samples: Annotated[
@@ -215,14 +217,14 @@ class Sampling:
 
     @property
     def params(self) -> dict[str, Any]:
-        """What slime hands to `generate` in an evaluation (slime/rollout/sglang_rollout.py)."""
+        """The parameters that slime passes to `generate` in an evaluation (slime/rollout/sglang_rollout.py)."""
         own = {"top_p": self.top_p, "top_k": self.top_k, **self.further}
         return slime_sampling_params(self.temperature, self.max_new_tokens) | own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalOptions:
-    """What the `eval` command was asked for. None leaves a choice to the engine or the package."""
+    """Options of the command `eval`. None leaves the choice to the engine or the package."""
 
     data: Annotated[
         list[Path],
@@ -290,21 +292,21 @@ Decay: TypeAlias = Literal["linear", "constant"]
 
 @dataclass(frozen=True, slots=True)
 class UpdateSettings:
-    """How a batch of samples becomes optimizer steps; the names are slime's where it has one.
+    """Settings of the optimizer steps on a batch of samples, with slime's names if it has one.
 
     Attributes:
         decay: slime's `--lr-decay-style`.
-        updates: Each on a part of the batch of rollouts; slime's `--num-steps-per-rollout`.
-        mean: "sample": the mean over rollouts that train a token (slime counts the others too) of each one's mean over
-            its trained tokens, slime's default; "token": the mean over all trained tokens, slime's
-            `--calculate-per-token-loss`.
-        tis_clip: The upper bound, slime's `--use-tis --tis-clip`: the trainer's own logprobs from before the update are
-            the behaviour policy's, and the rollout's correct for it. None: the rollout's logprobs are the behaviour
-            policy's, slime's `--use-rollout-logprobs`.
+        updates: Optimizer steps per batch of rollouts, each on a part of it; slime's `--num-steps-per-rollout`.
+        mean: "sample" averages each rollout over its trained tokens, then over rollouts with a trained token. This is
+            slime's default, except that slime also counts rollouts without one. "token" averages over all trained
+            tokens; slime's `--calculate-per-token-loss`.
+        tis_clip: Upper bound of truncated importance sampling; slime's `--use-tis --tis-clip`. The trainer's own
+            logprobs from before the update are then the behaviour policy's, and the rollout's give the weights. If
+            None, the rollout's logprobs are the behaviour policy's; slime's `--use-rollout-logprobs`.
         kl: slime's `--kl-loss-coef`.
         entropy: slime's `--entropy-coef`.
-        temperature: At which the tokens were sampled.
-        max_grad_norm: Gradients are scaled down to this norm.
+        temperature: Temperature at which the tokens were sampled.
+        max_grad_norm: Maximum norm of gradients; larger gradients are scaled down.
     """
 
     learning_rate: Annotated[float, Option(help="Learning rate of AdamW at the first step.", min=0)] = 2e-4
@@ -328,7 +330,7 @@ class UpdateSettings:
     max_grad_norm: float = 1.0
 
 
-_MAY_CHANGE: Final = frozenset(
+_CHANGEABLE_ON_RESUME: Final = frozenset(
     {
         "out",
         "steps",
@@ -347,13 +349,14 @@ _MAY_CHANGE: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions:
-    """A training run.
+    """Options of a training run.
 
     Attributes:
-        rollout: The name of the `TrainingMethod`.
-        ablation: What that does wrong on purpose.
-        gap_limit: The largest difference of a token's logprob, the trainer's against the rollout's, at the first step.
-        checks: Whether a run stops at that, or at a sample that slime would not take.
+        rollout: Name of the `TrainingMethod`.
+        ablation: Name of its deliberate fault.
+        gap_limit: Largest allowed difference between the trainer's and the rollout's logprob of a token, at the first
+            step.
+        checks: Stop at a larger gap, or at a sample that violates slime's contract.
     """
 
     steps: Annotated[int, Option(help="Number of training steps, each with a batch of rollouts.", min=1)] = 30
@@ -437,7 +440,7 @@ class TrainOptions:
     json_only: JsonOnly = False
 
     def to_json(self) -> dict[str, Any]:
-        """All of it by name, in values of JSON; without the user and password of a URL."""
+        """Return all options by name as JSON values, without user and password of a URL."""
         from strands_rollout.client.transport import parse_base_url, redacted
 
         values = asdict(self)
@@ -451,6 +454,6 @@ class TrainOptions:
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
     def identity(self) -> dict[str, Any]:
-        """What a resumed run must have in common with the interrupted one."""
+        """Return the options that a resumed run must share with the interrupted run."""
         fixed = {"steps"} if self.update.decay == "linear" else set()
-        return {name: value for name, value in self.to_json().items() if name not in _MAY_CHANGE - fixed}
+        return {name: value for name, value in self.to_json().items() if name not in _CHANGEABLE_ON_RESUME - fixed}

@@ -1,4 +1,4 @@
-"""Plays samples through `generate` and `reward_func`, called as slime calls them."""
+"""Plays samples through `generate` and `reward_func`, and calls them as slime does."""
 
 from __future__ import annotations
 
@@ -29,15 +29,18 @@ if TYPE_CHECKING:
 
 Generate: TypeAlias = Callable[..., Awaitable[Any]]
 Reward: TypeAlias = Callable[..., Awaitable[Any]]
-"""Of slime's `--custom-generate-function-path` and `--custom-rm-path`."""
+"""The signatures of slime's `--custom-generate-function-path` and `--custom-rm-path`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One finished episode, and the violations found in it.
+    """One finished episode, with its violations.
 
-    `siblings` are its further samples, where it fanned out; `contract_violations` are of all its samples,
-    `tito_violations` of the main agent's.
+    Attributes:
+        sample: The main agent's sample.
+        contract_violations: Violations of slime's contract in all samples.
+        tito_violations: Violations of token exactness in the main agent's sample.
+        siblings: Further samples of a fan-out.
     """
 
     sample: Sample
@@ -52,7 +55,7 @@ class Outcome:
 
     @property
     def graded(self) -> Mapping[str, Any]:
-        """What the reward function found; empty where it was not asked, or gave only a number."""
+        """The reward function's dict; empty if the sample was not graded, or the reward is a number."""
         return reward_details(self.sample)
 
 
@@ -69,13 +72,13 @@ class Player:
     reward: Reward | None = None
 
     async def play(self, sample: Sample, sampling_params: Mapping[str, Any]) -> Outcome:
-        """Fill a new sample and grade it, and its siblings where it fans out; raises nothing but CancelledError."""
+        """Play and grade a new sample, with its siblings if it fans out; raise nothing but CancelledError."""
         sample.session_id = sample.session_id or uuid.uuid4().hex
         given = await (self.generate or generate)(self.args, sample, sampling_params, evaluation=self.evaluation)
         done, *siblings = given if isinstance(given, list) else [given]
         if done.status is not Sample.Status.ABORTED:
             await self.grade(done, *siblings)
-        # taken out: the recorder would keep the tokens of a whole run
+        # pop, because the recorder would otherwise keep the tokens of a whole run
         exchanges = self.recorder.episodes.pop(str(done.session_id), []) if self.recorder else []
         if not self.audited:
             return Outcome(done, [], [], siblings)
@@ -83,7 +86,7 @@ class Player:
         return Outcome(done, [*chain.from_iterable(broken)], tito_violations(exchanges, done), siblings)
 
     async def grade(self, sample: Sample, *siblings: Sample) -> None:
-        """Set a sample's reward; with siblings, as slime does, by one call with the list of all."""
+        """Set a sample's reward. With siblings, call the reward function once with the whole list, as slime does."""
         grade: Reward = self.reward or reward_func
         if not siblings:
             sample.reward = await grade(self.args, sample)
@@ -93,7 +96,7 @@ class Player:
             one.reward = reward
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, control tokens included."""
+        """Return the text of ids, including control tokens."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=False))
 
 
@@ -110,20 +113,20 @@ async def open_player(
     reward: Reward | None = None,
     workers: int = 0,
 ) -> AsyncIterator[Player]:
-    """Play samples on an engine while the block lasts.
+    """Yield a player on an engine until the block ends.
 
-    slime's args name a host and a port: any other URL is reached through the recording proxy, as if it were audited.
+    slime's args hold a host and a port. Any other URL is reached through the recording proxy, even without an audit.
 
     Args:
-        base_url: The engine's.
-        tokenizer_dir: The served model's tokenizer.
+        base_url: The engine's URL.
+        tokenizer_dir: Folder of the served model's tokenizer.
         settings: The mapping under `strands_rollout:` of a custom config.
-        audited: Check each sample against its contract and against the wire.
-        evaluation: Tell `generate` that this is an evaluation.
+        audited: Check each sample against slime's contract and against the recorded traffic.
+        evaluation: Call `generate` with `evaluation=True`.
         max_context_tokens: slime's `eval_max_context_len`; None for the engine's own limit.
-        generate: Plays episodes in place of this package's, with slime's signature.
-        reward: Grades them, likewise.
-        workers: Processes that play the episodes; 0: this one.
+        generate: Function with slime's signature that plays episodes; None for `strands_rollout.generate`.
+        reward: Function with slime's signature that grades samples; None for `strands_rollout.reward_func`.
+        workers: Number of processes that play the episodes; 0 plays them in this process.
 
     Raises:
         ConfigError: The URL or the tokenizer can't be used.
@@ -136,12 +139,12 @@ async def open_player(
         reached = url if recorder is None else parse_base_url(recorder.url)
         args = _args(reached, tokenizer_dir, _with_workers(settings or {}, workers), max_context_tokens)
         args.custom_rm_path = "strands_rollout.reward_func" if reward in (None, reward_func) else None
-        stack.callback(end_mcp_connections)  # a server that does not answer would hold up Ctrl-C
+        stack.callback(end_mcp_connections)  # a server that does not answer would delay Ctrl-C
         yield Player(args, load_tokenizer(str(tokenizer_dir)), recorder, audited, evaluation, generate, reward)
 
 
 def _with_workers(settings: Mapping[str, Any], count: int) -> Mapping[str, Any]:
-    """The settings with so many episode workers; their own hold where this process is connected to a Ray."""
+    """Set the number of episode workers, unless it is 0 and this process is connected to Ray."""
     ray = sys.modules.get("ray")
     has_own = not count and ray is not None and ray.is_initialized()
     return settings if has_own else {**settings, "episode_workers": count}
@@ -150,14 +153,14 @@ def _with_workers(settings: Mapping[str, Any], count: int) -> Mapping[str, Any]:
 def _args(
     url: httpx.URL, tokenizer_dir: Path, settings: Mapping[str, Any], max_context_tokens: int | None
 ) -> SimpleNamespace:
-    """The args of slime, as far as this package reads them."""
+    """Return slime's args, as far as this package reads them."""
     host, port = f"[{url.host}]" if ":" in url.host else url.host, url.port or 80
     named = settings.get("model_name")
     return SimpleNamespace(
         hf_checkpoint=str(tokenizer_dir),
         sglang_router_ip=host,
         sglang_router_port=port,
-        # the one engine there is serves the policy under any name that the settings give it
+        # the single engine serves the policy under any name that the settings have
         sglang_model_routers={named: (host, port)} if named else None,
         reward_key=REWARD_KEY,
         eval_reward_key="acc",

@@ -1,4 +1,4 @@
-"""Rows of a prompt data set: JSONL in the format of dapo-math-17k, CSV, Parquet, or what `datasets` reads."""
+"""Reads rows of a prompt data set: JSONL in the format of dapo-math-17k, CSV, Parquet, and sets for `datasets`."""
 
 import copy
 import csv
@@ -20,9 +20,9 @@ from strands_rollout.errors import PromptError
 from strands_rollout.files.safe_files import open_regular
 from strands_rollout.samples import Sample
 
-_TABLES: Final = (".parquet", ".json", ".csv")
+_TABLE_SUFFIXES: Final = (".parquet", ".json", ".csv")
 _HUB: Final = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(:(?P<config>[\w.-]+))?(@(?P<split>[\w.-]+(\[[^\]]*\])?))?")
-_LONGEST_FIELD: Final = 1 << 27
+_MAX_FIELD_CHARS: Final = 1 << 27
 _ABSENT: Final = object()
 
 
@@ -30,8 +30,11 @@ _ABSENT: Final = object()
 class Row:
     """One problem.
 
-    Its prompt is a string, or a chat as a list of messages; `strands_rollout_settings` in its metadata are its
-    episode's; `line` is where it is in its file, from 1, 0 where it is in none.
+    Attributes:
+        prompt: A string, or a chat as a list of messages.
+        label: The ground truth; any JSON.
+        line: Line in the file, from 1; 0 without a file.
+        metadata: slime's metadata; `strands_rollout_settings` in it are the episode's settings.
     """
 
     prompt: str | list[dict[str, Any]]
@@ -40,29 +43,29 @@ class Row:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def sample(self, **more: Any) -> Sample:  # noqa: ANN401 - further fields of a sample
-        """A new sample of it, which shares nothing with others."""
+        """Return a new sample of this row, which shares no values with other samples."""
         return Sample(
             prompt=copy.deepcopy(self.prompt), label=self.label, metadata=copy.deepcopy(dict(self.metadata)), **more
         )
 
 
 def shipped_rows() -> Path:
-    """The held-out problems that are installed with this package."""
+    """Return the file of held-out problems that is installed with this package."""
     return Path(str(files("strands_rollout") / "data" / "demo.jsonl"))
 
 
 def read_rows(path: Path, count: int) -> list[Row]:
-    """The first `count` rows of a file; it starts again from the top when it has fewer."""
+    """Return the first `count` rows of a file; start again at the top if there are fewer."""
     return list(islice(cycle(load_rows(path)), count))
 
 
 def load_rows(
     path: Path, *, prompt_key: str = "prompt", label_key: str | None = None, needs_label: bool = True
 ) -> list[Row]:
-    """All rows of a file or a data set of the hub, in order. A row's `metadata` is taken along, as slime does.
+    """Return all rows of a file or a data set of the hub, in order, with their `metadata`, as in slime.
 
     Raises:
-        PromptError: It can't be read, is empty, or a row lacks prompt or label, or has metadata that is none.
+        PromptError: The data can't be read or is empty, or a row lacks prompt or label, or has malformed metadata.
     """
     rows = []
     for _, row in iter_rows(path, prompt_key=prompt_key, label_key=label_key, needs_label=needs_label):
@@ -75,21 +78,21 @@ def load_rows(
 def iter_rows(
     path: Path, *, prompt_key: str = "prompt", label_key: str | None = None, needs_label: bool = True
 ) -> Iterator[tuple[int, Row | PromptError]]:
-    """The number of each line or row, from 1, and its row, or what is wrong with it; blank lines are left out.
+    """Yield the number of each line or row, from 1, and its row, or its error; skip blank lines.
 
     Args:
-        path: JSONL, JSON, CSV or Parquet by its suffix, else JSONL; or, where no such file is there,
+        path: JSONL, JSON, CSV or Parquet file by its suffix, else JSONL. If there is no such file,
             `OWNER/NAME[:CONFIG][@SPLIT]` of the hub.
-        prompt_key: Where a row has its prompt; `a.b` is also key `b` of the mapping `a`.
-        label_key: Likewise its label, which each row must have then; None for "label".
-        needs_label: Whether each must have one even so, or else has None.
+        prompt_key: Key of the prompt; `a.b` is also key `b` of the mapping `a`.
+        label_key: Key of the label, which each row must have then; None for an optional or required "label".
+        needs_label: Require a "label" in each row; otherwise a missing label is None.
 
     Raises:
-        PromptError: It can't be read, or is empty.
+        PromptError: The data can't be read, or is empty.
     """
     is_empty, keys, needs_label = True, (prompt_key, label_key or "label"), needs_label or label_key is not None
     try:
-        for number, found in _found(path):
+        for number, found in _raw_rows(path):
             is_empty = False
             try:
                 if isinstance(found, PromptError):
@@ -100,14 +103,14 @@ def iter_rows(
     except (OSError, csv.Error, UnicodeDecodeError) as e:
         raise PromptError(f"can't read the data file {path}: {getattr(e, 'strerror', None) or e}") from e
     if is_empty:
-        of_csv = "a first line with the columns' names, and a line for each row"
-        expected = of_csv if path.suffix == ".csv" else "one JSON object a line"
+        expected_csv = "a first line with the columns' names, and one line per row"
+        expected = expected_csv if path.suffix == ".csv" else "one JSON object per line"
         raise PromptError(f"the data file {path} has no rows; expected {expected}")
 
 
 def is_hub_name(path: Path) -> bool:
-    """Whether it is no file, and may be `OWNER/NAME[:CONFIG][@SPLIT]`."""
-    is_file = path.suffix in (".jsonl", *_TABLES) or path.exists()
+    """Return whether the path is not a file and has the form `OWNER/NAME[:CONFIG][@SPLIT]`."""
+    is_file = path.suffix in (".jsonl", *_TABLE_SUFFIXES) or path.exists()
     return not is_file and _HUB.fullmatch(str(path)) is not None
 
 
@@ -116,18 +119,18 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         yield from ((number, line.rstrip(b"\r\n")) for number, line in enumerate(file, start=1) if line.strip())
 
 
-def _found(path: Path) -> Iterable[tuple[int, bytes | Mapping[str, Any] | PromptError]]:
-    """What stands for each row, with the number of its line, or of the row where there are no lines."""
+def _raw_rows(path: Path) -> Iterable[tuple[int, bytes | Mapping[str, Any] | PromptError]]:
+    """Return the unparsed rows, with the number of the line, or of the row in formats without lines."""
     if path.suffix == ".csv":
         return _csv_rows(path)
-    if path.suffix in _TABLES or is_hub_name(path):
+    if path.suffix in _TABLE_SUFFIXES or is_hub_name(path):
         return enumerate(_table(path), start=1)
     return _lines(path)
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, Mapping[str, str] | PromptError]]:
-    """Rows of texts by their column, without those that a line lacks."""
-    csv.field_size_limit(_LONGEST_FIELD)
+    """Yield rows as texts by column; a short line lacks its last columns."""
+    csv.field_size_limit(_MAX_FIELD_CHARS)
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file)
         columns = next(reader, [])
@@ -135,13 +138,13 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, Mapping[str, str] | PromptError
             number = reader.line_num - sum(field.count("\n") for field in fields)
             if len(fields) > len(columns):
                 counts = f"got {len(fields)} fields; expected {len(columns)}, as in the first line"
-                yield number, PromptError(f"{path}:{number}: {counts}; put what has commas into quotes")
+                yield number, PromptError(f"{path}:{number}: {counts}; put values with commas into quotes")
             else:
                 yield number, dict(zip(columns, fields, strict=False))
 
 
 def _table(path: Path) -> Iterable[Mapping[str, Any]]:
-    """The rows of a Parquet file as slime reads it; of JSON, or of a data set of the hub, as `datasets` does."""
+    """Return the rows of a Parquet file as slime reads it, or of JSON or a data set of the hub as `datasets` does."""
     is_parquet = path.suffix == ".parquet"
     try:
         import pyarrow.parquet as parquet
@@ -159,7 +162,7 @@ def _table(path: Path) -> Iterable[Mapping[str, Any]]:
         if is_hub_name(path):
             return _hub_rows(datasets, path)
         files = glob.escape(str(path))
-        with TemporaryDirectory() as cache:  # its own cache would keep a copy of each file for ever
+        with TemporaryDirectory() as cache:  # the library's cache would keep a copy of each file forever
             return list(datasets.load_dataset("json", data_files=files, split="train", cache_dir=cache))
     except PromptError:
         raise
@@ -175,8 +178,8 @@ def _hub_rows(datasets: Any, path: Path) -> Iterable[Mapping[str, Any]]:  # noqa
     from strands_rollout.slime_plugin.slime_adapter import hub_unreachable_reason
 
     match: Any = _HUB.fullmatch(str(path))
-    if not os.environ.get("HF_HUB_OFFLINE") and (obstacle := hub_unreachable_reason()):  # then the cache may have it
-        raise PromptError(f"{path} is no file here, and {obstacle}")
+    if not os.environ.get("HF_HUB_OFFLINE") and (obstacle := hub_unreachable_reason()):
+        raise PromptError(f"{path} is not a file on this machine, and {obstacle}")
     found = datasets.load_dataset(match["name"], match["config"], split=match["split"])
     if isinstance(found, dict):  # all splits
         if len(found) > 1:
@@ -194,10 +197,10 @@ def _row(found: bytes | Mapping[str, Any], keys: tuple[str, str], path: Path, nu
         else f"expected a JSON object like {example}"
     )
     try:
-        # as slime reads it: other parsers make a float of an integer above 64 bits
+        # like slime; other parsers convert integers above 64 bits to floats
         value = json.loads(found.decode()) if isinstance(found, bytes) else found
         if isinstance(found, bytes) and rb"\u" in found:
-            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+            json.dumps(value, ensure_ascii=False).encode()  # refuse half a surrogate pair, which is not valid text
     except (ValueError, RecursionError) as e:
         raise PromptError(f"{where}: {e}; {expected}") from e
     if not isinstance(value, Mapping):
@@ -209,7 +212,7 @@ def _row(found: bytes | Mapping[str, Any], keys: tuple[str, str], path: Path, nu
         absent = f"no {prompt_key!r}: name the prompt's with --input-key" if prompt is _ABSENT else no_label
         raise PromptError(f"{where}: {got}, and {absent}; {expected}")
     given = value.get("metadata") or {}
-    metadata = _json_of(given) if is_csv and isinstance(given, str) else given
+    metadata = _parse_json(given) if is_csv and isinstance(given, str) else given
     if not isinstance(metadata, dict):
         raise PromptError(
             f"{where}: got metadata={given!r:.80}; expected {'a JSON' if is_csv else 'an'} object, such as "
@@ -218,8 +221,8 @@ def _row(found: bytes | Mapping[str, Any], keys: tuple[str, str], path: Path, nu
     return Row(prompt, None if label is _ABSENT else label, number, metadata)
 
 
-def _json_of(text: str) -> object:
-    """What a text says in JSON; None where it is none."""
+def _parse_json(text: str) -> object:
+    """Parse a text as JSON; return None if it is malformed."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -234,7 +237,7 @@ def _entry(value: Mapping[str, Any], key: str) -> Any:  # noqa: ANN401 - any JSO
 
 
 def json_line(value: Mapping[str, Any]) -> bytes:
-    """An object as a line of such a file; what JSON has no form for becomes a list or a text."""
+    """Return an object as a line of JSONL; values that JSON can't hold become lists or texts."""
     try:
         return orjson.dumps(value, default=str, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
     except TypeError:  # an integer above 64 bits, or half a surrogate pair

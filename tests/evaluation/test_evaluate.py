@@ -110,5 +110,5 @@ async def test_the_embedded_engine_runs_the_demo_without_a_violation(shipped_tok
 
 
 def test_a_server_without_a_model_is_called_so() -> None:
-    with pytest.raises(ConfigError, match="names no model, as an SGLang server or router would; check the URL's port"):
+    with pytest.raises(ConfigError, match="names no model; expected an SGLang server or router. Check the URL's port"):
         tokenizer_folder(ServerInfo(), "http://127.0.0.1:1")

@@ -106,7 +106,7 @@ def test_metadata_of_csv_is_json_and_a_row_has_the_line_on_which_it_begins(tmp_p
     [
         ("3?,3,mine", "6: got metadata='mine'; expected a JSON object, such as .*; or rename the column"),
         ("3?,3,[1]", r"6: got metadata='\[1\]'; expected a JSON object"),
-        ("What, is 3?,3,", "6: got 4 fields; expected 3, as in the first line; put what has commas into quotes"),
+        ("What, is 3?,3,", "6: got 4 fields; expected 3, as in the first line; put values with commas into quotes"),
         ("3?", "6: got the keys prompt, and no 'label': .*; expected a line with the columns prompt and label"),
     ],
 )
@@ -120,8 +120,8 @@ def test_a_row_of_csv_that_can_not_be_used_is_named_with_its_line_and_what_to_do
 
 def test_a_file_without_rows_says_what_a_row_is_in_its_format(tmp_path):
     for name, content, words in [
-        ("rows.csv", "prompt,label\n", "expected a first line with the columns' names, and a line for each row"),
-        ("rows.jsonl", "\n", "expected one JSON object a line"),
+        ("rows.csv", "prompt,label\n", "expected a first line with the columns' names, and one line per row"),
+        ("rows.jsonl", "\n", "expected one JSON object per line"),
     ]:
         (tmp_path / name).write_text(content)
         with pytest.raises(PromptError, match=f"has no rows; {words}"):

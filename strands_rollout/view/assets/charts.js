@@ -1,4 +1,4 @@
-// Charts of plain elements: bars, histograms and lines, a color for each run; what is clicked narrows the list.
+// Charts of plain elements: bars, histograms and lines, with a color for each run; a click filters the list.
 
 const MOST_BINS = 16;
 const MOST_BARS = 8;
@@ -26,7 +26,7 @@ function compact(value) {
   return size >= 10000 ? `${(value / 1000).toFixed(0)}k` : Number.isInteger(value) ? String(value) : size >= 100 ? value.toFixed(0) : size >= 10 ? value.toFixed(1) : value.toFixed(2);
 }
 
-// Named bars, the longest first; a part of each may be in another tone.
+// Named bars, the longest first; each may have a part in another tone.
 function bars(title, entries, ...more) {
   if (!entries.length) return null;
   const most = Math.max(...entries.flatMap(({ counts }) => counts));
@@ -52,14 +52,14 @@ function roundWidth(least) {
   return unit * [1, 2, 5, 10].find((times) => times * unit >= least);
 }
 
-// round numbers between two, at most so many
+// round numbers between two values, up to a maximum count
 function ticks(low, high, most, least = 0) {
   const width = Math.max(least, roundWidth((high - low || 1) / most));
   const first = Math.ceil(low / width);
   return Array.from({ length: Math.floor(high / width) - first + 1 }, (_, place) => Number(((first + place) * width).toPrecision(8)));
 }
 
-// edges of at most so many bins, at round numbers; each value its own where there are few of them
+// edges of bins at round numbers, up to a maximum count; few distinct values get one bin each
 function binsOf(values) {
   const distinct = [...new Set(values)].sort((a, b) => a - b);
   if (distinct.length <= 8) return distinct.map((value) => ({ from: value, to: value, name: compact(value) }));
@@ -79,7 +79,7 @@ function histogram(title, byRun, field, toneOfBin = () => "") {
   const bins = binsOf(all);
   const inBin = (value, { from, to }) => (from === to ? value === from : value >= from && value < to);
   const counts = bins.map((bin) => byRun.map((rows) => known(rows, FIELDS[field]).filter((value) => inBin(value, bin)).length));
-  // runs of different sizes are compared by their shares
+  // shares make runs of different sizes comparable
   const sizes = byRun.map((rows) => Math.max(1, known(rows, FIELDS[field]).length));
   const most = Math.max(...counts.flatMap((one) => one.map((count, run) => count / sizes[run])));
   const columns = make("div", "columns-chart");

@@ -1,6 +1,6 @@
 "use strict";
-// What the page shows: rows of the index, and details that are unpacked when a sample is opened.
-// Whatever comes from a dump enters the page as text (textContent), never as markup.
+// The page's data: rows of the index, and details, which are unpacked when a sample is opened.
+// Text of a dump enters the page by textContent only, never as markup.
 
 const state = { rows: [], shown: [], title: "", live: false, picked: null, view: "talk", token: null, onlyProblems: false,
   runs: [], parts: new Set(), ofAnyStep: [], pane: "overview", place: null, metric: null, isPlain: false };
@@ -17,7 +17,7 @@ function make(tag, className, text, ...children) {
   return element;
 }
 
-// control and bidirectional characters are shown, not obeyed; line ends and tabs stay
+// makes control and bidirectional characters visible, except line ends and tabs
 function visible(text) {
   return text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g, (c) => {
     const code = c.charCodeAt(0);
@@ -25,14 +25,14 @@ function visible(text) {
   });
 }
 
-// of a tree of nodes with `children`: elements, or what a library read; browsers lay out each level within the one above
+// whether a tree of nodes with `children` is too deep for browsers, which lay out each level within the one above
 function isTooDeep(root) {
   let level = [root];
   for (let depth = 0; depth < MAX_DEPTH; depth += 1) level = level.flatMap(({ children = [] }) => [...children]);
   return level.length > 0;
 }
 
-// a color of a legend and what it stands for, which stay together
+// an entry of a legend: a color and its meaning, which no line break separates
 function keyed(className, text) { return make("span", "keyed", "", make("span", "key " + className), visible(text)); }
 
 function button(className, text, act) {
@@ -49,13 +49,13 @@ function timed(name, work) {
   performance.measure(name, { start });
 }
 
-// Data come behind the script, so that a large page can be used while it is still read; what has a next sibling is whole.
+// Details follow the script, so that a large page is usable while it loads. An element with a next sibling is complete.
 async function heldDetail(position) {
   if (state.live) return null;
   for (;;) {
     const held = byId("d" + position);
     if (held && (held.nextElementSibling || document.readyState !== "loading")) return held;
-    if (document.readyState !== "loading") throw new Error("the page ends before it");
+    if (document.readyState !== "loading") throw new Error("the page is incomplete");
     await new Promise((next) => setTimeout(next, 50));
   }
 }
@@ -118,7 +118,7 @@ function textOf(detail, start, end) {
   return new TextDecoder("utf-8", { ignoreBOM: true }).decode(whole);
 }
 
-// Prompt, turns and what stands between them, in order; they cover all tokens.
+// The prompt, the turns and the contexts between them, in order; they cover all tokens.
 function stretches(detail) {
   const found = [];
   const add = (kind, start, end, turn) => { if (end > start) found.push({ kind, start, end, turn }); };

@@ -1,4 +1,4 @@
-// Which samples are shown, and in which order: words, numbers of fields, and lists to choose from.
+// Filters and sorting of samples: words, fields, and select lists.
 
 const FIELDS = {
   reward: (row) => row.reward, right: (row) => row.right, advantage: (row) => row.advantage, step: (row) => row.step, turns: (row) => row.turns, calls: (row) => row.calls,
@@ -11,7 +11,7 @@ const COMPARE = { "<": (a, b) => a < b, ">": (a, b) => a > b, "<=": (a, b) => a 
 const SORTS = [["", "in the dump's order"], ["-problems", "most problems"], ["reward", "lowest reward"], ["-reward", "highest reward"],
   ["-turns", "most turns"], ["-length", "longest"], ["length", "shortest"], ["-drift", "most drift"], ["-dropped", "most dropped"],
   ["-seconds", "slowest"], ["status", "status"], ["stop", "stop reason"]];
-// what is chosen from a list: its id, what it says for all, the value of a row, and the name of a value
+// the select lists: id, text for all values, value of a row, name of a value
 const CHOICES = [
   ["status", "any status", (row) => row.status, (value) => value], ["stop", "any stop reason", (row) => row.stop, (value) => value],
   ["step", "any step", (row) => (row.step === null ? "" : String(row.step)), (value) => `step ${value}`],
@@ -19,7 +19,7 @@ const CHOICES = [
 ];
 const CONTROLS = ["query", ...CHOICES.map(([id]) => id), "sort"];
 
-// the parts of a reward are fields, too
+// adds the parts of a reward to the fields
 function takeParts() {
   for (const name of new Set(state.rows.flatMap((row) => Object.keys(row.parts)))) {
     if (state.parts.has(name)) continue;
@@ -31,7 +31,7 @@ function takeParts() {
   }
 }
 
-// errors as the episode counts them, or by tool, where code that exits with an error is one too
+// failed calls by tool, which include code that exits with an error; else the episode's own count
 function failedCalls(row) {
   const ofTools = Object.values(row.tools).reduce((sum, [, failed]) => sum + failed, 0);
   return ofTools || row.errors === null ? ofTools : row.errors;
@@ -39,7 +39,7 @@ function failedCalls(row) {
 
 const WORD = /(?:([a-z_][\w/]*)=)?"([^"]*)"?|\S+/gi;
 
-// Words, `field<number`, `field=value` and `field="a value"`; what is meant for a field and is none, is said and looked for as text.
+// Reads words, `field<number`, `field=value` and `field="a value"`. An unknown field becomes a hint, and is searched as text.
 function matcher(text) {
   const [tests, hints] = [[], []];
   for (const [word, name, quoted] of text.toLowerCase().matchAll(WORD)) {
@@ -57,20 +57,20 @@ function fieldTest(name, sign, value) {
   const limit = Number(value);
   if (!Object.hasOwn(FIELDS, name) && !Object.hasOwn(TEXT_FIELDS, name)) {
     const near = known.map((other) => [distance(name, other), other]).sort((a, b) => a[0] - b[0])[0];
-    return [null, `"${name}" is no field` + (near[0] <= 2 ? `; did you mean "${near[1]}"?` : "") + ` Looked for as text. Fields: ${known.join(", ")}`];
+    return [null, `unknown field "${name}"` + (near[0] <= 2 ? `; did you mean "${near[1]}"?` : ";") + ` searched as text. Fields: ${known.join(", ")}`];
   }
   const isText = Object.hasOwn(TEXT_FIELDS, name) || name === "group";
   if (sign === "=" && value && isText) {
     const field = TEXT_FIELDS[name] || FIELDS[name];
     return [(row) => [field(row) ?? ""].flat().some((own) => String(own).toLowerCase() === value), ""];
   }
-  if (Object.hasOwn(TEXT_FIELDS, name)) return [null, `"${name}" takes = and a word, as ${name}=${name === "status" ? "failed" : "word"}; looked for as text`];
-  if (!value || Number.isNaN(limit)) return [null, `"${name}${sign}" expects a number, got "${value}"; looked for as text`];
+  if (Object.hasOwn(TEXT_FIELDS, name)) return [null, `"${name}" expects = and a word, such as ${name}=${name === "status" ? "failed" : "word"}; searched as text`];
+  if (!value || Number.isNaN(limit)) return [null, `"${name}${sign}" expects a number, got "${value}"; searched as text`];
   const [field, holds] = [FIELDS[name], COMPARE[sign]];
   return [(row) => { const found = field(row); return found !== null && found !== undefined && holds(found, limit); }, ""];
 }
 
-// letters to change, add or leave out
+// edit distance of two words
 function distance(one, other) {
   let before = [...Array(other.length + 1).keys()];
   for (let i = 1; i <= one.length; i += 1) {
@@ -103,7 +103,7 @@ function applyFilters() {
   drawRows();
 }
 
-// narrow by a field's words, or take them away where they are there already
+// adds a field's words to the query, or removes them if all are present
 function toggleWords(name, words) {
   const before = byId("query").value.match(WORD) || [];
   const isThere = words.every((word) => before.includes(word));
@@ -130,7 +130,7 @@ function sortShown(chosen) {
   state.shown.sort((a, b) => {
     const [first, second] = [key(state.rows[a]), key(state.rows[b])];
     const [none, other] = [first === null || first === undefined, second === null || second === undefined];
-    if (none || other) return none - other || a - b; // what is not known comes last
+    if (none || other) return none - other || a - b; // unknown values come last
     return (first < second ? -sign : first > second ? sign : 0) || a - b;
   });
 }

@@ -1,9 +1,9 @@
-// Groups side by side, with what each sample is worth within its own; of several runs, what each made of a question.
+// Groups side by side, with the advantage of each sample; for several runs, the samples of each question.
 
-// files of a folder number their groups each for itself
+// each file of a folder numbers its groups from 0
 function groupKey(row) { return `${row.run}:${row.file}:${row.group}`; }
 
-// All groups of what the filters leave, each side by side.
+// Draws the groups of all samples that match the filters.
 function drawGroups() {
   const isCompared = state.runs.length > 0;
   const rows = state.shown.map((position) => state.rows[position]).filter((row) => (isCompared ? row.question : row.group !== null));
@@ -13,9 +13,9 @@ function drawGroups() {
   const pane = byId("sample");
   const entries = isCompared ? byDifference(groups) : [...groups];
   const title = isCompared ? counted(entries.length, "question") + " in common" : counted(groups.size, "group");
-  pane.replaceChildren(make("div", "head", "", back, make("h2", "", title), ...(isCompared ? [make("span", "dim", "those with the most different rewards first")] : [])));
+  pane.replaceChildren(make("div", "head", "", back, make("h2", "", title), ...(isCompared ? [make("span", "dim", "largest difference of rewards first")] : [])));
   if (state.shown.length < state.rows.length) pane.firstChild.append(make("span", "dim", `of ${state.shown.length} of ${counted(state.rows.length, "sample")}, as filtered`), button("", "all samples", clearFilters));
-  if (!entries.length) pane.append(make("p", "empty", isCompared ? "no question here was asked in more than one run" : "no sample here says which group it is of"));
+  if (!entries.length) pane.append(make("p", "empty", isCompared ? "no question is common to several runs" : "no sample has a group"));
   const more = (from) => {
     for (const [, rows] of entries.slice(from, from + 20)) pane.append(isCompared ? questionBlock(rows) : groupBlock(rows));
     if (from + 20 < entries.length) {
@@ -37,7 +37,7 @@ function byDifference(groups) {
   return asked.map(([key, rows]) => [key, rows, spread(rows)]).sort((a, b) => b[2] - a[2]);
 }
 
-// one question: a column for each run
+// one question, with a column for each run
 function questionBlock(rows) {
   const block = make("div", "wide", "", make("h3", "", rows[0].asked || rows[0].question));
   const beside = make("div", "beside");
@@ -72,7 +72,7 @@ function groupCard(row) {
     bar.style.left = (row.advantage < 0 ? 50 - share : 50) + "%";
     element.append(make("div", "dim", "advantage " + signed(row.advantage)), make("div", "signed", "", bar));
   }
-  if (row.answer !== null || !row.label) element.append(make("div", "", spoken(row) || "(no final words)")); // else the verdict says them
+  if (row.answer !== null || !row.label) element.append(make("div", "", spoken(row) || "(no final words)")); // the verdict has them otherwise
   if (state.runs.length && row.step !== null) element.firstChild.append(make("span", "dim", `step ${row.step}`));
   if (row.part) element.firstChild.append(make("span", "dim", row.part));
   element.tabIndex = 0;

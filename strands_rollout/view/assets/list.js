@@ -1,4 +1,4 @@
-// The list: as many rows as can be seen.
+// The list of samples; only visible rows are drawn.
 
 const ROW_HEIGHT = 76;
 const LAST_CONTROL = /<\|[^|<>\s]+\|>\s*$/;
@@ -44,7 +44,7 @@ function toneOf(row) {
   return row.reward === null ? "dim" : row.reward > 0 ? "right" : "wrong";
 }
 
-// the reward, and what was answered beside what was expected
+// the reward, the answer and the label
 function verdict(row) {
   const parts = [rewardBadge(row)];
   if (row.answer) parts.push(make("span", "answer " + toneOf(row), "", make("span", "dim", "answered "), make("b", "", row.answer)));
@@ -54,15 +54,15 @@ function verdict(row) {
   return parts;
 }
 
-// tokens of older weights are told, and are no fault where a run asks for them
+// tokens of older weights are no fault, since a run may ask for them
 function problemTone(kind) { return kind === "stale version" ? "older" : "problem"; }
 
-// the end of what was said, without thoughts and what ends a turn
+// the final text, without thoughts and the end-of-turn token
 function spoken(row) { return row.final.split("</think>").pop().replace(LAST_CONTROL, "").trim(); }
 
 function counted(count, name) { return `${number(count)} ${name}${count === 1 ? "" : "s"}`; }
 
-// Why it ended, where that says more than the status; both where they contradict each other.
+// The stop reason if it says more than the status; both if they contradict each other.
 function endBadge(row) {
   const says = row.stop && row.stop !== row.status && row.stop !== "completed";
   return make("span", "badge " + row.status, !says ? row.status : row.status === "completed" ? `${row.status}: ${row.stop}` : row.stop);

@@ -1,7 +1,7 @@
-// Begins the page: keys, permalinks, theme, and new samples of a run that writes.
+// Starts the page: keys, permalinks, theme, and new samples of a running job.
 
-const KEYS = [["o", "overview: how the run is"], ["j / k", "next, previous sample"], ["Enter", "open"], ["Esc", "back to the list"], ["/", "filter"], ["t", "conversation or tokens"], ["m", "conversation as Markdown, or as it was written"],
-  ["f", "facts"], ["n", "next marked token"], ["← / →", "previous, next token, with what is known of it"], ["p", "only samples with problems"], ["g", "groups, or runs, side by side"], ["d", "light or dark"], ["?", "these keys"]];
+const KEYS = [["o", "overview of the run"], ["j / k", "next, previous sample"], ["Enter", "open"], ["Esc", "back to the list"], ["/", "filter"], ["t", "conversation or tokens"], ["m", "conversation as Markdown or raw"],
+  ["f", "facts"], ["n", "next marked token"], ["← / →", "previous, next token, with its details"], ["p", "only samples with problems"], ["g", "groups, or runs, side by side"], ["d", "light or dark"], ["?", "these keys"]];
 const POLL_MS = 2000;
 
 function writeHash() {
@@ -14,7 +14,7 @@ function writeHash() {
   }
   for (const id of CONTROLS) if (byId(id).value) parts.set(id, byId(id).value);
   if (state.onlyProblems) parts.set("problems", "1");
-  // another pane is a place to come back to, at the height where it was left; a phone shows the list alone
+  // a new pane is a history entry with its scroll position; a phone shows the list alone
   const place = byId("sample").offsetParent ? state.pane : "list";
   const here = { list: place === "list" };
   if (state.place && state.place !== place) {
@@ -33,17 +33,17 @@ function readHash() {
   for (const id of CONTROLS) byId(id).value = parts.get(id) || "";
   setOnlyProblems(parts.get("problems") === "1");
   timed("filter", applyFilters);
-  if (!state.rows.length) { drawOverview(); return; } // the address is read again when samples come
+  if (!state.rows.length) { drawOverview(); return; } // the address is read again when samples arrive
   if (parts.get("groups")) { showGroups(); byId("sample").scrollTop = top; return; }
   const position = parts.has("sample") ? Number(parts.get("sample")) : null;
   if (position === null || !state.rows[position]) {
-    // one sample says all of a run of one
+    // with a single sample, open it instead of the overview
     if (state.rows.length === 1) { void openSample(0, { view: "talk" }); return; }
     state.pane = "overview";
     document.body.classList.toggle("opened", !list);
     drawRows();
     writeHash();
-    requestAnimationFrame(() => setTimeout(() => { drawRun(); byId("sample").scrollTop = top; })); // the list is painted first
+    requestAnimationFrame(() => setTimeout(() => { drawRun(); byId("sample").scrollTop = top; })); // paint the list first
     return;
   }
   const view = VIEWS.some(([name]) => name === parts.get("view")) ? parts.get("view") : "talk";
@@ -56,7 +56,7 @@ function filtersChanged() {
   writeHash();
 }
 
-// what shows more than one sample, anew
+// draws the overview or the groups again
 function drawRun() {
   if (state.pane === "groups") timed("groups", drawGroups);
   else if (state.pane === "overview") timed("overview", drawOverview);
@@ -152,7 +152,7 @@ const ON_KEY = {
   t: () => openPicked({ view: state.view === "tokens" ? "talk" : "tokens" }), f: () => openPicked({ view: "facts" }),
 };
 
-// before one was chosen: the one that is most worth seeing
+// if no sample was opened yet, the one most worth seeing
 function openPicked(options) {
   const [first] = worth(state.shown.map((position) => state.rows[position]));
   const position = state.picked ?? (first ? first[1].position : null);
@@ -209,10 +209,10 @@ async function poll(tag) {
   setTimeout(() => void poll(next), POLL_MS);
 }
 
-// what a row says of its sample alone: one that was replaced is another
+// identifies a sample by its row; a replaced sample is another one
 function identity(row) { return row ? JSON.stringify([row.where, row.index, row.status, row.length, row.reward, row.final]) : null; }
 
-// how far the server has come with a dump that takes it long
+// shows the server's progress while it reads a large dump
 async function showReading() {
   try {
     const read = Number(await (await fetch("progress", { cache: "no-store" })).text());

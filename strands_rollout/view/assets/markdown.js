@@ -1,22 +1,22 @@
-// Markdown, read by markdown-it, with formulas, read by Temml. Elements are made of its tokens one by one: no text of a
-// sample is ever read as markup, and no link leads anywhere. Text that is too long, nests too deeply or can't be read
-// stays as it was written.
+// Markdown, parsed by markdown-it, with formulas, parsed by Temml. The page makes elements of their tokens one by one: text
+// of a sample is never parsed as HTML, and links are inactive. Text that is too long, nests too deeply or can't be parsed
+// stays raw.
 
 const MAX_MARKDOWN_CHARS = 60000;
 const MAX_TOKENS = 20000;
 const MAX_NESTING = 20;
-const MAX_FORMULAS = 1000; // in one text
+const MAX_FORMULAS = 1000; // per text
 const MAX_CHARS_OF_FORMULAS = 20000;
 const MAX_FORMULA_CHARS = 2000;
 const MAX_FORMULA_LINES = 40;
-const MAX_PRICE_CHARS = 400; // what two dollar signs further apart enclose is no formula
+const MAX_PRICE_CHARS = 400; // two dollar signs further apart don't enclose a formula
 const FORMULAS = [/^\$\$((?:[^\\$]|\\.|\$(?!\$))+)\$\$/s, /^\$((?:[^\\$]|\\.)+)\$(?!\d)/s, /^\\\(((?:[^\\]|\\[^()])+)\\\)/s, /^\\\[((?:[^\\]|\\[^[\]])+)\\\]/s];
-// macros that a formula defines could grow without bounds
+// macros that a formula defines could expand without bounds
 const DEFINITION = /\\(?:[egx]?def|(?:future)?let|(?:re)?newcommand|providecommand|global)(?![A-Za-z])/;
 const TEMML_OPTIONS = { trust: false, maxExpand: 200, maxSize: [30, 300], errorColor: "currentColor" };
 
 const markdown = libraries.MarkdownIt({ html: false, linkify: false, maxNesting: MAX_NESTING });
-// both would hide characters: link definitions leave no trace, entities become what they stand for
+// both would hide characters: link definitions disappear, entities are replaced
 markdown.disable(["reference", "entity"]);
 markdown.normalizeLink = (address) => address;
 markdown.block.ruler.before("code", "formula_block", formulaBlock, { alt: ["paragraph", "blockquote", "list"] });
@@ -25,7 +25,7 @@ markdown.inline.ruler.before("escape", "formula", inlineFormula);
 function rendered(text) {
   const target = make("div", "md");
   const tokens = text.length > MAX_MARKDOWN_CHARS ? null : markdown.parse(text, { formulas: 0, charsOfFormulas: 0 });
-  // markdown-it drops blocks that nest more deeply
+  // markdown-it drops blocks at deeper levels
   const isPlain = !tokens || tokens.length > MAX_TOKENS || tokens.some((token) => token.level >= MAX_NESTING - 1);
   if (isPlain) target.append(make("pre", "", text));
   else appendTokens(target, tokens);
@@ -54,7 +54,7 @@ function depthOf(tokens) {
   return most;
 }
 
-// the nodes of a token; what it encloses goes into the first of them
+// the nodes of a token; the first one takes the token's children
 function nodesOf(token) {
   switch (token.type) {
     case "heading_open": return [make("p", "h " + token.tag)];
@@ -71,25 +71,25 @@ function nodesOf(token) {
   }
 }
 
-// shown beside the link, since that leads nowhere
+// the target is shown beside the inactive link
 function address(token, name) {
   const title = token.attrGet("title");
   return make("span", "dim", ` (${token.attrGet(name)}${title ? ` "${title}"` : ""})`);
 }
 
-// $$ ... $$ and \[ ... \] that begin a line and end one; without an end it is text
+// $$ ... $$ and \[ ... \] from the start of a line to the end of a line; without an end it is text
 function formulaBlock(state, first, last, silent) {
   const lineAt = (line) => state.src.slice(state.bMarks[line] + state.tShift[line], state.eMarks[line]);
   const close = { $$: "$$", "\\[": "\\]" }[lineAt(first).slice(0, 2)];
   if (!close) return false;
   const lines = [];
   for (let line = first; line < Math.min(last, first + MAX_FORMULA_LINES); line += 1) {
-    if (state.sCount[line] < state.blkIndent && !state.isEmpty(line)) return false; // the list ends before it
+    if (state.sCount[line] < state.blkIndent && !state.isEmpty(line)) return false; // the list ends before this line
     const text = lineAt(line).slice(line === first ? 2 : 0);
     const end = text.indexOf(close);
     if (end < 0) { lines.push(text); continue; }
     const rest = text.slice(end + 2).trim();
-    if (rest.length > 3) return false; // in the middle of words
+    if (rest.length > 3) return false; // text follows on the same line
     if (!pushFormula(state, [...lines, text.slice(0, end)].join("\n"), { isDisplay: true, rest }, silent)) return false;
     if (!silent) state.line = line + 1;
     return true;
@@ -104,7 +104,7 @@ function inlineFormula(state, silent) {
   return true;
 }
 
-// False where a text has so many of them that the page would stop. With `silent`, markdown-it only asks.
+// Returns false after too many formulas, which would freeze the page. With `silent`, markdown-it only tests.
 function pushFormula(state, content, meta, silent) {
   const { env } = state;
   if (env.formulas >= MAX_FORMULAS || env.charsOfFormulas + content.length > MAX_CHARS_OF_FORMULAS) return false;
@@ -115,9 +115,9 @@ function pushFormula(state, content, meta, silent) {
   return true;
 }
 
-// the formula that a text begins with, and its length with what encloses it
+// the formula at the start of a text, and its length including delimiters
 function formulaAt(text) {
-  const boxed = /^\\boxed\s*\{/.exec(text); // the usual answer, outside of a formula too
+  const boxed = /^\\boxed\s*\{/.exec(text); // the usual answer, also outside of a formula
   if (boxed) {
     const length = lengthToBrace(text, boxed[0].length);
     return length ? { source: text.slice(0, length), length, isDisplay: false } : null;
@@ -137,7 +137,7 @@ function lengthToBrace(text, from) {
   return 0;
 }
 
-// The formula as MathML; as its source where Temml can't read it, or makes more of it than a formula.
+// The formula as MathML, or its source if Temml can't parse it or returns other elements.
 function formula(source, isDisplay) {
   const written = visible(source);
   const plain = make("code", "formula", source);
@@ -145,8 +145,8 @@ function formula(source, isDisplay) {
   const element = make(isDisplay ? "div" : "span", isDisplay ? "display" : "");
   try {
     libraries.temml.render(written, element, { ...TEMML_OPTIONS, displayMode: isDisplay });
-  } catch { return plain; } // its parser may raise anything, a stack that overflows too
-  // an id or a link could stand for one of the page's own
+  } catch { return plain; } // the parser may throw anything, including a stack overflow
+  // an id or a link could imitate one of the page's own
   if (element.querySelector(".temml-error, [id], [href]") || isTooDeep(element)) return plain;
   element.title = written;
   return element;

@@ -1,4 +1,4 @@
-// How the run is: what it comes to in numbers, charts that narrow the list, and samples worth seeing.
+// The overview: numbers, charts that filter the list, and samples worth seeing.
 
 const METRICS = [
   ["accuracy", (rows) => mean(known(rows, (row) => row.right)), share],
@@ -26,11 +26,11 @@ function toolSums(rows) {
 function errorShare(rows) {
   const [calls, failed] = [...toolSums(rows).values()].reduce((sum, one) => [sum[0] + one[0], sum[1] + one[1]], [0, 0]);
   if (calls) return failed / calls;
-  const told = known(rows, (row) => row.calls).reduce((sum, count) => sum + count, 0); // results of eval name no tool
+  const told = known(rows, (row) => row.calls).reduce((sum, count) => sum + count, 0); // results of eval don't name tools
   return told ? known(rows, (row) => row.errors).reduce((sum, count) => sum + count, 0) / told : null;
 }
 
-// groups in which the rewards differ, which is where GRPO learns: how many, of how many, and their share
+// groups whose rewards differ, from which GRPO learns: their number, the number of all groups, and their share
 function spreadOf(rows) {
   const groups = grouped(rows.filter((row) => row.group !== null && row.reward !== null), groupKey);
   const several = [...groups.values()].filter((own) => own.length > 1);
@@ -89,7 +89,7 @@ function tiles(byRun) {
   }));
 }
 
-// a line for each run and set, of what is chosen; a click narrows to the step
+// a line for each run and set, of the chosen metric; a click filters by step
 function stepChart(runs) {
   const rows = state.ofAnyStep.filter((row) => row.step !== null);
   if (new Set(rows.map((row) => row.step)).size < 2) return null;
@@ -153,7 +153,7 @@ function stopBars(byRun) {
   return bars("how episodes ended", entries);
 }
 
-// a bar that narrows to its name as the value of a field
+// bars that filter by their name as the value of a field
 function narrows(field, name) {
   const word = `${field}="${name}"`;
   return { act: () => toggleWords(field, [word]), marked: byId("query").value.includes(word) };
@@ -175,7 +175,7 @@ function problemBars(byRun) {
 
 function driftPanel(byRun) {
   const drifted = byRun.map((rows) => known(rows, (row) => row.drift));
-  if (!byRun.flat().some((row) => row.trained + row.dropped)) return null; // no tokens, as in results of eval
+  if (!byRun.flat().some((row) => row.trained + row.dropped)) return null; // without tokens, as in results of eval
   if (!drifted.some((values) => values.length)) return panel("drift", make("p", "note dim", "Not measured: open the dump with --tokenizer to see the tokens that encoding the text again would change."));
   const words = drifted.map((values, run) => {
     const tokens = values.reduce((sum, value) => sum + value, 0);
@@ -207,7 +207,7 @@ function timeSplit(runs, byRun) {
   return panel("where an episode's time goes, on average", ...lines, button("", "slowest first", () => { byId("sort").value = "-seconds"; filtersChanged(); }));
 }
 
-// At most one sample for each reason to look at one, the most telling first.
+// At most one sample for each reason, the most informative first.
 function worth(rows) {
   const mixed = new Set();
   for (const [key, own] of grouped(rows.filter((row) => row.group !== null), groupKey)) {

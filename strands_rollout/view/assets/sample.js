@@ -1,4 +1,4 @@
-// The pane of one sample, and of all groups.
+// The pane of one sample.
 
 const VIEWS = [["talk", "conversation"], ["tokens", "tokens"], ["facts", "facts"]];
 
@@ -56,7 +56,7 @@ function sampleHead(row) {
   return head;
 }
 
-// reward, answer and label, and the other numbers that the reward has
+// reward, answer, label, and the other numbers of the reward
 function verdictLine(row, detail) {
   const given = detail.reward && typeof detail.reward === "object" ? detail.reward : {};
   const line = make("div", "verdict", "", ...verdict(row), ...Object.entries(row.parts).map(([name, value]) => make("span", "", "", make("span", "dim", name + " "), number(value, 3))));
@@ -83,7 +83,7 @@ function foundBox(detail) {
   return [make("div", "found" + (isAge ? " aged" : ""), "", title, list)];
 }
 
-// the rewards of its group, and what other runs got for the same question
+// the rewards of the sample's group, and those of other runs for the same question
 function siblings(row) {
   const strips = [];
   const ofGroup = row.group === null || row.group === undefined ? [] : state.rows.filter((other) => groupKey(other) === groupKey(row));

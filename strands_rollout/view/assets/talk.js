@@ -1,4 +1,4 @@
-// A sample as a conversation: what was asked, each turn with its calls and their results, what else was read.
+// A sample as a conversation: the prompt, each turn with its calls and results, and other context.
 
 const FOLDED_CHARS = 1500;
 const CUT = new Set(["turn_length", "response_length", "context_length", "aborted", "episode_timeout"]);
@@ -9,7 +9,7 @@ function talkView(detail, target) {
   if (!detail.ids.length || !detail.bytes.size) {
     const response = card("turn", ["response"]);
     const text = detail.response.replace(LAST_CONTROL, "") || "(no text in this dump; open it with --tokenizer)";
-    // without token texts calls and results are in it too, and stay as they were written
+    // without token texts, calls and results are part of the response, which is then shown raw
     const isProse = !/<\|[^|<>\s]{1,60}\|>|<tool_call>/.test(text);
     const thought = isProse ? /^\s*(?:<think>)?([^]*)<\/think>/.exec(text) : null;
     if (thought) response.append(think(thought[1]));
@@ -42,7 +42,7 @@ function messagesOf(prompt) {
   });
 }
 
-// texts of a message's parts; an image by its kind, since its bytes say nothing to people
+// texts of a message's parts; images by their type
 function contentOf(message) {
   const content = message && message.content !== undefined ? message.content : message;
   if (typeof content === "string") return content;
@@ -120,7 +120,7 @@ function resultBox(text) {
   return box;
 }
 
-// What is not shown with its call; markup alone is folded away.
+// Context that is not the result of a call; folded if it is only markup.
 function contextCard(detail, marks, stretch, text, parts) {
   const element = headed(detail, marks, stretch, "context", ["context", `${stretch.end - stretch.start} tokens`]);
   let at = 0;
@@ -135,7 +135,7 @@ function contextCard(detail, marks, stretch, text, parts) {
   return element;
 }
 
-// control tokens as chips, many of one kind as one; the rest as Markdown, or as it is
+// control tokens as chips, repeated ones as a single chip; other text as Markdown or raw
 function appendText(target, text, isProse = false) {
   if (!text.trim()) return;
   const isRendered = isProse && !state.isPlain;

@@ -1,8 +1,8 @@
-// When the policy was asked, when its tools ran, and what was waiting.
+// The timeline: requests to the policy, tool calls, and waiting.
 
 const LANE_HEIGHT = 9;
 
-// eval keeps the whole alone
+// results of eval have the total alone
 function isSplit(row) { return row.times && row.times.generate + row.times.tool > 0; }
 
 function timeline(row, detail) {
@@ -21,7 +21,7 @@ function timeline(row, detail) {
   return [bar, words];
 }
 
-// each at its own place; what ran side by side is one above the other, and what is between them is waiting
+// each step at its own time; concurrent steps are stacked, and gaps are waiting
 function placed(detail, all) {
   const bar = make("div", "time placed");
   const lanes = [];
@@ -62,7 +62,7 @@ async function toTurn(turn) {
   if (card) card.scrollIntoView({ block: "start" });
 }
 
-// A dump of before there were start times: each turn and the tools that it called, one after the other.
+// For a dump without start times: each turn and its calls, one after the other.
 function sequence(times, detail, sums) {
   const bar = make("div", "time");
   for (const step of inOrder(times, detail) || sums) {
@@ -92,7 +92,7 @@ function inOrder(times, detail) {
   return found;
 }
 
-// what the facts say of the calls that a turn made, the first turn being 0
+// the facts of the calls of a turn; the first turn is 0
 function callsOf(detail, turn) {
   const calls = detail.facts && detail.facts.calls;
   if (!Array.isArray(calls) || detail.facts.segments > 1) return [];

@@ -1,4 +1,4 @@
-// A sample token for token.
+// A sample token by token.
 
 const AT_ONCE = 3000;
 const MOST_ALIKE = 8;
@@ -51,7 +51,7 @@ function countKinds(detail) {
   return LEGEND.filter(([kind]) => counts.has(kind)).map(([kind, text]) => [kind, text, counts.get(kind)]);
 }
 
-// All tokens from the first to the last, by what became of them; a click leads to the token.
+// A bar of all tokens in order, colored by kind; a click leads to the token.
 function tokenBar(detail) {
   if (!detail.ids.length) return [];
   const bar = make("div", "token-bar");
@@ -115,7 +115,7 @@ function tokenElements(detail, marks, start, end) {
   return made;
 }
 
-// An image is hundreds of one token that nobody sampled: they are shown as one.
+// An image is hundreds of equal context tokens, which are shown as one.
 function alikeFrom(detail, marks, i, end) {
   if (detail.kindOf[i] !== "context" && detail.kindOf[i] !== "prompt") return 1;
   let to = i + 1;

@@ -1,4 +1,4 @@
-"""Token exactness on the wire: the recording proxy, and what is wrong with a sample beside its record."""
+"""`record_wire`, the recording proxy, and `tito_violations` of samples against the recorded traffic."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -19,7 +19,7 @@ PARAMS = {"max_new_tokens": 4}
 
 @dataclass(frozen=True)
 class Line:
-    """A client, the proxy and a scripted engine, in that order."""
+    """Return a client, the proxy and a scripted engine."""
 
     client: SGLangClient
     recorder: WireRecorder
@@ -36,7 +36,7 @@ async def line(script: Sequence[Reply], **server: Any) -> AsyncIterator[Line]:
         yield Line(client, recorder, fake)
 
 
-async def test_ids_and_logprobs_are_recorded_by_routing_key_as_the_client_got_them() -> None:
+async def test_record_wire_records_by_routing_key() -> None:
     async with line([Reply.tokens([5, 6], logprobs=[-0.5, -0.25]), Reply.tokens([7])]) as wire:
         first = await wire.client.generate([1, 2], PARAMS, headers={ROUTING_HEADER: "a"})
         second = await wire.client.generate([3], PARAMS, headers={ROUTING_HEADER: "b"})
@@ -48,7 +48,7 @@ async def test_ids_and_logprobs_are_recorded_by_routing_key_as_the_client_got_th
     assert [request.input_ids for request in wire.fake.requests] == [[1, 2], [3]]
 
 
-async def test_a_cut_connection_reaches_the_client_as_one() -> None:
+async def test_record_wire_passes_on_cut_connection() -> None:
     async with line([Reply.cut(), Reply.reset(), Reply.status(503), Reply.tokens([7])]) as wire:
         generation = await wire.client.generate([1], PARAMS)
         assert generation.attempts == 4
@@ -56,7 +56,7 @@ async def test_a_cut_connection_reaches_the_client_as_one() -> None:
         assert wire.recorder.episodes == {"": [failed, failed, failed, Exchange([1], [7], [-0.5])]}
 
 
-async def test_a_client_that_goes_away_has_its_request_dropped_at_the_engine() -> None:
+async def test_record_wire_cancels_request_of_gone_client() -> None:
     async with line([Reply.hang()], router=True) as wire:
         task = asyncio.create_task(wire.client.generate([1], PARAMS, rid="gone"))
         await wire.fake.arrived()
@@ -87,7 +87,7 @@ def sample(**changes: Any) -> Any:
     return SimpleNamespace(**{**fields, **changes})
 
 
-def test_an_exact_episode_has_no_violation_and_a_retry_with_other_tokens_one() -> None:
+def test_tito_violations_finds_changed_retry() -> None:
     first, second = exchanges()
     unchanged = Exchange(second.input_ids, None, [])
     assert tito_violations([first, second], sample()) == tito_violations([first, unchanged, second], sample()) == []
@@ -103,7 +103,7 @@ def test_an_exact_episode_has_no_violation_and_a_retry_with_other_tokens_one() -
         pytest.param([7, *PROMPT, *FIRST, *RESULT], id="the prompt was rendered anew"),
     ],
 )
-def test_a_request_that_does_not_extend_the_last_one_is_seen(second_input: list[int]) -> None:
+def test_tito_violations_finds_request_that_does_not_extend(second_input: list[int]) -> None:
     found = tito_violations(exchanges(second_input), sample(tokens=[*second_input, *SECOND]))
     assert "request 1 does not extend the last one and its output" in found[0]
 
@@ -117,20 +117,20 @@ def test_a_request_that_does_not_extend_the_last_one_is_seen(second_input: list[
         ({"rollout_log_probs": [-0.5, -0.3, 0.0, 0.0, -1.0]}, "rollout_log_probs is not what the engine sampled"),
     ],
 )
-def test_a_sample_that_differs_from_the_wire_is_seen(changes: dict[str, Any], words: str) -> None:
+def test_tito_violations_finds_changed_sample(changes: dict[str, Any], words: str) -> None:
     assert words in tito_violations(exchanges(), sample(**changes))[0]
 
 
-def test_a_request_of_which_the_engine_read_a_part_is_seen() -> None:
+def test_tito_violations_finds_partly_read_request() -> None:
     first, second = exchanges()
     cut = replace(second, read_tokens=4)
     assert tito_violations([first, cut], sample()) == ["the engine read 4 tokens of a request of 7"]
 
 
-def test_a_sample_that_trains_nothing_claims_nothing() -> None:
+def test_tito_violations_ignores_untrained_sample() -> None:
     excluded = sample(tokens=[*PROMPT, 9], response_length=1, loss_mask=[0], rollout_log_probs=[0.0])
     assert tito_violations(exchanges(), excluded) == []
 
 
-def test_trained_tokens_that_no_engine_sampled_are_seen() -> None:
+def test_tito_violations_finds_trained_tokens_without_request() -> None:
     assert "the engine sampled none" in tito_violations([Exchange(PROMPT, None, [])], sample())[0]

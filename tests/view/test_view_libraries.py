@@ -1,4 +1,4 @@
-"""The libraries that the page holds: pinned, licensed, and nothing that loads something else.
+"""The libraries of the viewer's page: pinned, licensed, and without further loads.
 
 `.ci/run` bundles them again and compares, where npm is.
 """
@@ -12,7 +12,7 @@ SOURCE = REPOSITORY / "scripts" / "viewer_libraries"
 BUILT = REPOSITORY / "strands_rollout" / "view" / "assets" / "libraries"
 
 
-def test_each_package_is_pinned_by_its_hash_and_names_no_registry() -> None:
+def test_viewer_libraries_are_pinned_by_hash() -> None:
     named = json.loads((SOURCE / "package.json").read_text(encoding="utf-8"))
     versions = named["dependencies"] | named["devDependencies"]
     assert all(re.fullmatch(r"\d+\.\d+\.\d+", version) for version in versions.values())
@@ -24,7 +24,7 @@ def test_each_package_is_pinned_by_its_hash_and_names_no_registry() -> None:
         assert "resolved" not in package, path  # .npmrc omits the registry that a machine happens to use
 
 
-def test_the_bundle_is_of_the_locked_versions_and_holds_their_licences() -> None:
+def test_viewer_bundle_has_locked_versions_and_licences() -> None:
     locked = json.loads((SOURCE / "package-lock.json").read_text(encoding="utf-8"))["packages"]
     licences = (BUILT / "LICENSES.txt").read_text(encoding="utf-8")
     for name in json.loads((SOURCE / "package.json").read_text(encoding="utf-8"))["dependencies"]:
@@ -32,7 +32,7 @@ def test_the_bundle_is_of_the_locked_versions_and_holds_their_licences() -> None
     assert licences in (BUILT / "libraries.js").read_text(encoding="utf-8")
 
 
-def test_the_bundle_ends_no_element_of_the_page_and_loads_nothing() -> None:
+def test_viewer_bundle_closes_no_element_and_loads_nothing() -> None:
     script, style = ((BUILT / name).read_text(encoding="utf-8") for name in ("libraries.js", "libraries.css"))
     assert not re.search("<!--|</script", script, re.IGNORECASE)
     assert not re.search(r"<|url\(|@import", style)

@@ -1,4 +1,4 @@
-"""The page holds every sample and nothing that runs; the server answers only who knows its URL."""
+"""The page holds every sample and executes nothing of it; the server answers only at its secret URL."""
 
 import asyncio
 import base64
@@ -41,7 +41,7 @@ EVIL = "</script ></script><script>document.title='ran'</script><img src=x onerr
 
 
 class Scripts(HTMLParser):
-    """All elements, and the text within each script, as a browser would cut them."""
+    """Collects all elements, and the text of each script, as a browser parses them."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def dump(shipped_tokenizer: Any, tmp_path: Path) -> Path:
     return path
 
 
-def test_the_page_holds_every_sample(dump: Path) -> None:
+def test_write_page_holds_every_sample(dump: Path) -> None:
     held = Scripts(write_page(view_dump(dump, None), "run")).data
     rows = json.loads(held["index"])["rows"]
     assert [row["index"] for row in rows] == list(range(6))
@@ -100,7 +100,7 @@ def test_the_page_holds_every_sample(dump: Path) -> None:
     assert rows[1]["times"] == {"generate": 0.5, "tool": 0.2, "wait": 0.1, "all": 0.8}
 
 
-def test_text_of_a_sample_never_becomes_markup_and_only_the_pages_own_script_may_run(dump: Path) -> None:
+def test_write_page_escapes_text_and_admits_only_its_script(dump: Path) -> None:
     parsed = Scripts(write_page(view_dump(dump, None), EVIL))
     assert parsed.tags.count("script") == 6 + 2
     assert "img" not in parsed.tags
@@ -114,13 +114,13 @@ def test_text_of_a_sample_never_becomes_markup_and_only_the_pages_own_script_may
     assert "unsafe" not in parsed.policy
 
 
-def test_the_script_makes_no_markup_of_text() -> None:
+def test_page_script_never_parses_text_as_html() -> None:
     markup = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|http"
     for asset in ASSETS.glob("*.js"):
         assert not re.search(markup, asset.read_text(encoding="utf-8")), asset
 
 
-def test_texts_are_shown_of_a_dump_without_any_where_a_tokenizer_is_given(shipped_tokenizer, tmp_path) -> None:
+def test_view_dump_takes_texts_from_tokenizer(shipped_tokenizer, tmp_path) -> None:
     sample, out = whole_episode(shipped_tokenizer).sample, tmp_path / "x.html"
     write_dump(tmp_path / "run.jsonl", [sample])
     folder = str(shipped_tokenizer.name_or_path)
@@ -131,7 +131,7 @@ def test_texts_are_shown_of_a_dump_without_any_where_a_tokenizer_is_given(shippe
     assert detail["drift"] == []
 
 
-def test_secrets_of_an_older_dump_are_not_on_the_page(shipped_tokenizer: Any, tmp_path: Path) -> None:
+def test_write_page_masks_secrets_of_older_dumps(shipped_tokenizer: Any, tmp_path: Path) -> None:
     values = whole_episode(shipped_tokenizer).sample.to_dict()
     values["metadata"] |= {"api_key": "sk-1", "url": "http://me:pass@host"}
     detail = gzip.decompress(view_dump(write_lines(tmp_path / "old.jsonl", values), None).details[0])
@@ -139,7 +139,7 @@ def test_secrets_of_an_older_dump_are_not_on_the_page(shipped_tokenizer: Any, tm
     assert not re.search(b"sk-1|pass@", detail)
 
 
-def test_results_of_eval_without_tokens_are_shown_a_problem_as_a_group_without_advantages(tmp_path: Path) -> None:
+def test_view_dump_reads_eval_results(tmp_path: Path) -> None:
     line = {"data_set": "x", "status": "completed", "response": "34", "reward": {"acc": 1.0}, "seconds": 2.0}
     lines = [line | {"problem": number // 2, "number": number % 2, "violations": ["odd"]} for number in range(4)]
     write_lines(tmp_path / "results.jsonl", *lines)
@@ -148,7 +148,7 @@ def test_results_of_eval_without_tokens_are_shown_a_problem_as_a_group_without_a
     assert (view.rows[0]["problems"], unpacked(view.details[0])["response"]) == (["violation"], "34")
 
 
-def test_a_row_says_its_step_its_answer_beside_the_label_and_its_tools(shipped_tokenizer: Any, tmp_path: Path) -> None:
+def test_view_dump_rows_have_step_answer_and_tools(shipped_tokenizer: Any, tmp_path: Path) -> None:
     graded, numbered = whole_episode(shipped_tokenizer, 1), whole_episode(shipped_tokenizer, 2)
     graded.sample.reward = {"score": -1.0, "acc": 0.0, "pred": "35", "label": "34"}
     numbered.sample.reward, numbered.facts["reward"] = 0.5, {"score": 0.5, "acc": True, "parts/tone": 0.25}
@@ -163,7 +163,7 @@ def test_a_row_says_its_step_its_answer_beside_the_label_and_its_tools(shipped_t
 
 
 @pytest.mark.parametrize("fault", ["no_judge", "error", "failed"])
-def test_what_was_not_graded_is_neither_right_nor_wrong(shipped_tokenizer: Any, tmp_path: Path, fault: str) -> None:
+def test_ungraded_rows_are_neither_right_nor_wrong(shipped_tokenizer: Any, tmp_path: Path, fault: str) -> None:
     lost = whole_episode(shipped_tokenizer, 1)
     lost.sample.reward = {"score": -1.0, "acc": 0.0, "method": fault, "error": "why."}
     if fault == "failed":
@@ -173,7 +173,7 @@ def test_what_was_not_graded_is_neither_right_nor_wrong(shipped_tokenizer: Any, 
     assert (row["right"], row["reward"]) == (None, None)
 
 
-def test_two_runs_are_one_page_and_a_run_stands_beside_itself_never(dump: Path, tmp_path: Path) -> None:
+def test_view_command_joins_different_runs(dump: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other, out = tmp_path / "other" / dump.name, tmp_path / "x.html"
     other.write_bytes(dump.read_bytes())
@@ -188,7 +188,7 @@ def test_two_runs_are_one_page_and_a_run_stands_beside_itself_never(dump: Path, 
     assert (done.exit_code, "each once" in done.output) == (2, True)
 
 
-def test_a_live_page_of_two_runs_follows_both(dump: Path, line: bytes, tmp_path: Path) -> None:
+def test_live_dump_follows_two_runs(dump: Path, line: bytes, tmp_path: Path) -> None:
     live = LiveDump({"a": dump, "b": tmp_path / "more"}, None)
     assert [row["run"] for row in live.refresh()[0].rows] == [0] * 6 + [1]
     append(dump, line)
@@ -201,7 +201,7 @@ def printed(dump: Path, *wanted: int, width: int = 200) -> str:
     return out.getvalue()
 
 
-def test_the_terminal_shows_the_list_and_the_chosen_sample(dump: Path) -> None:
+def test_print_dump_shows_list_and_chosen_sample(dump: Path) -> None:
     text = printed(dump, 1, width=120)
     assert text.count("completed") >= 5
     assert "trained | <think>" in text
@@ -253,7 +253,7 @@ def append(dump: Path, more: bytes) -> None:
         file.write(more)
 
 
-async def test_a_live_page_sees_what_a_run_writes_line_by_line(server, dump, line, shipped_tokenizer) -> None:
+async def test_live_server_follows_running_job(server, dump, line, shipped_tokenizer) -> None:
     assert await indexes(server) == list(range(6))
     tag = {"If-None-Match": str((await ask(server, server.root + "index.json"))[2])}
     assert (await ask(server, server.root + "index.json", **tag))[0] == 304
@@ -267,7 +267,7 @@ async def test_a_live_page_sees_what_a_run_writes_line_by_line(server, dump, lin
     assert b"connect-src 'self'" in (await ask(server, server.root))[1]
 
 
-def test_a_file_that_is_replaced_is_read_anew(dump: Path, shipped_tokenizer: Any) -> None:
+def test_live_dump_rereads_replaced_file(dump: Path, shipped_tokenizer: Any) -> None:
     live = LiveDump(dump, None)
     live.refresh()
     before = dump.stat()
@@ -280,7 +280,7 @@ def test_a_file_that_is_replaced_is_read_anew(dump: Path, shipped_tokenizer: Any
     assert [row["index"] for row in live.refresh()[0].rows] == [9]
 
 
-def test_only_new_samples_are_judged(dump: Path, line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_dump_reads_only_new_samples(dump: Path, line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     judged: list[str] = []
     monkeypatch.setattr(
         "strands_rollout.view.server.view_record",
@@ -292,7 +292,7 @@ def test_only_new_samples_are_judged(dump: Path, line: bytes, monkeypatch: pytes
     assert (len(live.refresh()[0].rows), judged) == (7, [f"{dump}:{number}" for number in range(1, 8)])
 
 
-async def test_the_server_ends_while_a_dump_is_read(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_live_server_stops_during_refresh(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live, begun = LiveDump(dump, None), threading.Event()
     refresh = live.refresh
     monkeypatch.setattr(live, "refresh", lambda: (begun.set(), refresh())[1])
@@ -305,7 +305,7 @@ async def test_the_server_ends_while_a_dump_is_read(dump: Path, monkeypatch: pyt
                 await asking
 
 
-def test_advantages_of_fan_outs_failures_and_unrewarded_samples_are_the_trainers(shipped_tokenizer, tmp_path) -> None:
+def test_view_dump_advantages_equal_the_trainers(shipped_tokenizer, tmp_path) -> None:
     samples = [whole_episode(shipped_tokenizer, index).sample for index in range(12)]
     for place, part in ((1, 0), (2, 1), (3, 2)):
         samples[place].index = samples[place].rollout_id = 1
@@ -339,7 +339,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize(("path", "headers", "status"), REQUESTS)
-async def test_the_page_is_for_who_knows_its_url_on_this_machine_and_for_its_own_origin(server, path, headers, status):
+async def test_live_server_refuses_foreign_requests(server, path, headers, status):
     sent = {name: value.replace("{port}", str(server.port)) for name, value in headers.items()}
     assert (await ask(server, path.replace("{root}", server.root), **sent))[0] == status
 
@@ -351,7 +351,7 @@ ODD = ["\ud800", {"\ud800": "\ud800"}, 10**400, None, ["a"], [None], {"a": [10**
     "name", [*Sample().to_dict(), "metadata.strands_rollout.turns", "metadata.strands_rollout.spans"]
 )
 @pytest.mark.parametrize("is_text", [False, True], ids=["page", "text"])
-def test_an_odd_sample_hides_none_of_the_others(name: str, is_text: bool, tmp_path: Path) -> None:
+def test_malformed_sample_does_not_hide_others(name: str, is_text: bool, tmp_path: Path) -> None:
     good = Sample(
         tokens=[1, 2, 3], response_length=1, loss_mask=[1], rollout_log_probs=[-0.5], index=0, group_index=0, reward=1.0
     ).to_dict() | {"metadata": {"strands_rollout": {"turns": 1, "spans": [[0, 2, 3, "1"]]}}}
@@ -371,7 +371,7 @@ def test_an_odd_sample_hides_none_of_the_others(name: str, is_text: bool, tmp_pa
         assert [row["problems"] for row in view.rows[::2]] == [view.rows[0]["problems"]] * (len(ODD) + 1)
 
 
-def test_what_a_terminal_would_obey_is_shown(tmp_path: Path) -> None:
+def test_print_dump_shows_escape_sequences(tmp_path: Path) -> None:
     nasty = "a\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202egnp.exe\u2066\u200f\u2028\x7f\ud800\x00\tb\nc"
     samples = [Sample(response=nasty, label=nasty, prompt=nasty, status=Sample.Status.FAILED, tokens=[], index=0)]
     samples.append(Sample(tokens=[1], response_length=1, loss_mask=[1], rollout_log_probs=[-0.5], label=nasty))
@@ -384,13 +384,13 @@ def test_what_a_terminal_would_obey_is_shown(tmp_path: Path) -> None:
     assert done.output.count("a␛]0;owned␇␛[2J␍\\u009b31m\\u202egnp.exe\\u2066\\u200f\\u2028␡") >= 2
 
 
-async def test_a_dump_that_breaks_while_it_is_served_is_told(server: Served, dump: Path) -> None:
+async def test_live_server_reports_broken_dump(server: Served, dump: Path) -> None:
     append(dump, b"nonsense\n")
     status, body, _ = await ask(server, server.root + "index.json")
     assert (status, b"run.jsonl:7 is broken" in body) == (409, True)
 
 
-def test_the_tokenizer_of_another_policy_is_refused(dump: Path, tmp_path: Path) -> None:
+def test_view_refuses_tokenizer_of_another_policy(dump: Path, tmp_path: Path) -> None:
     other = Tokenizer(WordLevel({f"word{number}": number for number in range(2000)}))
     PreTrainedTokenizerFast(tokenizer_object=other).save_pretrained(tmp_path / "other")
     arguments = ["view", str(dump), "--out", str(tmp_path / "x.html"), "--tokenizer", str(tmp_path / "other")]

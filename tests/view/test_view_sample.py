@@ -1,4 +1,4 @@
-"""What a sample's view shows: each call with its result, in every parser's format; and the problems planted in it."""
+"""`read_conversation` in every parser's format, `find_problems` on planted defects, and `view_sample`."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ SAYS = "I add 💡."
 
 
 def shown(tokenizer: Any, episode: Episode, **facts: Any) -> list[list[list[Any]]]:
-    """The parts of each stretch behind the prompt, with texts in place of places."""
+    """Return the parts of each turn and context after the prompt, with texts instead of offsets."""
     record = DumpRecord.from_sample(episode.sample, TokenTexts(tokenizer))
     lists = TokenLists.from_record(record)
     ends = dict([*lists.turns, *lists.contexts])
@@ -41,7 +41,7 @@ def _with_text(part: list[Any], units: bytes) -> list[Any]:
 
 
 def context_of(tokenizer: Any, results: list[str]) -> str:
-    """What the template writes behind a turn with calls, without that turn's end."""
+    """Return the template's text after a turn with calls, without the end of that turn."""
     template = ChatTemplate(tokenizer)
     ids = "Call{n}0000" if "ids of 9" in tokenizer.chat_template else "functions.{name}:{n}"
     results_read = [
@@ -51,7 +51,7 @@ def context_of(tokenizer: Any, results: list[str]) -> str:
     return template.render_turn(results_read).removeprefix(tokenizer.decode([template.end_of_calls_id]))
 
 
-def test_integers_above_64_bits_are_shown_as_text(shipped_tokenizer: Any) -> None:
+def test_to_plain_writes_large_integers_as_text(shipped_tokenizer: Any) -> None:
     given = {"a": 2**63 - 1, "b": [2**64, {"c": -(10**100)}]}
     turn = family("hermes").turn(calls=[("run", given)])
     [[call]] = shown(shipped_tokenizer, Episode(shipped_tokenizer, (False, PROMPT), (True, turn + END)))
@@ -60,7 +60,7 @@ def test_integers_above_64_bits_are_shown_as_text(shipped_tokenizer: Any) -> Non
 
 @pytest.mark.parametrize("is_recorded", [True, False])
 @pytest.mark.parametrize("known", [one for one in TEMPLATES if one != "apertus"])  # whose results are one text
-def test_calls_and_results_of_each_family_are_read(known: str, is_recorded: bool, shipped_tokenizer: Any) -> None:
+def test_read_conversation_reads_calls_and_results(known: str, is_recorded: bool, shipped_tokenizer: Any) -> None:
     parser, template = TEMPLATES[known]
     tokenizer = tokenizer_with(template, shipped_tokenizer)
     of_family = family(known)
@@ -88,7 +88,7 @@ def test_calls_and_results_of_each_family_are_read(known: str, is_recorded: bool
     assert [part[1] for part in last] == ["Done."]
 
 
-def test_a_malformed_call_says_why_and_has_the_answer_to_it(shipped_tokenizer: Any) -> None:
+def test_read_conversation_explains_malformed_calls(shipped_tokenizer: Any) -> None:
     broken = CALL.replace('"name"', '"nam"')
     stretches = (False, PROMPT), (True, broken + END), (False, RESULT.format("Error: no name")), (True, ANSWER + END)
     first, between, _ = shown(shipped_tokenizer, Episode(shipped_tokenizer, *stretches))
@@ -99,7 +99,7 @@ def test_a_malformed_call_says_why_and_has_the_answer_to_it(shipped_tokenizer: A
     assert between == [["result", "Error: no name", call]]
 
 
-def test_an_unknown_parser_is_found_by_its_calls(shipped_tokenizer: Any) -> None:
+def test_read_conversation_detects_unknown_parser(shipped_tokenizer: Any) -> None:
     first, *_ = shown(shipped_tokenizer, whole_episode(shipped_tokenizer), tool_parser="of_somebody")
     assert first[-1] == ["call", "call_1_1", "run", {"code": "print(17*2)"}]
 
@@ -119,15 +119,13 @@ def problems(tokenizer: Any, sample: Sample, habits: TurnHabits) -> list[Problem
 
 
 @pytest.mark.parametrize("name", DEFECTS)
-def test_each_planted_defect_is_seen_as_what_it_is(name: str, shipped_tokenizer: Any, habits: TurnHabits) -> None:
+def test_find_problems_finds_each_planted_defect(name: str, shipped_tokenizer: Any, habits: TurnHabits) -> None:
     make, kind = DEFECTS[name]
     found = problems(shipped_tokenizer, make(shipped_tokenizer), habits)
     assert kind in {problem.kind for problem in found}, found
 
 
-def test_a_whole_episode_one_whose_close_the_template_added_and_an_aborted_one_have_no_problem(
-    shipped_tokenizer: Any, habits: TurnHabits
-) -> None:
+def test_find_problems_accepts_valid_episodes(shipped_tokenizer: Any, habits: TurnHabits) -> None:
     stretches = (False, PROMPT), (True, CALL), (False, END + RESULT.format("34")), (True, ANSWER + END)
     aborted = whole_episode(shipped_tokenizer)
     aborted.sample.status, aborted.sample.reward = Sample.Status.ABORTED, None
@@ -136,7 +134,7 @@ def test_a_whole_episode_one_whose_close_the_template_added_and_an_aborted_one_h
         assert problems(shipped_tokenizer, made.sample, habits) == []
 
 
-def test_drift_is_marked_where_it_is_with_what_would_be_there(shipped_tokenizer: Any, habits: TurnHabits) -> None:
+def test_view_sample_marks_drift_with_replacement(shipped_tokenizer: Any, habits: TurnHabits) -> None:
     made = record(shipped_tokenizer, other_spelling(shipped_tokenizer))
     row, detail = view_sample(made, habits, Retokeniser(shipped_tokenizer))
     ((start, end, replacement),) = detail["drift"]
@@ -158,7 +156,7 @@ def test_drift_is_marked_where_it_is_with_what_would_be_there(shipped_tokenizer:
         ({"loss_mask": []}, {}, "unknown"),
     ],
 )
-def test_each_token_has_a_kind(changes: dict[str, Any], facts: dict[str, Any], kind: str) -> None:
+def test_token_kinds(changes: dict[str, Any], facts: dict[str, Any], kind: str) -> None:
     metadata = {"strands_rollout": {"spans": [[0, 1, 2, None], [1, 3, 4, None]], **facts}}
     made = DumpRecord(
         Sample(tokens=[1, 2, 3, 4], response_length=3, loss_mask=[1, 0, 1], metadata=metadata).to_dict() | changes

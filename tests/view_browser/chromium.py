@@ -23,7 +23,7 @@ def chromium() -> str | None:
 
 
 def written_page(folder: Path, samples: list[Any], texts: TokenTexts) -> str:
-    """The URL of a page of these samples, in a file."""
+    """Write a page of samples to a file, and return its URL."""
     write_dump(folder / "run.jsonl.gz", samples, texts)
     out = folder / "run.html"
     out.write_text(write_page(view_dump(folder / "run.jsonl.gz", None), "run"), encoding="utf-8")
@@ -88,7 +88,7 @@ class Page:
 
 @asynccontextmanager
 async def browser_page() -> AsyncIterator[Page]:
-    """A tab of a new browser that keeps nothing."""
+    """Open a tab of a new browser with an empty profile."""
     program = chromium()
     assert program is not None
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:

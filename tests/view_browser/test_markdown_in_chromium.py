@@ -1,4 +1,4 @@
-"""Markdown, formulas and code in a real browser: what a text becomes, and that hostile text stays text."""
+"""Markdown, formulas and code in a real browser: rendered texts, and hostile text that stays text."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def f(x):  # twice
 NESTED = "{" * 5000 + "> " * 3000 + "\n" + "**_[" * 3000 + "$" + "\\frac{" * 3000
 
 
-async def test_a_conversation_is_markdown_formulas_and_code_of_elements_alone(page, shipped_tokenizer, tmp_path):
+async def test_conversation_has_markdown_formulas_and_code(page, shipped_tokenizer, tmp_path):
     samples = [whole_episode(shipped_tokenizer).sample for _ in range(2)]
     for sample, text in zip(samples, (RICH, NESTED), strict=True):
         sample.prompt = [{"role": "user", "content": text}]
@@ -65,7 +65,7 @@ async def test_a_conversation_is_markdown_formulas_and_code_of_elements_alone(pa
 
 @pytest.fixture
 async def empty(page: Page, tmp_path: Path) -> Page:
-    """A page without samples, whose script renders what a test gives it."""
+    """Open a page without samples, whose script renders the texts of a test."""
     out = tmp_path / "empty.html"
     out.write_text(write_page(DumpView(), "empty"), encoding="utf-8")
     await page.go(f"file://{out}")
@@ -105,7 +105,7 @@ SHOWN = {
 }
 
 
-async def test_each_construct_is_shown_as_readers_expect(empty: Page) -> None:
+async def test_markdown_renders_each_construct(empty: Page) -> None:
     for name, (text, selector, expected) in SHOWN.items():
         await show(empty, text)
         shown = await empty.run(f'byId("sample").querySelector(".md {selector}")?.textContent')
@@ -138,7 +138,7 @@ UNEXPECTED = """[...document.querySelectorAll('.md *')].filter((element) => {
 }).map((element) => element.outerHTML)"""
 
 
-async def test_hostile_text_becomes_no_element_attribute_or_request_of_its_own(empty: Page) -> None:
+async def test_markdown_keeps_hostile_text_as_text(empty: Page) -> None:
     address = await empty.run("location.href")
     for text in HOSTILE:
         await show(empty, text)
@@ -162,7 +162,7 @@ GROWING = {
 }
 
 
-async def test_a_formula_that_defines_or_nests_stays_as_it_was_written(empty: Page) -> None:
+async def test_formula_with_macros_or_nesting_stays_raw(empty: Page) -> None:
     for name, text in GROWING.items():
         await show(empty, text)
         assert (name, await empty.run("document.querySelectorAll('.md math').length")) == (name, 0)
@@ -202,14 +202,14 @@ LARGE = {
 }
 
 
-async def test_no_text_becomes_so_many_elements_that_the_page_stops(empty: Page) -> None:
+async def test_markdown_bounds_number_of_elements(empty: Page) -> None:
     for name, text in LARGE.items():
         await show(empty, text)
         count = await empty.run("document.querySelectorAll('.md *').length")
         assert count <= 70_000, (name, count)
 
 
-async def test_what_markdown_would_leave_out_is_shown_as_it_was_written(empty: Page) -> None:
+async def test_markdown_shows_text_it_would_drop(empty: Page) -> None:
     quotes = "".join(">" * depth + f" level {depth}\n\n" for depth in range(1, 40))
     lists = "".join("  " * depth + f"- level {depth}\n" for depth in range(40))
     marks = "*a _b " * 4000 + "c" + " b_ a*" * 4000
@@ -233,7 +233,7 @@ PAINTING += (
 )
 
 
-async def test_a_formula_paints_over_nothing_else(empty: Page) -> None:
+async def test_formula_paints_over_nothing_else(empty: Page) -> None:
     await show(empty, "x")
     bar = {"x": 0, "y": 0, "width": 1400, "height": 44, "scale": 1}
     before = await empty.call("Page.captureScreenshot", clip=bar)
@@ -253,7 +253,7 @@ CODE = [
 ]
 
 
-async def test_colored_code_is_the_codes_own_characters(empty: Page) -> None:
+async def test_colored_code_keeps_characters(empty: Page) -> None:
     for code in CODE:
         shown = f"make('i', '', '', colored({json.dumps(code)}, name)).textContent"
         differing = f"libraries.hljs.listLanguages().filter((name) => {shown} !== visible({json.dumps(code)}))"
@@ -276,7 +276,7 @@ UNCOLORED_CODE = [
 ]
 
 
-async def test_code_that_takes_a_grammar_too_long_or_nests_too_deeply_stays_uncolored(empty: Page) -> None:
+async def test_slow_or_deep_code_stays_uncolored(empty: Page) -> None:
     for language, code in UNCOLORED_CODE:
         assert await empty.run(f"colored({json.dumps(code)}, '{language}')") == code, language
     chinese = json.dumps({"a": "\N{CJK UNIFIED IDEOGRAPH-4E2D}" * 300}, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""The page in a real browser: what it shows, and that nothing of a dump runs in it."""
+"""The page in a real browser: its panes, and that it executes nothing of a dump."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ PHONE = (390, 844)
 
 @pytest.fixture(scope="module")
 def written(shipped_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A page of 100 samples: whole ones, then each defect, and text that would like to run."""
+    """Write a page of 100 samples: valid ones, each defect, and text that tries to run."""
     folder = tmp_path_factory.mktemp("view")
     defects = [make(shipped_tokenizer) for make, _ in DEFECTS.values()]
     evil = whole_episode(shipped_tokenizer, result=EVIL)
@@ -35,7 +35,7 @@ FIRST_DEFECT = 100 - len(DEFECTS) - 1
 
 
 @pytest.mark.parametrize(("number", "name"), list(enumerate(DEFECTS)))
-async def test_each_planted_defect_is_in_the_list_and_at_its_tokens(number, name, page, written) -> None:
+async def test_page_shows_each_planted_defect(number, name, page, written) -> None:
     kind = DEFECTS[name][1]
     await page.go(f"{written}#sample={FIRST_DEFECT + number}&view=tokens&problems=1")
     shown = await page.until("document.querySelector('.found')?.textContent")
@@ -47,7 +47,7 @@ async def test_each_planted_defect_is_in_the_list_and_at_its_tokens(number, name
     assert marked or kind in WHOLE_SAMPLES
 
 
-async def test_three_of_many_problems_of_a_kind_are_told(page: Page, shipped_tokenizer: Any, tmp_path: Path) -> None:
+async def test_page_lists_three_problems_per_kind(page: Page, shipped_tokenizer: Any, tmp_path: Path) -> None:
     sample = whole_episode(shipped_tokenizer).sample
     sample.rollout_log_probs = [-0.25] * sample.response_length
     await page.go(written_page(tmp_path, [sample], TokenTexts(shipped_tokenizer)))
@@ -57,7 +57,7 @@ async def test_three_of_many_problems_of_a_kind_are_told(page: Page, shipped_tok
     assert "more" in await page.run("document.querySelector('.found').textContent")
 
 
-async def test_nothing_of_a_dump_runs(page: Page, written: str) -> None:
+async def test_page_executes_nothing_of_a_dump(page: Page, written: str) -> None:
     for view in ("talk", "tokens", "facts"):
         await page.go("about:blank")
         await page.go(f"{written}#sample=99&view={view}")
@@ -69,7 +69,7 @@ async def test_nothing_of_a_dump_runs(page: Page, written: str) -> None:
     assert "\u202e" not in await page.run("byId('sample').textContent")
 
 
-async def test_the_page_opens_on_an_overview_that_narrows_list_and_groups(page: Page, written: str) -> None:
+async def test_overview_filters_list_and_groups(page: Page, written: str) -> None:
     await page.go(written)
     await page.until("document.querySelectorAll('.tile').length > 5 && document.querySelectorAll('.worth').length")
     assert "accuracy" in await page.run("document.querySelector('.tiles').textContent")
@@ -93,7 +93,7 @@ async def test_the_page_opens_on_an_overview_that_narrows_list_and_groups(page: 
     assert await page.run("document.querySelector('.verdict').textContent") == "reward -1said The answer is 34.label 34"
 
 
-async def test_steps_are_a_line_and_runs_stand_side_by_side(page: Page, shipped_tokenizer: Any, tmp_path: Path) -> None:
+async def test_overview_shows_steps_and_runs(page: Page, shipped_tokenizer: Any, tmp_path: Path) -> None:
     for run in ("a", "b"):
         for step in range(3):
             samples = [whole_episode(shipped_tokenizer, index + step * (run == "b")).sample for index in range(4)]
@@ -115,7 +115,7 @@ async def test_steps_are_a_line_and_runs_stand_side_by_side(page: Page, shipped_
     assert await page.run("document.querySelectorAll('.beside .card').length") == 12 + 4
 
 
-async def test_a_token_tells_all_of_itself(page: Page, written: str) -> None:
+async def test_token_shows_its_details(page: Page, written: str) -> None:
     await page.go(f"{written}#sample=1&view=tokens")
     await page.until("document.querySelector('.t.trained[data-i]')")
     await page.run(
@@ -126,7 +126,7 @@ async def test_a_token_tells_all_of_itself(page: Page, written: str) -> None:
         assert words in tip
 
 
-async def test_keys_lead_through_the_samples(page: Page, written: str) -> None:
+async def test_keys_navigate_samples(page: Page, written: str) -> None:
     await page.go(written)
     await page.until("document.querySelectorAll('.row').length")
     await page.key("j")
@@ -150,13 +150,13 @@ async def test_keys_lead_through_the_samples(page: Page, written: str) -> None:
     await page.until("!byId('keys').open")
 
 
-async def test_a_link_opens_what_it_was_taken_from(page: Page, written: str) -> None:
+async def test_permalink_opens_same_view(page: Page, written: str) -> None:
     await page.go(f"{written}#sample=4&view=tokens&token=30&query=turns%3E1&sort=-length")
     await page.until("document.querySelector('.t.picked')?.dataset.i === '30'")
     assert await page.run("byId('query').value + byId('sort').value") == "turns>1-length"
 
 
-async def test_back_leads_to_the_pane_that_was_left_at_its_height(page: Page, written: str) -> None:
+async def test_back_restores_pane_and_scroll_position(page: Page, written: str) -> None:
     await page.go(written)
     await page.until("document.querySelector('.worth')")
     await page.run("byId('sample').scrollTop = 60, document.querySelector('.worth').click()")
@@ -172,7 +172,7 @@ async def test_back_leads_to_the_pane_that_was_left_at_its_height(page: Page, wr
     await page.until("document.querySelector('#sample .tabs')")
 
 
-async def test_results_of_eval_show_no_more_than_they_hold(page: Page, tmp_path: Path) -> None:
+async def test_page_shows_eval_results(page: Page, tmp_path: Path) -> None:
     said = "<think>\nSix words.\n</think>\n\nIt is $\\frac{1}{2}$.<|im_end|>"
     line = {"data_set": "x", "status": "completed", "response": said, "reward": {"acc": 1.0}, "seconds": 2.0}
     lines = [json.dumps(line | {"problem": 0, "number": number}) + "\n" for number in range(2)]
@@ -193,7 +193,7 @@ async def test_results_of_eval_show_no_more_than_they_hold(page: Page, tmp_path:
     assert "this dump holds no samples" in await page.run("byId('sample').textContent")
 
 
-async def test_a_conversation_shows_calls_results_and_folds_thoughts(page: Page, written: str) -> None:
+async def test_conversation_shows_calls_and_folds_thoughts(page: Page, written: str) -> None:
     await page.go(f"{written}#sample=1")
     await page.until("document.querySelectorAll('.call').length === 1")
     assert await page.run("[...document.querySelectorAll('.call pre')].map((p) => p.textContent)") == [
@@ -204,7 +204,7 @@ async def test_a_conversation_shows_calls_results_and_folds_thoughts(page: Page,
     assert await page.run("[...document.querySelectorAll('details.think')].map((d) => d.open)") == [False, False]
 
 
-async def test_a_dump_without_start_times_shows_turns_and_calls_in_their_order(page: Page, written: str) -> None:
+async def test_timeline_without_start_times(page: Page, written: str) -> None:
     await page.go(f"{written}#sample=1")
     await page.until("document.querySelector('.time')")
     call = "run: error, exit 3, ran 0.10 s, waited 50.0 ms"
@@ -218,7 +218,7 @@ async def test_a_dump_without_start_times_shows_turns_and_calls_in_their_order(p
     assert await page.run("document.querySelector('.made').textContent") == f"{call}, 0.20 s"
 
 
-async def test_what_ran_side_by_side_is_drawn_one_above_the_other_at_its_own_time(page, shipped_tokenizer, tmp_path):
+async def test_timeline_stacks_concurrent_steps(page, shipped_tokenizer, tmp_path):
     episode = whole_episode(shipped_tokenizer)
     call = dict(episode.facts["calls"][0])
     episode.facts["requests"] = [[0, 0.0, 0.2], [1, 0.6, 0.2]]
@@ -237,7 +237,7 @@ async def test_what_ran_side_by_side_is_drawn_one_above_the_other_at_its_own_tim
     await page.until("location.hash.includes('view=talk') && document.querySelector('[data-turn=\"1\"]')")
 
 
-async def test_groups_stand_side_by_side_with_their_advantages(page: Page, written: str) -> None:
+async def test_groups_show_advantages(page: Page, written: str) -> None:
     await page.go(f"{written}#groups=1")
     await page.until("document.querySelectorAll('.columns').length === 20")
     assert await page.run("document.querySelectorAll('.columns')[1].childElementCount") == 4
@@ -245,7 +245,7 @@ async def test_groups_stand_side_by_side_with_their_advantages(page: Page, writt
 
 
 @pytest.mark.parametrize("dark", [False, True])
-async def test_a_phone_shows_one_pane_at_a_time(dark: bool, page: Page, written: str) -> None:
+async def test_phone_shows_one_pane(dark: bool, page: Page, written: str) -> None:
     await page.screen(*PHONE, dark=dark)
     await page.go(f"{written}#sample={FIRST_DEFECT}&view=tokens")
     await page.until("document.querySelector('.t.odd')")
@@ -268,7 +268,7 @@ async def test_a_phone_shows_one_pane_at_a_time(dark: bool, page: Page, written:
     await page.until(list_alone)
 
 
-async def test_a_live_page_shows_new_samples_without_being_asked(page, shipped_tokenizer, tmp_path) -> None:
+async def test_live_page_shows_new_samples(page, shipped_tokenizer, tmp_path) -> None:
     dump, more = tmp_path / "run.jsonl", tmp_path / "more.jsonl"
     write_dump(dump, [whole_episode(shipped_tokenizer).sample], TokenTexts(shipped_tokenizer))
     write_dump(more, [whole_episode(shipped_tokenizer, 1).sample], TokenTexts(shipped_tokenizer))

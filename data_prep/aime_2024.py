@@ -1,4 +1,4 @@
-"""Prepares the problems of AIME 2024, for evaluation: `python data_prep/aime_2024.py --help`."""
+"""Prepare the problems of AIME 2024, for evaluation: `python data_prep/aime_2024.py --help`."""
 
 from preparation.command_line import DataSet, run
 

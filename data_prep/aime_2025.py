@@ -1,4 +1,4 @@
-"""Prepares the problems of AIME 2025, for evaluation: `python data_prep/aime_2025.py --help`."""
+"""Prepare the problems of AIME 2025, for evaluation: `python data_prep/aime_2025.py --help`."""
 
 from preparation.command_line import DataSet, run
 

@@ -1,4 +1,4 @@
-"""Compares a prepared file with prepared evaluation files: `python data_prep/contamination.py TRAIN EVAL...`."""
+"""Compare a prepared file with prepared evaluation files: `python data_prep/contamination.py TRAIN EVAL...`."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Prepares DAPO-Math-17k, problems to train on: `python data_prep/dapo_math_17k.py --help`."""
+"""Prepare DAPO-Math-17k, problems to train on: `python data_prep/dapo_math_17k.py --help`."""
 
 from preparation.command_line import DataSet, run
 

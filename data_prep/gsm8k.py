@@ -1,4 +1,4 @@
-"""Prepares GSM8K, grade-school problems: `python data_prep/gsm8k.py --help`; `--split test` for its other half."""
+"""Prepare GSM8K, grade-school problems: `python data_prep/gsm8k.py --help`; `--split test` for the test split."""
 
 from preparation.command_line import DataSet, run
 

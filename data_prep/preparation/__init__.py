@@ -1,5 +1,5 @@
-"""From a data set of the hub to a JSONL file that slime reads, with a manifest beside it.
+"""Convert a data set of the Hugging Face Hub to a JSONL file for slime, with a manifest.
 
-`prepare` does it: source -> columns -> labels and instructions -> duplicates -> contamination -> output.
-Nothing here is imported by `strands_rollout`; of it, only grading, reward, errors and how a URL is shown are used.
+`prepare` runs the stages: source, columns, labels and instructions, duplicates, contamination, output.
+`strands_rollout` imports nothing from here; this package imports only its grading, reward, errors and masking of URLs.
 """

@@ -1,6 +1,6 @@
-"""The command line that the scripts share; its options are the fields of `Request`.
+"""The command line of the scripts; its options are the fields of `Request`.
 
-The report goes to stdout, warnings, errors and progress to stderr; with --json, stdout is one line of JSON.
+The report goes to stdout; warnings, errors and progress go to stderr. With --json, stdout is one line of JSON.
 """
 
 import json
@@ -22,7 +22,7 @@ DATA_DIR: Final = Path(__file__).resolve().parents[2] / "data"
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """Defaults of one script.
+    """The defaults of a script.
 
     Attributes:
         script: The script's file name.
@@ -41,17 +41,17 @@ class DataSet:
     against: tuple[str, ...] = ()
 
     def out(self, folder: Path, split: str) -> Path:
-        """The default file of a split."""
+        """Return the default file of a split."""
         return folder / f"{self.file_stem.format(split=split)}.jsonl"
 
     def evaluation_files(self, folder: Path, split: str) -> list[Path]:
-        """The default files to compare a split with, or a part of it: all but its own."""
+        """Return the default files to compare a split with: all but its own."""
         own = {self.file_stem.format(split=part.partition("[")[0].strip()) for part in split.split("+")}
         return [folder / f"{stem}.jsonl" for stem in self.against if own != {stem}]
 
 
 def run(data_set: DataSet) -> None:
-    """Run a script; never returns."""
+    """Run a script and exit."""
     run_command(_command(data_set), f"python data_prep/{data_set.script}")
 
 
@@ -66,7 +66,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON inst
 
 
 def _command(data_set: DataSet) -> Callable[..., None]:
-    """The command of one script, with its defaults and help."""
+    """Return the command of a script, with its defaults and help."""
 
     def command(*, data_dir: Path, force: bool, as_json: bool, **options: Any) -> None:  # noqa: ANN401 - as `Request` has them
         split = options["split"]

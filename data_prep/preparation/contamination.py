@@ -1,10 +1,10 @@
-"""Which rows of one prepared file share words with the problems of others, as training must not with evaluation.
+"""Find rows of a prepared file that share words with evaluation problems.
 
-A row is contaminated by an evaluation problem if both have `ngram_words` words in a row in common, or if all their
-words are the same; the latter is the only way for problems shorter than that. Words are runs of letters and digits, in
-any case, so that LaTeX and plain notation compare alike. Words that many different rows have in common are a stock
-phrase ("where m and n are relatively prime positive integers, find m + n") and are not counted, unless a row has half
-of a problem's runs of words or more: many copies of a problem are copies, not a phrase.
+A row is contaminated by an evaluation problem if they share a run of `ngram_words` words, or if all their words are the
+same, which is the only way for shorter problems. Words are runs of letters and digits, in any case, so that LaTeX and
+plain notation compare alike. Runs of words that many different rows share are stock phrases ("where m and n are
+relatively prime positive integers, find m + n") and don't count, unless a row has half of a problem's runs or more:
+many copies of a problem are copies and no phrase.
 """
 
 import re
@@ -34,7 +34,7 @@ _EXAMPLE_CHARS: Final = 240
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """A row, by its line from 0 and its problem; the evaluation problem in it; and the first words in common."""
+    """A contaminated row: its line from 0, its problem, the evaluation problem, and the first shared words."""
 
     line: int
     row: str
@@ -44,11 +44,11 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one evaluation file has in common with the rows.
+    """The overlap of an evaluation file with the rows.
 
-    Of its different problems, `problems_short` have fewer words than a run, so that they are compared whole only, and
-    `problems_stock` consist of stock phrases only. `stock_phrases` counts the runs of words that were not counted;
-    `overlaps` has one entry for each contaminated row, by line.
+    Of its different problems, `problems_short` have fewer words than a run, so that they are compared as a whole only,
+    and `problems_stock` consist of stock phrases only. `stock_phrases` is the number of runs that were not counted;
+    `overlaps` has an entry per contaminated row, by line.
     """
 
     path: Path
@@ -59,7 +59,7 @@ class Finding:
     overlaps: tuple[Overlap, ...]
 
     def facts(self) -> dict[str, Any]:
-        """For the manifest: counts and the first examples."""
+        """Return counts and the first examples for the manifest."""
         return {
             "file": str(self.path),
             "sha256": sha256_of(self.path),
@@ -77,7 +77,7 @@ class Finding:
 
 
 def find_contamination(problems: Iterable[str], against: Sequence[Path], ngram_words: int) -> tuple[Finding, ...]:
-    """Compare the problem of each row with each problem of some prepared files, in one reading.
+    """Compare the problem of each row with the problems of evaluation files, reading the rows once.
 
     Raises:
         PreparationError: A file can't be read, a line of it has no prompt, or it has no line.
@@ -91,7 +91,7 @@ def find_contamination(problems: Iterable[str], against: Sequence[Path], ngram_w
 
 
 def problems_in(path: Path) -> Iterator[str]:
-    """The problem of each line of a prepared file; "" for a blank line.
+    """Yield the problem of each line of a prepared file; "" for a blank line.
 
     Raises:
         PreparationError: The file can't be read, or a line has no prompt.
@@ -114,12 +114,12 @@ def _problem_on(line: bytes, where: str) -> str:
 
 
 def words_of(problem: str) -> list[str]:
-    """The words of a problem, without the data set's instruction."""
+    """Return the words of a problem, without the data set's instruction."""
     return _WORD.findall(unicodedata.normalize("NFKC", without_instruction(problem)[0]).casefold())
 
 
 class _Search:
-    """One evaluation file, and the rows that have a run of words in common with it."""
+    """An evaluation file, and the rows that share a run of words with it."""
 
     def __init__(self, path: Path, ngram_words: int) -> None:
         self._path = path
@@ -143,7 +143,7 @@ class _Search:
         self._seen: set[int] = set()
 
     def look_at(self, line: int, problem: str, words: list[str]) -> None:
-        """Note what the row has in common with the file."""
+        """Record the runs of words that a row shares with the file."""
         said = " ".join(words)
         common = [run for run in self._runs_of(words) if run in self._runs]
         if not common and said not in self._problems:
@@ -154,7 +154,7 @@ class _Search:
             self._rows_with.update(common)
 
     def finding(self) -> Finding:
-        """What is left without stock phrases."""
+        """Return the overlaps without stock phrases."""
         overlaps = []
         for line, problem, said, common in self._found:
             match = (said, said) if said in self._problems else self._match(common)
@@ -172,7 +172,7 @@ class _Search:
         )
 
     def _match(self, common: list[str]) -> tuple[str, str] | None:
-        """The words of the problem that the runs in common are from, and the first of those runs."""
+        """Return the problem's words that the shared runs come from, and the first of these runs."""
         shared = Counter(said for run in common for said in self._runs[run])
         for said, count in shared.most_common():
             if count >= LARGE_SHARE * self._sizes[said]:
@@ -183,7 +183,7 @@ class _Search:
         return self._rows_with[run] > STOCK_PHRASE_ROWS
 
     def _runs_of(self, words: list[str]) -> Iterable[str]:
-        """The different runs of words, in order."""
+        """Return the different runs of words, in order."""
         length = self._ngram_words
         return dict.fromkeys(" ".join(words[start : start + length]) for start in range(len(words) - length + 1))
 

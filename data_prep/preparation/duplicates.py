@@ -1,10 +1,10 @@
-"""Which rows to keep: repeated problems, problems with several labels, and rows that can't be used.
+"""Choose the rows to keep: duplicates, problems with several labels, and unusable rows are left out.
 
-Of rows with the same problem and an equal label the first is kept. Where the labels of a problem differ, the one that
-more than half of its rows have is kept; where there is none, the problem is left out. Either way each label that loses
-is reported. When duplicates are kept, conflicts are only counted.
+Of rows with the same problem and an equal label, the first is kept. If a problem has different labels, the label of
+more than half of its rows is kept; without such a label the problem is left out. Each label that is left out is
+reported. If duplicates are kept, conflicts are only counted.
 
-Data sets have millions of rows, so a row is held as its number.
+Data sets have millions of rows, so a row is represented by its number.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ RowsByLabel = dict[Label, list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """So many rows, of which `row` is the first, are left out: for the "prompt", the "label" or a "conflict"."""
+    """A number of rows that are left out because of "prompt", "label" or "conflict"; `row` is the first."""
 
     row: int
     times: int
@@ -33,10 +33,10 @@ class Rejection:
 
 @dataclass(slots=True)
 class Choice:
-    """What becomes of all rows.
+    """The decision on all rows.
 
-    `kept` has the numbers of the rows to be written, ascending; `repeated` counts rows that repeat one that was looked
-    at; `conflicts` counts problems with several labels, and `undecided` those of them that are left out.
+    `kept` has the numbers of the rows to write, ascending; `repeated` counts duplicates; `conflicts` counts problems
+    with several labels, and `undecided` those that are left out.
     """
 
     keep_duplicates: bool
@@ -47,19 +47,19 @@ class Choice:
     undecided: int = 0
 
     def keep(self, rows: list[int]) -> None:
-        """Keep the rows of a problem and label, or the first of them."""
+        """Keep the rows of a problem and label, or only the first."""
         some = rows if self.keep_duplicates else rows[:1]
         self.kept.extend(some)
         self.repeated += len(rows) - len(some)
 
     def reject(self, rows: list[int], kind: str, reason: str) -> None:
-        """Leave the rows of a problem and label out."""
+        """Leave out the rows of a problem and label."""
         times = len(rows) if self.keep_duplicates else 1
         self.repeated += len(rows) - times
         self.rejections.append(Rejection(rows[0], times, kind, reason))
 
     def settle(self, rows: RowsByLabel) -> None:
-        """Keep the rows of the label that wins, where a problem has several."""
+        """Keep the rows of the winning label of a problem."""
         self.conflicts += len(rows) > 1
         total = sum(map(len, rows.values()))
         kept = [label for label, own in rows.items() if self.keep_duplicates or 2 * len(own) > total]
@@ -82,7 +82,7 @@ class Survey:
         self._reasons: dict[bytes, str] = {}  # why a prompt can't be used
 
     def add(self, prompt: object, label: object) -> None:
-        """Take the next row."""
+        """Add the next row."""
         try:
             problem = _identity(prompt)
         except RowError as e:
@@ -116,9 +116,9 @@ class Survey:
 
 
 def _identity(prompt: object) -> bytes:
-    """Equal for prompts that say the same but for instructions, spacing and the composition of characters.
+    """Return a key that is equal for prompts that differ only in instructions, spacing and Unicode composition.
 
-    Case counts, and so do superscripts: x² is not x2.
+    Case and superscripts count: x² is not x2.
 
     Raises:
         RowError: The prompt can't be used, or is only an instruction.

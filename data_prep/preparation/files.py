@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and their checksums."""
+"""Atomic writes and checksums of files."""
 
 import contextlib
 import hashlib
@@ -13,7 +13,7 @@ from preparation.rows import PreparationError
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A hidden file beside `path`, which takes its name when the block ends without an error.
+    """Yield a temporary file beside `path`, which replaces it if the block ends without an error.
 
     Raises:
         PreparationError: It can't be written.
@@ -34,7 +34,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def sha256_of(*paths: Path) -> str:
-    """Hex digest of the bytes of a file, or of several in the order given."""
+    """Return the SHA-256 hex digest of a file, or of several files in order."""
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:

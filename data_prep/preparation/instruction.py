@@ -1,10 +1,10 @@
-r"""A data set's own answer instruction: found at the beginning or end of a message, and taken off.
+r"""Find a data set's answer instruction at the beginning or end of a message, and remove it.
 
-The package's system prompt asks for `\boxed{}`; a prompt that also asks for an "Answer:" line contradicts it, and one
-that asks for a box says it twice. Only whole, known sentences are taken, so that nothing of a problem is lost.
+The package's system prompt asks for `\boxed{}`. A prompt that asks for an "Answer:" line contradicts it, and a prompt
+that asks for a box repeats it. Only whole, known sentences are removed, so that nothing of a problem is lost.
 
 The first two wordings are those of the row that slime shows (docs/en/get_started/usage.md); that the published
-dapo-math-17k has them, with or without a box, is believed, not checked. The others are in common use.
+dapo-math-17k has them, with or without a box, was not checked. The others are in common use.
 """
 
 import functools
@@ -61,7 +61,7 @@ _LONGEST: Final = 600  # characters; no sentence is longer
 
 @dataclass(frozen=True, slots=True)
 class _Sentence:
-    """A known instruction: its kind, a word without which a text can't hold it, and how it looks at either edge."""
+    """A known instruction: its kind, a word that every occurrence contains, and its pattern at either edge."""
 
     kind: str
     needle: str
@@ -69,7 +69,7 @@ class _Sentence:
     end: re.Pattern[str]
 
     def cut_from(self, text: str) -> str:
-        """The text without it; the text itself where it is at neither edge."""
+        """Return the text without the instruction, or the text itself if it has none at its edges."""
         if self.needle not in text.lower():
             return text
         beginning = self.beginning.match(text)
@@ -80,7 +80,7 @@ class _Sentence:
 
 
 def _sentence(kind: str, needle: str, words: str) -> _Sentence:
-    """Either edge must be a sentence of its own: "Simplify, and give the answer in a box" says more than that."""
+    """Return a pattern for a whole sentence: "Simplify, and give the answer in a box" must not match."""
     # nothing after a colon or an opening quotation mark: somebody in the problem may say it
     beginning = re.compile(rf"\s*(?:{words})(?:(?<=[.:])(?=\s)|(?=\s*\n))", re.IGNORECASE)
     end = re.compile(rf"(?:\A\s*|(?<=[.?!;\n])\s*|(?<=[)\]}}$\"])\s+)(?:{words})\s*\Z", re.IGNORECASE)
@@ -117,7 +117,7 @@ _ASKS: Final = {
 
 @functools.lru_cache(maxsize=32_768)  # data sets repeat their problems, some a hundred times
 def without_instruction(text: str) -> tuple[str, frozenset[str]]:
-    """The text without the instructions at its edges, and which `KINDS` those were; "" where it was nothing else."""
+    """Return the text without the instructions at its edges, "" if nothing is left, and their `KINDS`."""
     found: set[str] = set()
     before = None
     while text != before:
@@ -131,7 +131,7 @@ def without_instruction(text: str) -> tuple[str, frozenset[str]]:
 
 
 def without_instructions(chat: Chat) -> tuple[Chat, frozenset[str]]:
-    """The same for each message; a system message that was nothing else goes, a user's message stays as it was."""
+    """Remove instructions from all messages; an empty system message is dropped, an empty user message kept."""
     kept: Chat = []
     found: set[str] = set()
     for message in chat:
@@ -146,13 +146,13 @@ def without_instructions(chat: Chat) -> tuple[Chat, frozenset[str]]:
 
 
 def still_asks(chat: Chat) -> frozenset[str]:
-    """The forms other than a box that the messages seem to ask for; a guess, for warnings."""
+    """Return the answer forms other than a box that the messages seem to ask for; a guess, for warnings."""
     said = [message["content"] for message in chat if message["role"] != "assistant"]
     return frozenset(kind for kind, asks in _ASKS.items() if any(map(asks.search, said)))
 
 
 class InstructionCount:
-    """Counts what was found in the prompts that are written, and removes it if `removing`."""
+    """Counts the instructions in the written prompts, and removes them if `removing`."""
 
     def __init__(self, *, removing: bool) -> None:
         self._removing = removing
@@ -162,7 +162,7 @@ class InstructionCount:
         self._example = ""
 
     def apply(self, chat: Chat) -> Chat:
-        """The chat as it is to be written."""
+        """Return the chat to write."""
         bare, kinds = without_instructions(chat)
         self._found.update(kinds)
         self._prompts += bool(kinds)
@@ -175,7 +175,7 @@ class InstructionCount:
         return written
 
     def facts(self) -> dict[str, object]:
-        """For the manifest: prompts with an instruction, prompts by kind, and those that still ask for a form."""
+        """Return the manifest's counts: prompts with an instruction, by kind, and prompts that still ask for a form."""
         example = self._example
         return {
             "mode": "remove" if self._removing else "keep",

@@ -1,6 +1,6 @@
-r"""Labels: brought to one form, and each different one graded once as if the policy had given it.
+r"""Normalize labels, and grade each distinct label as its own answer.
 
-A label is good if the reward is right for `\boxed{label}` and for a line `Answer: label`.
+A label is good if the reward accepts `\boxed{label}` and the line `Answer: label`.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _EXACT_FLOATS: Final = 2**53
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A normalised label, or "" and the reason why it can't be used; `is_marked` if `####` stood before it."""
+    """A normalized label, or "" and the reason why it can't be used; `is_marked` if `####` stood before it."""
 
     text: str
     reason: str = ""
@@ -45,7 +45,7 @@ class Label:
 
 
 def label_of(value: object) -> Label:
-    """The label that a source holds as this value."""
+    """Return the label of a source's value."""
     is_marked = isinstance(value, str) and _MARKER in value
     try:
         return Label(normalised(value), is_marked=is_marked)
@@ -54,7 +54,7 @@ def label_of(value: object) -> Label:
 
 
 def normalised(value: object) -> str:
-    r"""The label as text: what follows `####` or stands in a box, without leading zeros, thousands commas and spaces.
+    r"""Return the label as text: after `####` or in a box, without leading zeros, thousands commas and spaces.
 
     Several alternatives become a JSON list, which the package's grading understands.
 
@@ -72,7 +72,7 @@ def normalised(value: object) -> str:
 
 
 def _as_stored(value: object) -> object:
-    """The value, a whole float as an int: 42.0 is 42.
+    """Return the value, with a whole float as an int: 42.0 is 42.
 
     Raises:
         RowError: Reading turned the label into something else.
@@ -94,9 +94,9 @@ def _number(text: str) -> str:
 
 
 def reasons_against(rows: Mapping[Label, int]) -> dict[Label, str]:
-    """Why each label can't be used, "" where it can; `rows` counts the rows of each.
+    """Return why each label can't be used, "" if it can; `rows` counts the rows of each.
 
-    Each is graded as an answer to itself; where most have the marker, those without it are refused.
+    Each label is graded as an answer to itself. If most labels have the marker `####`, labels without it are refused.
     """
     reasons = {label: label.reason for label in rows}
     if sum(count for label, count in rows.items() if label.is_marked) >= max(1, _MARKED_SHARE * sum(rows.values())):
@@ -112,12 +112,12 @@ def reasons_against(rows: Mapping[Label, int]) -> dict[Label, str]:
 
 
 def are_equal(first: Label, second: Label) -> bool:
-    """Whether grading takes one label for the other."""
+    """Return whether grading accepts one label for the other."""
     return bool(grade(ANSWER_FORMS[0].replace(LABEL_PLACEHOLDER, first.text), second.text).correct)
 
 
 def is_number(text: str) -> bool:
-    """Whether grading reads a normalised label, or one of its alternatives, as a number or several."""
+    """Return whether grading reads a normalized label, or one of its alternatives, as numbers only."""
     return any(_has_numbers_only(key_of(notation_of(one).text)) for one in label_texts(text))
 
 

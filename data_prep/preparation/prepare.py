@@ -1,7 +1,7 @@
-"""From a request to a data file, its manifest, and the rows that were rejected.
+"""Write a data file, its manifest and the rejected rows for a request.
 
-Reads the source twice: once to decide which rows stay, once to write those; their prompts once more where there is
-something to compare them with.
+Reads the source twice: first to choose the rows, then to write them; and their prompts once more to compare them with
+evaluation files.
 """
 
 import hashlib
@@ -29,14 +29,14 @@ FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The manifest as written beside the file, and whether the file was there already."""
+    """The manifest as written, and whether the file existed already."""
 
     manifest: dict[str, Any]
     done_before: bool
 
 
 def prepare(request: Request, *, force: bool = False) -> Prepared:
-    """Write the file, unless it is there with the same arguments.
+    """Write the file, unless it exists and was made with the same arguments.
 
     Raises:
         ConfigError: See `check_usage`.
@@ -77,13 +77,13 @@ def prepare(request: Request, *, force: bool = False) -> Prepared:
 
 
 def arguments_of(request: Request) -> dict[str, Any]:
-    """All that decides a file's content: settings, and checksums of the files it is made from and compared with."""
+    """Return everything that determines a file's content: settings and checksums of its inputs."""
     against = {str(path): sha256_of(path) if path.is_file() else None for path in request.against}
     return {**request.arguments(), "input_sha256": input_sha256(request.path), "against": against}
 
 
 def _finished_manifest(request: Request, arguments: dict[str, Any]) -> dict[str, Any] | None:
-    """The manifest of the file that is there, if it was made with these arguments and was not changed since."""
+    """Return the manifest of an existing file if it has these arguments and was not changed since; else None."""
     try:
         manifest = json.loads(request.manifest_file.read_bytes())
     except (OSError, ValueError):
@@ -94,7 +94,7 @@ def _finished_manifest(request: Request, arguments: dict[str, Any]) -> dict[str,
 
 
 def _survey(source: Source, columns: Columns) -> tuple[Survey, list[dict[str, Any]]]:
-    """The rows, and the first difference of each further column with a label's name."""
+    """Return the survey of the rows, and the first difference of each further label column."""
     survey, differences = Survey(), dict[str, dict[str, Any]]()
     needed = {
         column_of(source.rows.column_names, path) for path in (columns.prompt, columns.label, *columns.other_labels)
@@ -111,7 +111,7 @@ def _survey(source: Source, columns: Columns) -> tuple[Survey, list[dict[str, An
 
 
 def _write_rejected(source: Source, choice: Choice, request: Request) -> None:
-    """Write each row that is left out and why; the file of an earlier run goes where there is none."""
+    """Write each rejected row with its reason; remove an earlier run's file if there are none."""
     if not choice.rejections:
         request.rejected_file.unlink(missing_ok=True)
         return
@@ -138,7 +138,7 @@ def _refuse_too_many(choice: Choice, request: Request) -> None:
 
 
 def _compare(source: Source, columns: Columns, choice: Choice, request: Request) -> Sequence[Finding]:
-    """What the rows that may be written have in common with the evaluation files that are there."""
+    """Compare the rows that may be written with the existing evaluation files."""
     present = [path for path in request.against if path.is_file()]
     if not present:
         return ()
@@ -150,7 +150,7 @@ def _compare(source: Source, columns: Columns, choice: Choice, request: Request)
 
 
 def _write_rows(source: Source, columns: Columns, numbers: Sequence[int], request: Request) -> dict[str, Any]:
-    """Write the data file, of the rows with these numbers; what the manifest says of it."""
+    """Write the rows with these numbers to the data file; return its part of the manifest."""
     count = InstructionCount(removing=request.instruction == "remove")
     names, words, systems, digest = dict[str, None](), list[str](), 0, hashlib.sha256()
     with whole_file(request.out) as file:
@@ -200,7 +200,7 @@ def _counts(survey: Survey, choice: Choice, request: Request) -> dict[str, Any]:
 
 
 def _contamination_facts(findings: Sequence[Finding], request: Request) -> dict[str, Any]:
-    """Of rows in the file, or of those that were left out of it."""
+    """Return the manifest's entries about rows in the file, or about rows that were left out."""
     return {
         "ngram_words": request.ngram_words,
         "rows": len({overlap.line for finding in findings for overlap in finding.overlaps}),

@@ -1,4 +1,4 @@
-"""What people see: progress on stderr, and a manifest as text."""
+"""Progress on stderr, and the manifest as text."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 
 
 def progress(rows: Iterable[_T], stage: str, total: int | None = None) -> Iterable[_T]:
-    """The rows, with a bar on stderr; where that is no terminal, one line says that the stage begins."""
+    """Yield the rows with a bar on stderr; without a terminal, print a line at the start."""
     console = Console(stderr=True)
     if not console.is_terminal:
         console.print(f"{stage} {'' if total is None else f'{total} '}rows", highlight=False, soft_wrap=True)
@@ -20,7 +20,7 @@ def progress(rows: Iterable[_T], stage: str, total: int | None = None) -> Iterab
 
 
 def report_lines(facts: dict[str, Any], request: Request, *, done_before: bool) -> Iterator[str]:
-    """What was read, what was left out, and what was written."""
+    """Return lines on what was read, left out and written."""
     if done_before:
         yield f"{request.out} is there already, made with these settings on {facts['created']}; --force makes it anew"
     revision = facts["revision"]
@@ -42,7 +42,7 @@ def report_lines(facts: dict[str, Any], request: Request, *, done_before: bool) 
 
 
 def warning_lines(facts: dict[str, Any], request: Request) -> Iterator[str]:
-    """What a person should look at before training or evaluating on the file."""
+    """Return warnings to read before training or evaluating on the file."""
     if facts["rejected"]:
         kinds = ", ".join(f"{count} for the {kind}" for kind, count in facts["rejected_by_kind"].items() if count)
         yield f"{facts['rejected']} rows were rejected ({kinds}); {request.rejected_file} says why"
@@ -68,7 +68,7 @@ def warning_lines(facts: dict[str, Any], request: Request) -> Iterator[str]:
 
 
 def contamination_lines(facts: dict[str, Any]) -> Iterator[str]:
-    """What was found against one evaluation file."""
+    """Return lines on the overlap with an evaluation file."""
     yield (
         f"against {facts['file']}: {facts['rows']} rows share words with {facts['problems_found']} of "
         f"{facts['problems']} problems ({facts['stock_phrases']} stock phrases not counted; {facts['problems_short']} "
@@ -81,7 +81,7 @@ def contamination_lines(facts: dict[str, Any]) -> Iterator[str]:
 
 
 def contamination_warnings(facts: dict[str, Any]) -> Iterator[str]:
-    """What a comparison with one evaluation file can't tell."""
+    """Return warnings about the limits of a comparison with an evaluation file."""
     if facts["problems_stock"]:
         yield (
             f"{facts['problems_stock']} problems of {facts['file']} consist of words that many rows have in common: "

@@ -1,4 +1,4 @@
-"""The settings of one preparation, which are the scripts' options, and the checks of them."""
+"""The settings of a preparation, which are the scripts' options, and their checks."""
 
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -18,7 +18,7 @@ MOST_REJECTED: Final = 0.01
 
 
 class Request(BaseModel):
-    """What to prepare, and where to write it. A column of None is found by its name."""
+    """The source, the output and the options of a preparation. A column of None is found by its name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -73,27 +73,27 @@ class Request(BaseModel):
 
     @property
     def rejected_file(self) -> Path:
-        """Holds the rows that can't be used, and why."""
+        """The file of unusable rows and their reasons."""
         return self.out.with_name(f"{self.out.name}.rejected.jsonl")
 
     @property
     def manifest_file(self) -> Path:
-        """Holds the manifest."""
+        """The file of the manifest."""
         return self.out.with_name(f"{self.out.name}.manifest.json")
 
     @property
     def shown_endpoint(self) -> str:
-        """The hub or its mirror for messages and manifests: without user, password and query."""
+        """The hub's or mirror's URL for messages and manifests, without user, password and query."""
         return redacted(httpx.URL(self.endpoint))
 
     def arguments(self) -> dict[str, Any]:
-        """The settings that decide the file's content, as JSON values."""
+        """Return the settings that determine the file's content, as JSON values."""
         endpoint = self.shown_endpoint if self.path is None else None
         return {**self.model_dump(mode="json", exclude={"out", "against"}), "endpoint": endpoint}
 
 
 def check_usage(request: Request, *, force: bool) -> None:
-    """Refuse to overwrite what is read or was not made here, and to read something else than is named.
+    """Refuse to overwrite inputs or files of other origin, and options that contradict each other.
 
     Raises:
         ConfigError: The message says what to do instead.

@@ -18,15 +18,15 @@ _LABELS: Final = (*_ANSWERS, "solution")
 
 
 class PreparationError(RolloutError):
-    """A data set can't be read, or what was read can't be made into a data file."""
+    """A data set can't be read, or can't be converted to a data file."""
 
 
 class RowError(PreparationError):
-    """One row can't be used; its message is the reason in the file of rejected rows."""
+    """A row can't be used; the message is the reason in the file of rejected rows."""
 
 
 def to_chat(prompt: object) -> Chat:
-    """The prompt as messages, without the columns that are null.
+    """Return the prompt as messages, without columns that are null.
 
     Raises:
         RowError: The prompt is empty, no chat, or does not end with a user's message.
@@ -55,7 +55,7 @@ def to_chat(prompt: object) -> Chat:
 class Columns:
     """Columns, or dotted paths into a struct.
 
-    `other_labels` are further columns with a label's name, where the label's column was not asked for.
+    `other_labels` are further columns with a label's name, if the label's column was not named.
     """
 
     prompt: str
@@ -64,7 +64,7 @@ class Columns:
 
 
 def find_columns(features: Mapping[str, Any], prompt: str | None, label: str | None) -> Columns:
-    """The columns asked for, or the first known names among a data set's features, in any case.
+    """Return the requested columns, or the first known names among a data set's features, in any case.
 
     Raises:
         PreparationError: There is none; the message lists the columns that are there.
@@ -77,7 +77,7 @@ def find_columns(features: Mapping[str, Any], prompt: str | None, label: str | N
 
 
 def value_of(row: Mapping[str, Any], path: str) -> Any:  # noqa: ANN401 - whatever the source holds
-    """The value of a column, or below it."""
+    """Return the value of a column, or of a field in it."""
     column = column_of(row, path)
     value = row[column]
     for name in path.removeprefix(column).split(".")[1:]:
@@ -86,7 +86,7 @@ def value_of(row: Mapping[str, Any], path: str) -> Any:  # noqa: ANN401 - whatev
 
 
 def column_of(names: Container[str], path: str) -> str:
-    """The column that a path begins with; a column may have a dot in its name."""
+    """Return the column at the start of a path; a column's name may contain a dot."""
     return path if path in names else path.partition(".")[0]
 
 
@@ -105,7 +105,7 @@ def _find(names: Sequence[str], what: str, asked: str | None, known: Sequence[st
 
 
 def _paths(features: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """Names of all columns, each followed by the dotted names of its fields where it is a struct."""
+    """Yield the names of all columns, each followed by the dotted names of its fields if it is a struct."""
     for name, feature in features.items():
         yield above + name
         if isinstance(feature, Mapping):

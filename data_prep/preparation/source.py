@@ -1,6 +1,6 @@
-"""Opens a data set on the hub, at a mirror or in local files.
+"""Open a data set on the hub, at a mirror or in local files.
 
-Must be the first to import `datasets` and `huggingface_hub`: they read the endpoint from the environment once.
+Must be the first to import `datasets` and `huggingface_hub`, which read the endpoint from the environment once.
 """
 
 import glob
@@ -35,7 +35,7 @@ _REFUSALS: Final = {
 class Source:
     """An open data set, on the "hub", at a "mirror" or "local"; `rows` is a `datasets.Dataset`.
 
-    `revision` is the commit that is read, or None for the reason beside it.
+    `revision` is the commit that is read; if it is None, the field beside it has the reason.
     """
 
     kind: str
@@ -45,7 +45,7 @@ class Source:
 
 
 def input_sha256(path: Path | None) -> str | None:
-    """Digest of the data files at a local path, None for none.
+    """Return the digest of the data files at a local path; None without a local path.
 
     Raises:
         ConfigError: The path holds no data file.
@@ -70,7 +70,7 @@ def _has_content(file: Path) -> bool:
 
 
 def open_source(request: Request) -> Source:
-    """Open what the request names.
+    """Open the requested data set.
 
     Raises:
         PreparationError: It can't be opened; the message says what was tried and what to do.
@@ -130,7 +130,7 @@ def _load_hub(request: Request, revision: str | None, *, is_offline: bool) -> An
 
 
 def _resolve(request: Request) -> tuple[str | None, str]:
-    """The commit of the revision, or None and why; asked first because this fails within seconds, or works."""
+    """Return the commit of the revision, or None and the reason; called first, because it fails within seconds."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
 
@@ -163,7 +163,7 @@ def _by_hand(request: Request) -> str:
 
 
 def _cause_of(error: BaseException, request: Request) -> str:
-    """The first line of the error at the root, without the mirror's user and password."""
+    """Return the first line of the root error, without the mirror's user and password."""
     while error.__cause__ is not None:
         error = error.__cause__
     secret = request.endpoint.partition("://")[2].partition("/")[0].rpartition("@")[0]

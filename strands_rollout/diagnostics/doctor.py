@@ -1,6 +1,6 @@
-"""The doctor: all checks in their order, and those of the machine and of the servers that it is asked about.
+"""`strands-rollout doctor`: the list of all checks, and the checks of the machine and of servers.
 
-Of the machine: Python and its packages, GPUs, disks, limits, proxies, Ray, wandb and the code sandbox.
+The machine's checks cover Python and its packages, GPUs, disks, limits, proxies, Ray, wandb and the code sandbox.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ _LAYER_REMEDIES: Final = {
 
 
 def run_doctor(options: DoctorOptions) -> diagnostics.Diagnosis:
-    """Check this machine; takes seconds, and leaves nothing behind."""
+    """Run all checks on this machine; takes seconds and leaves nothing behind."""
     checks = [
         Check("packages", check_packages),
         Check("strands", check_strands),
@@ -124,9 +124,10 @@ _OF_TRAINING: Final = ("slime", "megatron", "gpus", "memory", "disk", "ray", "mo
 
 
 def without_training(findings: Sequence[Finding], options: DoctorOptions) -> list[Finding]:
-    """The findings with warnings of what only training needs as skipped, on a machine that is not there for it.
+    """Return the findings with warnings about training skipped, on a machine that is not meant for training.
 
-    That is one without GPUs and slime, of which no training was asked for. What was named is looked at all the same.
+    That is a machine without GPUs and slime, on which training was not requested. Things that an option names are still
+    checked.
     """
     has_gpus = not any(one.name == "gpus" and one.status == "warning" for one in findings)
     means_training = options.training or options.gpus or options.env.get("RAY_ADDRESS")
@@ -142,7 +143,7 @@ def without_training(findings: Sequence[Finding], options: DoctorOptions) -> lis
 
 
 def check_server(base_url: str, options: DoctorOptions, timeout_s: float = _SERVER_S) -> list[Finding]:
-    """Whether SGLang, or a router before it, answers, with the tokens and the context that the options names."""
+    """Check that SGLang, or a router, answers, and that its tokenizer and context length fit the options."""
     try:
         shown = redacted(parse_base_url(base_url))
     except ConfigError as e:
@@ -192,7 +193,7 @@ async def _ask_router(workers: list[dict[str, Json]], shown: str, options: Docto
 
 
 def _object(response: httpx.Response) -> dict[str, Json]:
-    """The object that a server answers with; empty where it is none."""
+    """Return the JSON object in a response; empty if there is none."""
     try:
         answer = orjson.loads(response.content) if response.status_code == httpx.codes.OK else None
     except orjson.JSONDecodeError:
@@ -221,10 +222,10 @@ def _context(info: ServerInfo, shown: str, wanted: int | None) -> Finding:
 
 
 async def _tokens(http: httpx.AsyncClient, info: ServerInfo, options: DoctorOptions) -> Finding:
-    """Whether a server cuts text into the same tokens as the run's tokenizer: other ids at a server can kill it.
+    """Check that a server's tokenizer gives the same ids as the run's; other ids can crash a server.
 
-    Asks SGLang's /tokenize (0.5.23), which routers and older servers lack; there, the server's own folder is read if it
-    is on this machine.
+    Calls SGLang's /tokenize (0.5.23). Routers and older servers lack it; then the tokenizer in the server's own folder
+    is read, if it is on this machine.
     """
     name, folder = "server tokens", options.tokenizer_dir
     is_known = options.tokenizer is not None or folder != diagnostics.SHIPPED_TOKENIZER
@@ -249,7 +250,7 @@ async def _tokens(http: httpx.AsyncClient, info: ServerInfo, options: DoctorOpti
 
 
 def _ids_of(folder: Path) -> list[int] | None:
-    """The text's ids by the tokenizer of a folder; None where there is none that works."""
+    """Return the ids of the test text in a folder's tokenizer; None if it has no working tokenizer."""
     from tokenizers import Tokenizer
 
     file = folder / "tokenizer.json"
@@ -262,9 +263,9 @@ def _ids_of(folder: Path) -> list[int] | None:
 
 
 def check_packages(_question: DoctorOptions) -> Iterator[Finding]:
-    """Whether Python and the installed packages are what this package's metadata requires; nothing is imported.
+    """Check Python and the installed packages against this package's metadata, without importing them.
 
-    Optional packages count where they are installed.
+    Optional packages are checked only if they are installed.
     """
     from packaging.requirements import Requirement
 
@@ -304,7 +305,7 @@ def _python(wanted: str) -> Finding:
 
 
 def installed_version(name: str) -> str | None:
-    """The version of a distribution; None where it is not installed."""
+    """Return the version of a distribution; None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -312,7 +313,7 @@ def installed_version(name: str) -> str | None:
 
 
 def _package_fault(wanted: Requirement, version: str | None, *, required: bool) -> Finding | None:
-    """What is wrong with a package; an optional one that is too old fails only those who use it."""
+    """Return the problem of a package; an optional package that is too old is only a warning."""
     from packaging.version import Version
 
     name, remedy = f"package {wanted.name}", f"pip install '{wanted.name}{wanted.specifier}'"
@@ -329,7 +330,7 @@ def _package_fault(wanted: Requirement, version: str | None, *, required: bool) 
 
 
 def check_strands(_question: DoctorOptions) -> Iterator[Finding]:
-    """Whether Strands has the private names that this package's agent loop, and its refusals, read."""
+    """Check that Strands has the private names that this package reads."""
     from strands_rollout.agent.loop import IMPORT_FAULT  # the import takes long
     from strands_rollout.agent.strands_names import find_losses, strands_version
 
@@ -344,7 +345,7 @@ def check_strands(_question: DoctorOptions) -> Iterator[Finding]:
 
 
 def check_disk(options: DoctorOptions) -> Iterator[Finding]:
-    """Whether the folders that a run writes to, which need not exist yet, have room.
+    """Check free space and write permission of the folders that a run writes to, which need not exist yet.
 
     Sizes are of Qwen3-8B: 8.2e9 parameters are 16.4 GB in bf16, as downloaded and again as converted for Megatron; a
     save with the optimizer's state (bf16 weights, fp32 weights, two fp32 moments) holds 14 bytes a parameter, 115 GB.
@@ -374,7 +375,7 @@ def check_disk(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def check_limits(_question: DoctorOptions) -> Iterator[Finding]:
-    """Whether memory, shared memory and open files, also of a container, are enough."""
+    """Check memory, shared memory and open files, including a container's limits."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
         memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
@@ -396,7 +397,7 @@ def check_limits(_question: DoctorOptions) -> Iterator[Finding]:
 
 
 def check_proxies(options: DoctorOptions) -> Iterator[Finding]:
-    """Whether engines would reach their router through a proxy.
+    """Check that a proxy does not stand between slime's engines and their router.
 
     This package reaches engines directly whatever is set, and so do slime's own rollouts; but slime's engines register
     with `requests` (slime/backends/sglang_utils/sglang_engine.py), which uses a proxy for all hosts not in no_proxy.
@@ -420,7 +421,7 @@ def check_proxies(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def check_gpus(options: DoctorOptions) -> Iterator[Finding]:
-    """How many GPUs nvidia-smi finds, of which memory; fewer than are wanted is an error."""
+    """Count the GPUs that nvidia-smi lists; fewer than requested are an error."""
     env = options.env
     wanted = options.gpus
     if wanted is None and not env.get("RAY_ADDRESS"):  # else the training is on a cluster elsewhere
@@ -455,7 +456,7 @@ def check_gpus(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def check_ray(options: DoctorOptions) -> Iterator[Finding]:
-    """Whether a job could be given to Ray; the launch scripts ask the cluster that RAY_ADDRESS names."""
+    """Check that the command `ray` is installed; the launch scripts check the cluster at RAY_ADDRESS."""
     command = shutil.which("ray", path=options.env.get("PATH", ""))
     if command is not None:
         yield good("ray", f"Ray {installed_version('ray') or ''} with {command}")
@@ -466,7 +467,7 @@ def check_ray(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def check_wandb(options: DoctorOptions) -> Iterator[Finding]:
-    """Whether wandb is installed where it is on; the launch scripts look for the key."""
+    """Check that wandb is installed if it is enabled; the launch scripts check the key."""
     env = options.env
     asking = [name for name in ("USE_WANDB", "WANDB_API_KEY", "WANDB_KEY") if env.get(name)]
     if not asking or env.get("USE_WANDB") == "0" or env.get("WANDB_MODE") == "disabled":
@@ -478,7 +479,7 @@ def check_wandb(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def check_sandbox(options: DoctorOptions) -> Iterator[Finding]:
-    """Whether model-written code can be run with this isolation; starts the sandbox with all that it can enforce."""
+    """Start the code sandbox and check that it enforces the requested isolation."""
 
     async def started() -> SandboxReport:
         async with LocalExecutor(isolation="rlimits") as executor:
@@ -496,7 +497,7 @@ def check_sandbox(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def judge_sandbox(report: SandboxReport, isolation: Isolation) -> Iterator[Finding]:
-    """A finding for the sandbox and one for each of its layers."""
+    """Return a finding for the sandbox and one for each of its layers."""
     found = f"the strongest isolation here is {report.isolation}, {isolation} was asked for"
     yield good("sandbox", f"{found}; started in {report.start_s:.1f} s", sandbox=asdict(report), wanted=isolation)
     for layer, meaning in MEANING.items():

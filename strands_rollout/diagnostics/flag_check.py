@@ -1,12 +1,12 @@
-"""Checks the arguments of a training command as slime, Megatron-LM, SGLang and its router would read them.
+"""Check the arguments of a training command as slime, Megatron-LM, SGLang and its router would parse them.
 
-slime parses with `parse_known_args` everywhere: it silently drops a misspelled flag. This finds it, words that no flag
-takes, and what does not go with this package; what slime refuses at its start is left to it. The parsers that are
-installed are asked in a child process; what can't be imported there is taken from `data/slime_flags.json`, which
-`scripts/record_flags.py` made from the parsers.
+slime parses with `parse_known_args` everywhere, so it silently drops a misspelled flag. This module finds misspelled
+flags, words that no flag takes, and flags that contradict this package. It does not repeat slime's own checks at its
+start. The installed parsers are read in a child process; parsers that can't be imported there are taken from
+`data/slime_flags.json`, which `scripts/record_flags.py` recorded.
 
-A launch script of this package is run with --dry-run, which prints its command. A script of anybody else is neither run
-nor read, since only a shell knows which arguments it passes on: it has to print them.
+A launch script of this package is run with --dry-run, which prints its command. Other scripts are neither run nor read,
+because only a shell knows which arguments they pass on: they have to print their arguments.
 """
 
 import difflib
@@ -68,7 +68,7 @@ class Arguments:
 
 
 def read_script(script: Path, slime_dir: Path | None) -> Arguments:
-    """Take the arguments of a launch script of this package from its dry run, or read a file with a list of them.
+    """Return the arguments of a launch script of this package, from its dry run, or those in a file.
 
     Raises:
         ConfigError: The file can't be read or is another script, or the dry run fails or trains nothing.
@@ -96,14 +96,14 @@ def read_script(script: Path, slime_dir: Path | None) -> Arguments:
 
 
 def _has_dry_run(script: Path, text: str) -> bool:
-    """Recognise a script of this package: it sources the launch library, or is `run_slime.sh` of a project."""
+    """Return whether a script is this package's: it sources the launch library, or is a project's `run_slime.sh`."""
     library = script.resolve().parent / "slime_launch.sh"
     is_launch_script = library.is_file() and _SOURCES_LIBRARY.search(text) and "\nread_options " in text
     return bool(is_launch_script or ("--dry-run)" in text and "| strands-rollout doctor --flags -" in text))
 
 
 def read_arguments(text: str, source: str) -> Arguments:
-    """Split arguments that are quoted as for a shell; those of a command begin after its train.py or train_async.py.
+    """Split shell-quoted arguments; for a command, return those after its train.py or train_async.py.
 
     Raises:
         ConfigError: The text is a script, or holds what only a shell can expand or run.
@@ -125,7 +125,7 @@ def read_arguments(text: str, source: str) -> Arguments:
 
 
 def _without_ansi_quotes(quoted: re.Match[str]) -> str:
-    r"""Quote anew what bash's `printf %q` writes as $'a\nb', which shlex can't read."""
+    r"""Replace the $'a\nb' quotes of bash's `printf %q`, which shlex can't parse."""
     if quoted["ansi"] is None:
         return quoted[0]
     unescaped = quoted["ansi"].encode().decode("unicode_escape", "replace")  # UTF-8 is escaped byte by byte
@@ -133,17 +133,17 @@ def _without_ansi_quotes(quoted: re.Match[str]) -> str:
 
 
 def _is_flag(word: str) -> bool:
-    """Read a word as argparse does: a flag begins with a hyphen and is no number.
+    """Return whether argparse takes a word for a flag: it begins with a hyphen and is no number.
 
-    The parsers of slime have no flag that looks like a negative number, so that -1 is a value; -1e-5 is none (CPython's
-    argparse up to 3.13).
+    slime's parsers have no flag that looks like a negative number, so -1 is a value; -1e-5 is not (CPython's argparse
+    up to 3.13).
     """
     is_text = len(word) > 1 and word.startswith("-") and " " not in word.split("=")[0]
     return is_text and not _NEGATIVE_NUMBER.fullmatch(word)
 
 
 class Flag(BaseModel, frozen=True):
-    """One argument of argparse, under all its names; a row of the record, where what is the default is left out."""
+    """An argument of argparse with all its names, or a row of the record, in which default values are left out."""
 
     names: tuple[str, ...]
     system: str  # who declares it: one of TITLES
@@ -169,16 +169,16 @@ class FlagTable:
         return named
 
     def find(self, name: str) -> list[Flag]:
-        """The flags of that exact name, one for each parser that reads it."""
+        """Return the flags with exactly this name, one for each parser that has it."""
         return self._by_name.get(name, [])
 
     def abbreviated_by(self, name: str) -> list[str]:
-        """The names that an abbreviating parser would take `name` for."""
+        """Return the names that a parser with abbreviations would expand `name` to."""
         longer = ((known, flags) for known, flags in self._by_name.items() if known.startswith(name))
         return sorted(known for known, flags in longer if any(flag.parser in self.abbreviating for flag in flags))
 
     def nearest(self, name: str) -> str | None:
-        """The known flag that was likely meant."""
+        """Return the known flag that was likely meant."""
         stem = name.lstrip("-").replace("_", "-")
         for spelled in (f"--{stem}", f"--sglang-{stem}", f"--router-{stem}"):
             if spelled in self._by_name:
@@ -190,7 +190,7 @@ class FlagTable:
 
 
 def table_of(slime_dir: Path | None, megatron_dir: Path | None = None, *, timeout_s: float = _TIMEOUT_S) -> FlagTable:
-    """The flags of what is installed, and of the record where that can't be asked."""
+    """Return the flags of the installed packages, and recorded flags of packages that can't be imported."""
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     try:
         answer = ask(slime_dir, megatron_dir, timeout_s=timeout_s)
@@ -221,9 +221,9 @@ def ask(
     python: str = sys.executable,
     timeout_s: float = _TIMEOUT_S,
 ) -> Json:
-    """The probe's answer for a checkout, by a Python that has SGLang and what Megatron-LM imports.
+    """Run the probe on a checkout of slime, with a Python that has SGLang and Megatron-LM's requirements.
 
-    Megatron-LM is otherwise MEGATRON_DIR's, the one beside slime's, or the importable one.
+    Without `megatron_dir`, Megatron-LM is searched in MEGATRON_DIR, beside slime, and among the importable packages.
 
     Raises:
         ConfigError: There is no checkout, or the probe failed or took longer than `timeout_s` seconds.
@@ -252,7 +252,7 @@ def ask(
 
 
 def find_slime(named: Path | None) -> Path | None:
-    """The checkout of slime: the named one, else SLIME_DIR's, else that of the importable slime.
+    """Return slime's checkout: `slime_dir`, else SLIME_DIR, else that of the importable slime.
 
     Raises:
         ConfigError: A checkout was named that is none.
@@ -269,7 +269,7 @@ def find_slime(named: Path | None) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class FlagFinding:
-    """One fault: an error if the run would stop or do something else than was written, a warning if it may."""
+    """A problem of a flag: an error if the run would stop or differ from what was written, else a warning."""
 
     severity: Literal["error", "warning"]
     flag: str  # as it was written
@@ -277,13 +277,13 @@ class FlagFinding:
     nearest: str | None = None  # the known flag that was likely meant
 
     def line(self) -> str:
-        """The finding in one line of a report."""
+        """The finding as a line of a report."""
         return f"{self.severity}: {self.flag}: {self.problem}"
 
 
 @dataclass(frozen=True, slots=True)
 class FlagFindings:
-    """The number of flags that were checked, the faults, errors first, and placeholders of what was not found."""
+    """The number of checked flags, the problems (errors first), and the packages that were replaced by the record."""
 
     flags: int
     findings: tuple[FlagFinding, ...]
@@ -291,7 +291,7 @@ class FlagFindings:
 
     @property
     def ok(self) -> bool:
-        """True where no fault is an error."""
+        """Whether there is no error."""
         return all(finding.severity != "error" for finding in self.findings)
 
 
@@ -303,7 +303,7 @@ def report_flags(
     slime_dir: Path | None = None,
     megatron_dir: Path | None = None,
 ) -> bool:
-    """Check the arguments of a launch script, of a file or stdin ("-"), and further ones; print the faults.
+    """Check the arguments of a launch script, a file or stdin ("-"), plus `arguments`, and print the problems.
 
     Returns:
         Whether there is no error.
@@ -359,7 +359,7 @@ def check_flags(words: Sequence[str], table: FlagTable) -> FlagFindings:
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """A flag as it is used."""
+    """A flag in a command, with its words."""
 
     flag: str
     values: tuple[str, ...]  # one joined to it by "=", and the words up to the next flag
@@ -370,7 +370,7 @@ class _Use:
         return cls(flag, (joined, *following) if equals else tuple(following))
 
     def shown(self, text: str) -> str:
-        """Quote a value for a report, but none of a flag that may hold a secret."""
+        """Return a value for a report, masked if its flag may hold a secret."""
         return "(not shown)" if _SECRET.search(self.flag) else repr(text)
 
     def fault(
@@ -391,14 +391,14 @@ def _check_use(use: _Use, table: FlagTable) -> Iterator[FlagFinding]:
 
 
 def _further_words(use: _Use, flag: Flag) -> Iterator[str]:
-    """Say of each word after a flag that its parser leaves over what is wrong with it."""
+    """Return the problem of each word after a flag that its parser does not consume."""
     most = flag.nargs if isinstance(flag.nargs, int) else 1 if flag.nargs in (None, "?") else len(use.values)
     for value in use.values[most:]:
         yield f"got the further word {use.shown(value)}; slime silently drops it; remove it or name its flag"
 
 
 def _what_is_unknown(name: str, table: FlagTable) -> tuple[str, str | None]:
-    """Say why a name is no flag, and find the flag that was likely meant."""
+    """Explain why a name is no flag, and suggest the flag that was likely meant."""
     if name in table.left_out:
         known = _INSTEAD.get(name)
         known = known if known and table.find(known) else None
@@ -416,7 +416,7 @@ def _what_is_unknown(name: str, table: FlagTable) -> tuple[str, str | None]:
 
 
 def _conflicts(uses: Sequence[_Use]) -> Iterator[FlagFinding]:
-    """Find what this package refuses later, and what slime neither refuses at its start nor uses.
+    """Find flags that this package refuses later, or that slime silently ignores.
 
     slime checks at its start which flags go together (slime_validate_args in slime/utils/arguments.py).
     """
@@ -432,12 +432,12 @@ def _conflicts(uses: Sequence[_Use]) -> Iterator[FlagFinding]:
 def _batch_faults(last: Mapping[str, _Use], values: Mapping[str, str]) -> Iterator[FlagFinding]:
     """Find batches that a rollout does not fill, or that Megatron's replicas can't share evenly.
 
-    Megatron asks for the second at its start and also with slime's dynamic batch sizes, where the micro batch is 1
+    Megatron requires even shares at its start, also with slime's dynamic batch sizes, where the micro batch is 1
     (`init_num_microbatches_calculator` in slime/backends/megatron_utils/initialize.py).
     """
 
     def size(name: str, default: int = 0) -> int:
-        """Return the flag's value, 0 where it is no whole number."""
+        """Return the flag's value; 0 if it is no whole number."""
         text = values.get(name, str(default))
         return int(text) if text.isdecimal() else 0
 

@@ -1,8 +1,8 @@
-"""Asks slime's parsers for their flags: `python probe.py SLIME_CHECKOUT` prints them as JSON.
+"""Print the flags of slime's parsers as JSON: `python flag_probe.py SLIME_CHECKOUT`.
 
-Runs in a process of its own, with whatever Python can import SGLang and Megatron-LM, so it knows nothing of this
-package. slime's own argument files are executed from their source without slime's further imports: those need Ray, a
-GPU's libraries and minutes, and no flag depends on them. A system that can't be imported is named under `failed`.
+Runs in its own process with any Python that can import SGLang and Megatron-LM, so it imports nothing of this package.
+Executes slime's argument files without slime's other imports, which need Ray, GPU libraries and minutes, and affect no
+flag. Packages that can't be imported are listed under `failed`.
 """
 
 import __future__
@@ -23,7 +23,7 @@ SGLANG_ARGUMENTS: Final = "slime/backends/sglang_utils/arguments.py"
 
 
 class Attempt:
-    """Runs another program's import, which may raise anything or exit; then `failed` says why, by system."""
+    """Context manager that catches whatever another package's import raises, and records it in `failed`."""
 
     def __init__(self, system: str, failed: dict[str, str]) -> None:
         self._system, self._failed = system, failed
@@ -38,9 +38,9 @@ class Attempt:
 
 
 class Borrowed:
-    """SGLang's ServerArgs or the router's RouterArgs, as slime calls them; remembers which flags they added.
+    """Stand-in for SGLang's ServerArgs or the router's RouterArgs that records the flags they add.
 
-    Adds none where the class can't be imported.
+    Adds no flags if the class can't be imported.
     """
 
     def __init__(self, system: str, module: str, name: str, failed: dict[str, str]) -> None:
@@ -52,7 +52,7 @@ class Borrowed:
             self.version = getattr(importlib.import_module(module.partition(".")[0]), "__version__", None)
 
     def add_cli_args(self, parser: argparse.ArgumentParser, **options: object) -> None:
-        """Add the flags of the original."""
+        """Add the flags of the original class."""
         before = set(parser._option_string_actions)
         if self._original is not None:
             self._original.add_cli_args(parser, **options)
@@ -60,7 +60,7 @@ class Borrowed:
 
 
 def definitions(path: Path, **names: object) -> dict[str, Any]:
-    """Execute a file with its imports from the standard library only, and with the given names."""
+    """Execute a file with only standard library imports and the given names; return its namespace."""
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     tree.body = [node for node in tree.body if _imported(node) <= sys.stdlib_module_names]
     namespace: dict[str, Any] = {"__name__": path.stem, **names}
@@ -77,7 +77,7 @@ def _imported(node: ast.stmt) -> set[str]:
 
 
 def last_parser(parse: Callable[[], object]) -> argparse.ArgumentParser:
-    """The last parser that a function parses with; it gets each parser's defaults."""
+    """Return the last parser on which a function calls parse, with each parser's defaults."""
     seen: list[argparse.ArgumentParser] = []
 
     def remember(parser: argparse.ArgumentParser, *_: object, **__: object) -> tuple[argparse.Namespace, list[str]]:
@@ -94,7 +94,7 @@ def last_parser(parse: Callable[[], object]) -> argparse.ArgumentParser:
 def main_parser(
     slime_flags: Callable[[argparse.ArgumentParser], object], failed: dict[str, str]
 ) -> tuple[argparse.ArgumentParser, set[str]]:
-    """Megatron-LM's parser with slime's flags, and the flags that are Megatron's: none where it can't be imported."""
+    """Return Megatron-LM's parser with slime's flags, and Megatron's flags; empty if it can't be imported."""
     own: set[str] = set()
 
     def provider(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -110,7 +110,7 @@ def main_parser(
 
 
 def described(parser: argparse.ArgumentParser, name: str, systems: dict[str, str]) -> list[dict[str, Any]]:
-    """The flags of one parser as plain values; `name` is the parser's."""
+    """Return the flags of a parser as plain values; `name` is the parser's."""
     return [
         {
             "names": list(action.option_strings),
@@ -124,7 +124,7 @@ def described(parser: argparse.ArgumentParser, name: str, systems: dict[str, str
 
 
 def examine(slime_dir: Path) -> dict[str, Any]:
-    """All flags that a training command of this slime can have, and which systems could not be asked."""
+    """Return all flags of a training command of this slime, and the packages that could not be imported."""
     failed: dict[str, str] = {}
     server = Borrowed("sglang", "sglang.srt.server_args", "ServerArgs", failed)
     router = Borrowed("router", "sglang_router.launch_router", "RouterArgs", failed)

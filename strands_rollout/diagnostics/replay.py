@@ -1,7 +1,7 @@
-"""`drift` and `replay`: does a saved episode's text encode to the same tokens, and an engine sample them again?
+"""`drift` and `replay`: re-encode a saved episode's text, and sample its turns again.
 
 In a replay each turn is requested with exactly the tokens that the policy had read and written before it, tool results
-included: no tool is run, no template is needed, and a turn that departs does not hide what the next one does.
+included. No tool runs and no template is needed, and a turn that differs does not affect the turns after it.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DumpedEpisode(SampledEpisode):
-    """One sample of a dump that has tokens and a policy's turn among them."""
+    """A sample of a dump with tokens and at least one turn of the policy."""
 
     number: int  # its place in the dump, from 0
     record: DumpRecord
 
 
 def nth_episode(path: Path, number: int) -> DumpedEpisode:
-    """The episode at a place of a dump, from 0.
+    """Return the episode at an index of a dump, from 0.
 
     Raises:
         ConfigError: The dump has no such place.
@@ -71,9 +71,9 @@ def nth_episode(path: Path, number: int) -> DumpedEpisode:
 
 
 def episode_of(record: DumpRecord, number: int) -> DumpedEpisode | None:
-    """The episode of a record; None where nothing was sampled, or its tokens were not kept.
+    """Return the episode of a record; None if nothing was sampled or its tokens were not saved.
 
-    Turns are read from the episode's facts; of a foreign sample each run of trained tokens is one.
+    Turns come from the episode's facts; in a foreign sample, each run of trained tokens is a turn.
     """
     if not record.has_tokens:
         return None
@@ -96,7 +96,7 @@ def episode_of(record: DumpRecord, number: int) -> DumpedEpisode | None:
 def run_drift(
     dump: Path, tokenizer: Path | None, *, settings: RolloutSettings | None, show: int, as_json: bool
 ) -> bool:
-    """Measure the episodes of a dump and print the report; whether all context is what the template renders."""
+    """Measure the drift of a dump's episodes and print a report; return whether all context is as rendered."""
     thinking = None if settings is None else settings.enable_thinking
     folder = tokenizer or recorded_tokenizer(dump)
     loaded = load_tokenizer_folder(folder)
@@ -128,7 +128,7 @@ def run_drift(
 
 
 def _totals(totals: DriftTotals, template_fault: str | None) -> Iterator[tuple[str, str]]:
-    """Lines about all episodes, each with its style."""
+    """Return lines about all episodes, each with its style."""
     yield f"{totals.episodes} episodes, {totals.sampled_tokens} sampled tokens", ""
     yield f"drift: in {totals.drifted_episodes} episodes ({totals.drifted_share:.1%})", ""
     yield f"  each turn encoded again:   {totals.turn_drift} tokens change", ""
@@ -147,7 +147,7 @@ def _totals(totals: DriftTotals, template_fault: str | None) -> Iterator[tuple[s
 
 
 def _episode(drift: EpisodeDrift) -> Iterator[tuple[str, str]]:
-    """Lines about one episode with drift or mismatches, each with its style."""
+    """Return lines about an episode with drift or mismatches, each with its style."""
     if drift.first is None and not drift.mismatches:
         return
     changed = f"{drift.turn_drift} turn by turn, {drift.text_drift} in the whole text, {drift.off_policy} off-policy"
@@ -178,16 +178,16 @@ class ReplayedTurn:
 
     @property
     def departs(self) -> bool:
-        """Whether it samples something else, or stops before."""
+        """Whether the engine samples other tokens, or stops earlier."""
         return self.same < len(self.recorded)
 
 
 async def replay(
     client: SGLangClient, episode: DumpedEpisode, params: Mapping[str, Json]
 ) -> AsyncIterator[ReplayedTurn]:
-    """Request each turn of an episode again.
+    """Yield each turn of an episode, sampled again.
 
-    `params` are SGLang's sampling parameters; each turn makes its own seed of a `sampling_seed`, as in an episode.
+    `params` are SGLang's sampling parameters; each turn derives its own seed from `sampling_seed`, as in an episode.
     """
     tokens = episode.tokens
     logprobs = _recorded_logprobs(episode)
@@ -206,11 +206,11 @@ async def replay(
 async def recorded_gaps(
     http: httpx.AsyncClient, episode: DumpedEpisode, *, vocab_size: int | None
 ) -> list[float] | None:
-    """For each sampled token the engine's logprob at temperature 1 of that very token, less the recorded one.
+    """Return for each sampled token the engine's logprob at temperature 1 minus the recorded logprob.
 
-    Requested by SGLang's `logprob_start_len`: the engine reads the whole episode and returns the logprob of each token
-    of its input (`meta_info.input_token_logprobs`, sglang/srt/managers/tokenizer_manager.py). None where none were
-    recorded, or the engine gives none, as the embedded one. Ids must be below `vocab_size`; None: not checked.
+    Uses SGLang's `logprob_start_len`: the engine reads the whole episode and returns the logprob of each input token
+    (`meta_info.input_token_logprobs`, sglang/srt/managers/tokenizer_manager.py). Returns None if no logprobs were
+    recorded, or the engine returns none, as the embedded engine. Ids must be below `vocab_size`; None skips this check.
 
     Raises:
         TrajectoryError: An id is not of the vocabulary; nothing was sent.
@@ -238,9 +238,9 @@ async def recorded_gaps(
 
 
 def _input_logprobs(answer: Json, tokens: Sequence[int], vocab_size: int | None) -> dict[int, float] | None:
-    """By position, the logprobs of the input's last tokens; None where there are none.
+    """Return the logprobs of the last input tokens by position; None if there are none.
 
-    SGLang 0.5.23 shows the vocabulary's last id as 0 there, beside that id's own logprob
+    SGLang 0.5.23 reports the vocabulary's last id as 0 here, with the logprob of the last id
     (sglang/srt/managers/scheduler_components/logprob_result_processor.py).
     """
     try:
@@ -256,7 +256,7 @@ def _input_logprobs(answer: Json, tokens: Sequence[int], vocab_size: int | None)
 
 
 def _recorded_logprobs(episode: DumpedEpisode) -> list[float]:
-    """One for each token, prompt included; empty where none were recorded."""
+    """Return one logprob per token, prompt included; empty if none were recorded."""
     recorded = episode.sample.rollout_log_probs
     if not recorded or not any(recorded):  # a sample that is kept out of training has zeros
         return []
@@ -274,7 +274,7 @@ async def run_replay(
     seed: int | None = None,
     as_json: bool = False,
 ) -> bool:
-    """Replay and show; whether every turn is the same. The arguments are those of the command; see its --help."""
+    """Replay an episode and print the result; return whether every turn is the same."""
     episode = nth_episode(dump, sample)
     if episode.sample.multimodal_train_inputs is not None:
         raise DumpError(f"{episode.record.where} has images, which replay does not send; choose an episode of text")
@@ -313,7 +313,7 @@ async def run_replay(
 
 
 def _params(episode: DumpedEpisode, temperature: float | None, seed: int | None) -> dict[str, Json]:
-    """What was asked for; else the episode's own, where they decide what is sampled; else greedy."""
+    """Return the requested sampling parameters; else the recorded ones if they fix the tokens; else greedy ones."""
     own = _recorded_params(episode)
     if _decide(own) and temperature is None and seed is None:
         return {**slime_sampling_params(1.0, 1), **own}
@@ -327,7 +327,7 @@ def _recorded_params(episode: DumpedEpisode) -> Mapping[str, Json]:
 
 
 def _decide(params: Mapping[str, Json]) -> bool:
-    """Whether an engine that heeds seeds samples the same tokens by these parameters again."""
+    """Return whether these parameters determine the sampled tokens on an engine that uses seeds."""
     return params.get("sampling_seed") is not None or params.get("temperature") == 0
 
 

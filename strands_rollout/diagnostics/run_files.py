@@ -1,6 +1,6 @@
-"""Checks of the files that a run reads: the model and its tokenizer, the settings, the prompt data sets.
+"""Checks of the files that a run reads: model, tokenizer, settings file and prompt data sets.
 
-Large packages are imported by the checks themselves: one that can't be imported is a finding.
+The checks import large packages themselves, so that a failing import is a finding.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NOT_RENDERED: Final = "leave --apply-chat-template off, and prepare the data as
 
 
 def check_model(options: DoctorOptions) -> Iterator[Finding]:
-    """Whether the model has its config and all its weights."""
+    """Check that the model has its config and all weights."""
     folder, prepare = options.model, options.prepare_model
     if not folder.is_dir():
         yield missing("model", f"{folder} is not there: a run starts from it", prepare, needed=options.training)
@@ -73,7 +73,7 @@ def check_model(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def check_converted_model(options: DoctorOptions) -> Iterator[Finding]:
-    """Whether the converted model is whole, as far as its tracker file tells."""
+    """Check that the converted model is complete according to its tracker file."""
     folder, name, prepare = options.converted_model, "converted model", options.prepare_model
     if not folder.is_dir():
         yield missing(name, f"{folder} is not there: Megatron loads it", prepare, needed=options.training)
@@ -89,7 +89,7 @@ def check_converted_model(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def check_tokenizer(options: DoctorOptions) -> Iterator[Finding]:
-    """Whether the tokenizer loads, fits the model, and its chat template keeps the rules of `check-template`."""
+    """Check that the tokenizer loads and fits the model, and that its chat template passes `check-template`."""
     from strands_rollout.diagnostics.template_check import check_template, load_tokenizer_folder, read_object
 
     folder = options.tokenizer_dir
@@ -114,7 +114,7 @@ def check_tokenizer(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def _settings(options: DoctorOptions) -> RolloutSettings:
-    """As configured, else with any parser."""
+    """Return the configured settings, or the defaults with an automatic tool parser."""
     with contextlib.suppress(ConfigError):  # which is `check_config`'s finding
         if options.config_file or options.changes:
             return read_config_file(options.config_file, options.changes)
@@ -122,7 +122,7 @@ def _settings(options: DoctorOptions) -> RolloutSettings:
 
 
 def check_config(options: DoctorOptions) -> Iterator[Finding]:
-    """Whether the YAML for slime's --custom-config-path is right, and what it names can be loaded."""
+    """Check the settings file, and that everything it names can be loaded."""
     path = options.config_file
     if path is None and not options.changes:
         yield skipped("config", "no --config, and no configs/math_code.yaml here: the defaults hold")
@@ -142,7 +142,7 @@ def check_config(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def _check_workers(settings: RolloutSettings) -> Iterator[Finding]:
-    """Whether what `episode_workers` and `journal_dir` need is on this machine."""
+    """Check the requirements of `episode_workers` and `journal_dir`."""
     workers, cpus = settings.episode_workers, os.cpu_count() or 1
     if workers.is_enabled and find_spec("ray") is None:
         remedy = "pip install 'strands-rollout[ray]', on every node, or set episode_workers: 0"
@@ -165,7 +165,7 @@ def _check_workers(settings: RolloutSettings) -> Iterator[Finding]:
 
 
 def _load_named(path: Path | None, settings: RolloutSettings) -> Iterator[Finding]:
-    """An error for each setting whose named thing can't be loaded, or whose server can't be reached."""
+    """Yield an error for each setting that names something that can't be loaded or reached."""
     from strands_rollout.slime_plugin.inputs import find_load_errors
     from strands_rollout.user_code import add_config_folder
 
@@ -179,7 +179,7 @@ def _load_named(path: Path | None, settings: RolloutSettings) -> Iterator[Findin
 
 
 def check_data(options: DoctorOptions) -> Iterator[Finding]:
-    """Each data file that is named; else those that the scripts use, which may be missing."""
+    """Check the named data files, or else those of the launch scripts, which may be missing."""
     if options.data:
         for path in options.data:
             yield from _check_file(path, options, needed=True)
@@ -208,7 +208,7 @@ def _check_eval_config(path: Path) -> Finding:
 
 
 def _check_file(path: Path, options: DoctorOptions, *, needed: bool) -> Iterator[Finding]:
-    """Whether the first rows of a file can be trained on."""
+    """Check that the first rows of a data file can be trained on."""
     from strands_rollout.diagnostics.template_check import load_tokenizer_folder
     from strands_rollout.grading import container_label
     from strands_rollout.template.chat_template import ChatTemplate
@@ -243,7 +243,7 @@ def _check_file(path: Path, options: DoctorOptions, *, needed: bool) -> Iterator
 
 
 def _row_fault(row: Row | PromptError, template: ChatTemplate, settings: RolloutSettings) -> str | None:
-    """What is wrong with a row, whose prompt the template must not have rendered yet."""
+    """Return the problem of a row, such as a prompt that is already rendered by a template; None if it has none."""
     from strands_rollout.grading import label_texts
     from strands_rollout.slime_plugin.inputs import to_episode_prompt, with_row_settings
 

@@ -1,8 +1,8 @@
-"""Checks of slime and Megatron: is it THUDM's slime, where is Megatron, does an episode come back from slime's loop?
+"""Checks of slime and Megatron-LM, and a trial episode in slime's own rollout loop.
 
-`python -m strands_rollout.diagnostics.slime_episode CHECKOUT` runs one episode through slime's own rollout loop, on
-the embedded engine, and prints the result as its last line, as JSON. It is a process of its own: slime's state is
-process-wide, and importing it imports torch. The checks find packages without importing them.
+`python -m strands_rollout.diagnostics.slime_episode CHECKOUT` runs an episode through slime's rollout loop on the
+embedded engine, and prints the result as JSON on its last line. It runs in its own process, because slime's state is
+process-wide and slime imports torch. The checks find packages without importing them.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ _REMEDY: Final = (
 def check_slime(
     options: DoctorOptions, find_package: diagnostics.FindPackage = importlib.util.find_spec
 ) -> Iterator[Finding]:
-    """Which `slime` would be imported, and which checkout would be run."""
+    """Check which `slime` an import finds, and which checkout would run."""
     packages = diagnostics.package_folders("slime", find_package)
     folder = _checkout(options, find_package)
     if packages and not any(map(_is_slime, packages)):
@@ -86,7 +86,7 @@ def check_slime(
 def check_megatron(
     options: DoctorOptions, find_package: diagnostics.FindPackage = importlib.util.find_spec
 ) -> Iterator[Finding]:
-    """Where Megatron-LM is: as named, else beside slime's checkout as the scripts look for it, else importable."""
+    """Find Megatron-LM: as named, else beside slime's checkout as in the launch scripts, else importable."""
     named, slime = options.megatron_dir or options.path_in_env("MEGATRON_DIR"), _checkout(options, find_package)
     importable = (package.parent for package in diagnostics.package_folders("megatron", find_package))
     beside = [slime.absolute().parent / "Megatron-LM"] if slime else []
@@ -104,7 +104,7 @@ def check_megatron(
 
 
 def _checkout(options: DoctorOptions, find_package: diagnostics.FindPackage) -> Path | None:
-    """The folder of slime that is named, else that of the importable slime."""
+    """Return the named folder of slime, else the folder of the importable slime; None if there is none."""
     packages = filter(_is_slime, diagnostics.package_folders("slime", find_package))
     named = options.slime_dir or options.path_in_env("SLIME_DIR")
     return named or next((package.parent for package in packages), None)
@@ -124,7 +124,7 @@ def check_slime_episode(
     find_package: diagnostics.FindPackage = importlib.util.find_spec,
     timeout_s: float = _TIMEOUT_S,
 ) -> Iterator[Finding]:
-    """Whether an episode comes back finished from slime's loop; finds nothing where there is no checkout of slime."""
+    """Check that an episode returns from slime's loop completed; no finding without a checkout of slime."""
     checkout = _checkout(options, find_package)
     if checkout is None or not _is_slime(checkout / "slime"):
         return
@@ -162,7 +162,7 @@ def _judge(episode: Json, *, training: bool) -> Finding:
 
 @contextmanager
 def importable(checkout: Path) -> Iterator[list[str]]:
-    """Put slime on the path, and placeholders in place of its cluster's packages that are not installed.
+    """Make slime importable, with placeholders for its cluster packages that are not installed.
 
     Yields the names of these packages.
     """
@@ -179,7 +179,7 @@ def importable(checkout: Path) -> Iterator[list[str]]:
 
 
 class _Placeholder(ModuleType):
-    """A module whose names are all there, and are decorators that change nothing when they are called."""
+    """A module in which every name exists and is a decorator without effect."""
 
     __path__ = []  # noqa: RUF012 - declared by ModuleType
     __version__ = "0.3.1"  # of the router: slime before 0.3.1 asks it where to find the workers
@@ -195,7 +195,7 @@ def _unchanged(value: object = None, **_options: object) -> object:
 
 
 class _Arguments(Namespace):
-    """slime's arguments; what is not given is None, as most of slime's defaults are."""
+    """slime's arguments; unset arguments are None, as most of slime's defaults are."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):

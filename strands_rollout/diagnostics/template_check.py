@@ -1,7 +1,7 @@
-"""`check-template`: does a tokenizer's chat template keep the rules that token-exact conversations need?
+"""`check-template`: check that a tokenizer's chat template suits token-exact conversations.
 
-Each rule is tried by itself on a conversation that is made for it. Then random episodes are played: what would be sent
-must be what the tokenizer's own `apply_chat_template` makes of the whole history.
+Each rule is checked on a short conversation. Then random episodes are rendered: the tokens that would be sent must
+equal those of the tokenizer's own `apply_chat_template` of the whole history.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _CALL: Final = {"type": "function", "id": "call00001", "function": {"name": "pro
 
 
 def load_tokenizer_folder(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder.
+    """Load the tokenizer in a folder.
 
     Raises:
         ConfigError: It can't be loaded; the message names the file.
@@ -73,12 +73,12 @@ def load_tokenizer_folder(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def read_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder, or of an id on the hub; a ConfigError where it can't be loaded."""
+    """Load the tokenizer of a folder or of a hub id; raise ConfigError if that fails."""
     return load_tokenizer_folder(Path(name)) if Path(name).exists() else load_tokenizer(name)
 
 
 def read_object(file: Path) -> dict[str, Json]:
-    """The JSON object of a file; empty where there is none."""
+    """Return the JSON object in a file; empty if there is none."""
     try:
         value = orjson.loads(read_regular(file, MAX_JSON_BYTES))
     except (OSError, orjson.JSONDecodeError):
@@ -87,7 +87,7 @@ def read_object(file: Path) -> dict[str, Json]:
 
 
 def template_text(given: Path) -> str:
-    """The template of a file, or the name of one of this package; a ConfigError where it is neither."""
+    """Return the template in a file, or this package's template of that name; raise ConfigError for neither."""
     if str(given) in SHIPPED_TEMPLATES:
         return str(given)
     try:
@@ -107,10 +107,10 @@ def check_template(
     episodes: int = 0,
     seed: int = 0,
 ) -> list[Finding]:
-    """Try each rule on the template of a tokenizer of that folder or id, or on another template in its place.
+    """Check each rule on the tokenizer's template, or on `chat_template`, and render random episodes.
 
-    Calls must be read by `tool_parser`, whichever fits for "auto". Then so many random episodes are played, the first
-    of this seed; not while an event loop is running.
+    `tool_parser` must read the template's calls; "auto" picks a parser that does. `episodes` random episodes are
+    rendered, with seeds from `seed`. Must not be called from a running event loop.
     """
     kwargs = {} if chat_template is None else {"chat_template": chat_template}
     rule, own = "template", template_advice(chat_template or tokenizer.chat_template)
@@ -141,7 +141,7 @@ def check_template(
 
 
 def _rules(template: TemplateRenderer, ends: TurnEnds, tool_findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Where it appends; `tool_findings` say whether it can be used with tools."""
+    """Yield findings on which messages the template appends; `tool_findings` are those about tools."""
     with_tools, turns = all(finding.status == "ok" for finding in tool_findings), TurnRenderer(template, ends)
     yield _tried("encoding", template, lambda: probe.check_encoding(template, with_tools=with_tools))
     yield _appends("user turns", template, turns, probe.USER_TURNS)
@@ -155,7 +155,7 @@ def _rules(template: TemplateRenderer, ends: TurnEnds, tool_findings: Sequence[F
 def _end_of_turn(
     folder: Path, tokenizer: PreTrainedTokenizerBase, template: TemplateRenderer, ends: TurnEnds
 ) -> Finding:
-    """Whether a generation stops where a turn ends: engines stop at the ids of three places."""
+    """Check that generation stops at the token that ends a turn; engines read stop ids from three files."""
     places = {
         "tokenizer_config.json": tokenizer.eos_token_id,
         "generation_config.json": read_object(folder / "generation_config.json").get("eos_token_id"),
@@ -176,7 +176,7 @@ def _end_of_turn(
 
 
 def _tool_rules(template: TemplateRenderer, turns: TurnRenderer, *, with_tools: bool) -> Iterator[Finding]:
-    """How results are appended, and what becomes of the assistant's own turns, which breaks nothing."""
+    """Yield findings on how tool results are appended and assistant turns are rewritten."""
     conversations = {"tool results": probe.TOOL_TURNS, "several calls": probe.PARALLEL_TURNS}
     if not with_tools:
         yield from (skipped(rule, "the template can't be used with tools") for rule in conversations)
@@ -193,7 +193,7 @@ def _tool_rules(template: TemplateRenderer, turns: TurnRenderer, *, with_tools: 
 
 
 def _needed_by_some(rule: str, fault: str | None, remedy: str) -> Finding:
-    """A rule that only some conversations need; they are refused where it does not hold."""
+    """Return a finding for a rule that only some conversations need, and are refused without."""
     if fault is None:
         return good(rule, "append-only")
     return warning(rule, f"{fault} Such conversations are refused.", remedy)
@@ -206,7 +206,7 @@ def _appends(
 
 
 def _tried(rule: str, template: TemplateRenderer, check: Callable[[], object]) -> Finding:
-    """What a check finds; where tokens differ, with both renderings around the first difference."""
+    """Run a check and return its finding; if tokens differ, with both renderings around the first difference."""
     try:
         check()
     except TemplateDifferenceError as e:
@@ -223,7 +223,7 @@ def _tried(rule: str, template: TemplateRenderer, check: Callable[[], object]) -
 
 
 def _calls(template: TemplateRenderer, ends: TurnEnds, tool_parser: str) -> Finding:
-    """Which parser reads the call that the template writes."""
+    """Find the tool parser that reads the template's calls."""
     call = probe.find_example_call(template, ends)
     try:
         name = detect_format(*call) if tool_parser == AUTO else tool_parser
@@ -236,7 +236,7 @@ def _calls(template: TemplateRenderer, ends: TurnEnds, tool_parser: str) -> Find
 
 
 def _reasoning(template: TemplateRenderer, tokenizer: PreTrainedTokenizerBase) -> Finding:
-    """Rollouts keep what was sampled in any case; a chat endpoint shows the policy what its template keeps."""
+    """Report whether the template keeps reasoning; rollouts keep sampled reasoning in any case."""
     opens, _ = probe.find_lead(template)
     with_thinking, without = (
         tokenizer.apply_chat_template(
@@ -257,7 +257,7 @@ def _reasoning(template: TemplateRenderer, tokenizer: PreTrainedTokenizerBase) -
 
 
 def _keeps(template: TemplateRenderer, following: ChatMessage) -> str:
-    """What becomes of a turn's reasoning, given by its own key or within the text, before a message."""
+    """Describe what happens to a turn's reasoning, as its own key or within the text, before a message."""
     calls = {"tool_calls": [_CALL]} if following["role"] == "tool" else {}
     for text in (
         {"content": "answer", "reasoning_content": _REASONING},
@@ -306,11 +306,11 @@ _TEXTS: Final = (
 
 
 class RandomEpisode:
-    """A conversation that a seed decides, played through `SGLangModel` with a scripted engine.
+    """A conversation that a seed determines, played through `SGLangModel` with a scripted engine.
 
-    What is sent before each turn is compared with what the tokenizer's own template makes of all messages, from the end
-    of the turn before on: a policy's turn stays as it was sampled. The `tool_parser` reads its calls; what is `refused`
-    is left out. With `is_silent`, the template is shown no words beside calls: see `TurnEnds`.
+    What is sent before each turn is compared with the tokenizer's own rendering of all messages, from the end of the
+    turn before: the policy's turns stay as sampled. `tool_parser` must read the calls; message kinds in `refused` are
+    left out. With `is_silent`, calls come without text: see `TurnEnds`.
 
     Attributes:
         chat: The messages so far, as templates read them.
@@ -352,7 +352,7 @@ class RandomEpisode:
         self._most_users = 1 if self._tools and "more user turns with tools" in refused else 3
 
     async def play(self) -> None:
-        """Play it.
+        """Play the episode.
 
         Raises:
             TemplateDifferenceError: Other tokens were sent than the template makes.
@@ -369,7 +369,7 @@ class RandomEpisode:
             await self._turn(0)
 
     async def _turn(self, call_count: int) -> None:
-        """One turn, and the results of its calls."""
+        """Play a turn and the results of its calls."""
         mark, template = _MARK.format(len(self.turns)), self.model.template
         calls = [self._call(mark, is_last=at + 1 == call_count) for at in range(call_count)]
         try:
@@ -396,13 +396,13 @@ class RandomEpisode:
         self._history += [answer.message, *([{"role": "user", "content": results}] if results else [])]
 
     def _call(self, mark: str, *, is_last: bool) -> tuple[str, dict[str, Json]]:
-        """A tool and some of its arguments; those of the last call hold the mark."""
+        """Return a call of a tool with some of its arguments; those of the last call contain the mark."""
         name = self._one_of([tool["name"] for tool in self._tools if _TOOLS[tool["name"]] or not is_last])
         given = {key: self._one_of(_PARAMETERS[key][1]) for key in _TOOLS[name] if self._rng.integers(3)}
         return name, {**given, "note": mark + self._one_of(_SAID)} if _TOOLS[name] else {}
 
     def _message(self, calls: list[tuple[str, dict[str, Json]]], mark: str) -> tuple[ChatMessage, str, int]:
-        """A turn as a message, as it is sampled, and the id of its end; without words where no call may follow them."""
+        """Return a turn as a message, its sampled tokens and its end token; without text if calls allow none."""
         opening, closing = getattr(self._parser, "open_reasoning", ""), getattr(self._parser, "close_reasoning", "")
         in_reasoning = self.model.template.opens_reasoning
         said, thought = self._one_of(_SAID) + mark, self._one_of(("", "hm\n例")) if closing else ""
@@ -446,7 +446,7 @@ class RandomEpisode:
         return httpx.Response(200, json=self._answer)
 
     def _text(self) -> str:
-        """Text of a user, a tool or the system."""
+        """Return a random text of a user, tool or system message."""
         tag = self._one_of(self._tags)
         return "".join(self._one_of((tag, tag[1:], tag[:-1]) * 3 + _TEXTS) for _ in range(self._rng.integers(1, 4)))
 
@@ -460,7 +460,7 @@ def _function(name: str) -> dict[str, Json]:
 
 
 def _escaped(value: Json, encoder: TokenEncoder) -> Json:
-    """A value whose texts, but for roles, make no control tokens."""
+    """Return a value whose texts, except roles, can't form control tokens."""
     if isinstance(value, Mapping):
         return {key: item if key == "role" else _escaped(item, encoder) for key, item in value.items()}
     if isinstance(value, list):
@@ -471,7 +471,7 @@ def _escaped(value: Json, encoder: TokenEncoder) -> Json:
 def _random_episodes(
     tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Json], calls: Finding, ends: TurnEnds, seeds: range
 ) -> Finding:
-    """Play an episode of each seed; `calls` says who reads calls."""
+    """Render an episode for each seed; `calls` is the finding on the tool parser."""
     variants, parser = [{**kwargs, "enable_thinking": on} for on in (True, False)], calls.facts.get("tool_parser")
     try:
         template, other = (ChatTemplate(tokenizer, **variant) for variant in variants)
@@ -504,7 +504,7 @@ def _random_episodes(
 
 
 def _with_history(found: Finding, episode: RandomEpisode, seed: int) -> Finding:
-    """A fault with the messages that led there, and how to see it again."""
+    """Add the messages and the seed that led to a difference to a finding."""
     arguments = {key: value for key, value in episode.model.template_kwargs.items() if key != "chat_template"}
     lines = [f"\n  {json.dumps(message, ensure_ascii=False):.200}" for message in episode.chat]
     told = f"\n  seed {seed}, template arguments {arguments}, after these messages:{''.join(lines)}"

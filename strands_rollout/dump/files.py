@@ -56,9 +56,9 @@ _CORES: Final = ("numpy.core.multiarray", "numpy._core.multiarray")
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
-    """Each line that is not blank: its number from 1, the line, and whether its end is there.
+    """Yield each line that is not blank: its number from 1, the line, and whether it has its line end.
 
-    The last line of a run that writes, or was killed, may be half a line. DumpError where the file can't be read.
+    The last line may be incomplete, if a run is writing or was killed. Raises DumpError if the file can't be read.
     """
     number = 0
     try:
@@ -80,10 +80,10 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
 
 @dataclass(frozen=True, slots=True)
 class UnreadSample:
-    """A sample of a dump before anything of it is parsed.
+    """A sample of a dump that has not been parsed yet.
 
-    Its key is its place and its content. `read` gives the record, None of a last line that is half written, or raises
-    DumpError.
+    Its key is its position and content. `read` returns the record, or None for an incomplete last line, and raises
+    DumpError for a broken line.
     """
 
     key: tuple[str, bytes]
@@ -91,10 +91,10 @@ class UnreadSample:
 
 
 def read_dump(path: Path) -> Iterator[DumpRecord]:
-    """The samples of a file, or of all dumps in a folder, as they come; memory is one sample's, but for slime's files.
+    """Yield the samples of a file, or of all dumps in a folder, one at a time; slime's files are read whole.
 
-    The last line of a file is left out where it is half written. In a folder, a file whose first line is no sample is
-    another kind of log and is left out.
+    An incomplete last line of a file is left out. In a folder, files whose first line is no sample are other logs and
+    are left out.
 
     Args:
         path: A file of this package's (`.jsonl`, `.jsonl.gz`) or slime's (any other name), or a folder.
@@ -108,7 +108,7 @@ def read_dump(path: Path) -> Iterator[DumpRecord]:
 
 
 def recorded_tokenizer(path: Path) -> Path:
-    """The folder of the tokenizer that a dump's first samples name; ConfigError where there is none on this machine."""
+    """Return the tokenizer folder that a dump's first samples name; raise ConfigError if it is not here."""
     first = list(islice(read_dump(path), _FIRST))
     if not first:
         raise DumpError(f"{path} has no samples; expected at least one")
@@ -120,7 +120,7 @@ def recorded_tokenizer(path: Path) -> Path:
 
 
 def unread_samples(path: Path) -> Iterator[UnreadSample]:
-    """What `read_dump` reads, for readers that have seen most of it already; broken lines raise when they are read."""
+    """Yield what `read_dump` reads, unparsed, for readers that know most samples already."""
     files = dump_files(path)
     if not files:
         raise DumpError(f"{path} holds no dump; expected files that end in {_KINDS}")
@@ -147,7 +147,7 @@ def _read_line(line: bytes, where: str, *, is_whole: bool) -> DumpRecord | None:
 
 
 def dump_files(path: Path) -> list[Path]:
-    """The files that `read_dump` reads, in order; of a folder those that hold samples, rollout 2 before rollout 10."""
+    """Return the files that `read_dump` reads, in order: in a folder, rollout 2 comes before rollout 10."""
     if not path.is_dir():
         return [path]
     named = [file for file in path.iterdir() if file.name.endswith((*_LINES, *_TORCH)) and file.is_file()]
@@ -204,7 +204,7 @@ class DumpWriter:
             raise self._unwritten(e) from e
 
     def write(self, sample: SampleLike | DumpRecord, token_texts: Mapping[int, bytes] | None = None) -> None:
-        """Write one sample, slime's, ours, or a record of another dump.
+        """Write a sample, or a record of another dump.
 
         Args:
             sample: Finished or not.
@@ -231,14 +231,14 @@ def write_dump(
     token_texts: Mapping[int, bytes] | None = None,
     secrets: Collection[str] | None = None,
 ) -> None:
-    """Write a new dump of these samples; see `DumpWriter`."""
+    """Write samples to a new dump; see `DumpWriter`."""
     with DumpWriter(path, secrets) as writer:
         for sample in samples:
             writer.write(sample, token_texts)
 
 
 def read_torch_file(path: Path) -> list[Any]:
-    """The samples of such a file, as `Sample.to_dict` gave them, tensors as arrays; DumpError where it has none."""
+    """Return the samples of slime's debug file as `Sample.to_dict` wrote them, with tensors as NumPy arrays."""
     try:
         with open_regular(path) as file:
             content = _content(file, path)
@@ -258,7 +258,7 @@ def read_torch_file(path: Path) -> list[Any]:
 
 
 class _RefusedError(Exception):
-    """The file holds what is not read."""
+    """The file holds something that is not read."""
 
 
 def _content(file: BinaryIO, path: Path) -> object:
@@ -280,7 +280,7 @@ def _content(file: BinaryIO, path: Path) -> object:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Makes plain values and arrays; refuses whatever else a pickle asks for."""
+    """Unpickles plain values and arrays; refuses everything else."""
 
     def __init__(self, archive: zipfile.ZipFile, folder: str, data: bytes) -> None:
         super().__init__(io.BytesIO(data))
@@ -311,7 +311,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 class _Built:
-    """What a pickle may make: it can't be given attributes, other than by a `__setstate__` of its own."""
+    """Base of objects that a pickle may build; only `__setstate__` can change them."""
 
     __slots__ = ()
 
@@ -320,7 +320,7 @@ class _Built:
 
 
 class _Maker(_Built):
-    """What a pickle gets for a name: the kind of a storage, or a function that it may call."""
+    """A name in a pickle that is allowed: a storage type, or a function that it may call."""
 
     __slots__ = ("make",)
 
@@ -334,7 +334,7 @@ class _Maker(_Built):
 
 
 class _Storage(_Built):
-    """The numbers that tensors are views of; nothing else can stand for it."""
+    """The numbers that tensors are views of."""
 
     __slots__ = ("numbers",)
 
@@ -343,7 +343,7 @@ class _Storage(_Built):
 
 
 def _tensor(storage: object, offset: object, size: object, stride: object, *_: object) -> np.ndarray[Any, Any]:
-    """A copied view of a storage, as `torch._utils._rebuild_tensor_v2` makes one."""
+    """Return a copied view of a storage, as `torch._utils._rebuild_tensor_v2`."""
     if not isinstance(storage, _Storage):
         raise _RefusedError(f"got a tensor in {type(storage).__name__}; expected a storage")
     numbers = storage.numbers
@@ -360,14 +360,14 @@ def _tensor(storage: object, offset: object, size: object, stride: object, *_: o
 
 
 def _lengths(value: object) -> tuple[int, ...]:
-    """A shape, strides or an offset."""
+    """Return a shape, strides or an offset, checked."""
     if not isinstance(value, tuple | list) or any(type(length) is not int or length < 0 for length in value):
         raise _RefusedError(f"got the lengths {value!r:.80}; expected whole numbers from 0")
     return tuple(value)
 
 
 class _Dtype(_Built):
-    """A NumPy type as a pickle builds it: made, then given its byte order."""
+    """A NumPy dtype as a pickle builds it: created, then given its byte order."""
 
     __slots__ = ("dtype",)
 
@@ -382,7 +382,7 @@ class _Dtype(_Built):
 
 
 class _Array(np.ndarray[Any, Any]):
-    """A NumPy array as a pickle builds it: made empty, then given its shape and bytes."""
+    """A NumPy array as a pickle builds it: created empty, then given its shape and bytes."""
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, kind, is_fortran, data = state
@@ -404,7 +404,7 @@ def _number(dtype: _Dtype, data: bytes) -> np.generic:
 
 
 def _latin1(text: str, _encoding: str) -> bytes:
-    """How pickles of protocol 2 write bytes."""
+    """Encode bytes that pickles of protocol 2 store as text."""
     return text.encode("latin-1")
 
 

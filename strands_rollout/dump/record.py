@@ -1,10 +1,10 @@
-"""One sample of a dump: the values that slime's `Sample.to_dict` gives, as a line of JSON, and back without a loss.
+"""A sample of a dump: the values of slime's `Sample.to_dict` as a line of JSON, and back without loss.
 
-Where JSON has no form for a value, an object with one key that begins with `$` stands for it: `$tuple` (its items),
-`$bytes` (base64), `$float` ("nan", "inf", "-inf"), `$int` (decimal digits of one beyond 64 bits), `$text` (base64 of
-UTF-8 with lone surrogates), `$array` (dtype, shape, base64 of the items in C order; also of tensors, and with no shape
-a NumPy number), `$image` (base64 of a PNG, of a PIL image) and `$map` (pairs of key and value, for keys that are no
-text, or a mapping that looks like one of these).
+A value that JSON can't express is an object with one key that begins with `$`: `$tuple` (its items), `$bytes` (base64),
+`$float` ("nan", "inf", "-inf"), `$int` (decimal digits of an integer beyond 64 bits), `$text` (base64 of UTF-8 with
+lone surrogates), `$array` (dtype, shape, base64 of the items in C order; also for tensors, and without a shape for a
+NumPy number), `$image` (base64 of a PNG, for a PIL image) and `$map` (pairs of key and value, for a mapping with keys
+that are no strings, or that looks like one of these objects).
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _BARE: Final = frozenset({int, float, str, bool, type(None)})
 
 
 def to_json(value: object, where: str) -> Json:
-    """A value of JSON that `from_json` makes the same value of; a tensor comes back as a NumPy array.
+    """Return a JSON value that `from_json` converts back; tensors come back as NumPy arrays.
 
-    Only plain values, NumPy's, tensors and PIL images have a form: of anything else, and of what holds itself, the
-    DumpError says that it is `where`.
+    Supports plain values, NumPy values, tensors and PIL images. Anything else, and values that contain themselves,
+    raise a DumpError that names `where`.
     """
     try:
         return _encoded(value)
@@ -59,7 +59,7 @@ def to_json(value: object, where: str) -> Json:
 
 
 def from_json(value: Json) -> Json:
-    """The value that `to_json` made this of; ValueError where it is damaged."""
+    """Return the value that `to_json` converted; raise ValueError if it is damaged."""
     if isinstance(value, list):
         # lists of numbers are nearly all of a dump
         return value if set(map(type, value)) <= _BARE else [from_json(item) for item in value]
@@ -77,7 +77,7 @@ def from_json(value: Json) -> Json:
 
 
 class _FormlessError(Exception):
-    """A value of this type has no form in JSON."""
+    """A value of this type can't be expressed in JSON."""
 
 
 def _encoded(value: Json) -> Json:
@@ -154,7 +154,7 @@ def _array_of(held: Json) -> np.ndarray[Any, Any]:
 
 
 def _image_of(held: Json) -> object:
-    """The PIL image; its PNG where Pillow is not installed, which is read as an image wherever one is expected."""
+    """Return a PIL image; without Pillow, the PNG's bytes, which are accepted wherever an image is expected."""
     png = _bytes_of(held)
     try:
         from PIL import Image
@@ -208,7 +208,7 @@ _LONG_INTEGER: Final = re.compile(rb"(?<![\d.])\d{19}")
 
 @dataclass(frozen=True, slots=True)
 class TokenizerIdentity:
-    """Which tokenizer a sample was written with."""
+    """The tokenizer with which a sample was written."""
 
     name: str  # its folder, absolute, or its id on the hub
     fingerprint: str  # a hash of its vocabulary without added tokens, which depend on transformers' release
@@ -216,7 +216,7 @@ class TokenizerIdentity:
     @classmethod
     @functools.lru_cache(maxsize=8)
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> TokenizerIdentity:
-        """The identity of a Hugging Face fast tokenizer, computed once (0.2 s for 150,000 tokens)."""
+        """Return the identity of a Hugging Face fast tokenizer, computed once (0.2 s for 150,000 tokens)."""
         vocabulary = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
         in_order = "\0".join(sorted(vocabulary, key=vocabulary.__getitem__))
         digest = hashlib.blake2b(in_order.encode("utf-8", "surrogatepass"), digest_size=16)
@@ -225,17 +225,17 @@ class TokenizerIdentity:
 
     @classmethod
     def read(cls, given: Json) -> TokenizerIdentity | None:
-        """What a line has of it; LookupError or TypeError where that is nothing of the kind."""
+        """Read the identity in a line; raise LookupError or TypeError if it is malformed."""
         return None if given is None else cls(str(given["name"]), str(given["fingerprint"]))
 
     @property
     def folder(self) -> Path | None:
-        """Its folder, where that is on this machine."""
+        """The tokenizer's folder, if it is on this machine."""
         return Path(self.name) if Path(self.name).is_dir() else None
 
 
 class TokenTexts(Mapping[int, bytes]):
-    """The bytes of all ids of a Hugging Face fast tokenizer, read when asked for; ids without a token are absent."""
+    """The bytes of all ids of a Hugging Face fast tokenizer, read on demand; ids without a token are missing."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.identity = TokenizerIdentity.of(tokenizer)
@@ -259,7 +259,7 @@ class TokenTexts(Mapping[int, bytes]):
 
 @dataclass(frozen=True, slots=True)
 class DumpRecord:
-    """One sample as a dump has it.
+    """A sample as a dump has it.
 
     Attributes:
         values: Of `Sample.to_dict`; what a file lacks has its default there.
@@ -279,21 +279,21 @@ class DumpRecord:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether it can be looked at token by token: a result of `eval` without --save-tokens can't."""
+        """Whether the record has its tokens; results of `eval` without --save-tokens have none."""
         return bool(self.values.get("tokens"))
 
     @property
     def facts(self) -> EpisodeFacts:
-        """The facts of the episode; none are known of a foreign sample."""
+        """The facts of the episode; all unknown for a foreign sample."""
         return EpisodeFacts.read(recorded_facts(self.values.get("metadata")))
 
     @property
     def has_facts(self) -> bool:
-        """True if `generate` wrote facts of the episode."""
+        """Whether `generate` wrote facts of the episode."""
         return bool(recorded_facts(self.values.get("metadata")))
 
     def to_sample(self, sample_class: Any = Sample) -> Any:  # noqa: ANN401 - slime's class or ours
-        """A sample of these values, slime's or ours; it shares lists with the record.
+        """Return a sample with these values, slime's or this package's; it shares lists with the record.
 
         Raises:
             DumpError: The values are no sample's.
@@ -305,7 +305,7 @@ class DumpRecord:
 
     @classmethod
     def from_sample(cls, sample: SampleLike, token_texts: Mapping[int, bytes] | None = None) -> DumpRecord:
-        """The record of slime's sample or ours, finished or not; it shares lists with it.
+        """Return the record of a sample, finished or not; it shares lists with the sample.
 
         Args:
             sample: Its `to_dict` is called.
@@ -320,7 +320,7 @@ class DumpRecord:
 
 
 def check_tokenizer(record: DumpRecord, texts: TokenTexts, name: str) -> None:
-    """Raise ConfigError where a named tokenizer is not the recorded one, lacks the record's ids, or has other texts."""
+    """Raise ConfigError if a tokenizer is not the recorded one, lacks the record's ids, or has other texts."""
     if record.tokenizer is not None and record.tokenizer.fingerprint != texts.identity.fingerprint:
         raise ConfigError(
             f"{record.where} was written with the tokenizer {record.tokenizer.name}, and {name} has another "
@@ -342,9 +342,9 @@ def check_tokenizer(record: DumpRecord, texts: TokenTexts, name: str) -> None:
 
 
 def record_line(record: DumpRecord, secrets: Collection[str] = ()) -> bytes:
-    """The record as a line, its end included; secrets masked, as `shown_values` does.
+    """Return a record as a line with its line end, with secrets masked as in `shown_values`.
 
-    DumpError where it holds what has no form in JSON, itself, or lists and mappings nested too deeply.
+    Raises DumpError if a value can't be expressed in JSON, contains itself, or is nested too deeply.
     """
     where = f"sample index={record.values.get('index')}"
     head: dict[str, Any] = {"version": VERSION}
@@ -361,7 +361,7 @@ def record_line(record: DumpRecord, secrets: Collection[str] = ()) -> bytes:
 
 
 def shown_values(sample: Mapping[str, Any], secrets: Collection[str] = ()) -> dict[str, Any]:
-    """A sample's values with secrets masked, by name and, where `secrets` stand in texts, by value; tokens stay."""
+    """Return a sample's values with secrets masked, by key and by value; tokens stay."""
     named = {name: sample[name] for name in _MASKED if isinstance(sample.get(name), Mapping)}
     texts = {name: sample[name] for name in _TEXTS if name in sample}
     shown = {name: without_secrets(values) for name, values in named.items()} | texts
@@ -369,7 +369,7 @@ def shown_values(sample: Mapping[str, Any], secrets: Collection[str] = ()) -> di
 
 
 def read_line(line: bytes, where: str) -> DumpRecord:
-    """The record in a line, of this format or one that it succeeds; DumpError, with `where`, if it is none."""
+    """Return the record in a line of this or an earlier format; raise DumpError, with `where`, for any other line."""
     try:
         # orjson makes a float of an integer above 64 bits
         read = json.loads(line) if _LONG_INTEGER.search(line) else _loaded(line)
@@ -430,14 +430,14 @@ def _checked(values: object, where: str) -> dict[str, Any]:
 
 
 def slime_record(values: object, where: str) -> DumpRecord:
-    """The record of a sample of slime's own file; DumpError where it is none."""
+    """Return the record of a sample in slime's own file; raise DumpError if it is no sample."""
     return DumpRecord(_checked(values, where), where, "slime")
 
 
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A sample's metadata with its secrets masked.
+    """Return a sample's metadata with secrets masked.
 
-    An aborted episode's saved messages are what the policy read: they stay, so that it can be resumed.
+    The saved messages of an aborted episode stay unchanged, so that the episode can be resumed.
     """
     cleaned: dict[str, Any] = mask(values, _SECRET)
     facts = recorded_facts(values)
@@ -447,7 +447,7 @@ def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_or_bytes(text: bytes) -> str | list[int]:
-    """The form of a token's text in JSON."""
+    """Return the JSON form of a token's text."""
     try:
         return text.decode()
     except UnicodeDecodeError:
@@ -456,9 +456,9 @@ def text_or_bytes(text: bytes) -> str | list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A request to the engine ("generate"), or a tool call ("tool"), in seconds since the episode began.
+    """A request to the engine ("generate") or a tool call ("tool"), in seconds since the episode began.
 
-    `turn` is the sample's, from 0, None where unknown; `call` the call among the facts' `calls`.
+    `turn` is the turn's number from 0, None if unknown; `call` is the index in the facts' `calls`.
     """
 
     kind: str
@@ -469,7 +469,7 @@ class Step:
 
 
 def steps_of(facts: EpisodeFacts) -> list[Step]:
-    """All steps in the order of their beginnings; none where one of them does not say when it was."""
+    """Return all steps in order of their start; empty if a step has no recorded start."""
     requests, calls = facts.requests or [], facts.calls or []
     steps = []
     for item in requests:
@@ -488,9 +488,9 @@ def _step(kind: str, at_s: object, s: object, **more: int | None) -> Step | None
 
 
 def sums_of(facts: EpisodeFacts) -> dict[str, float] | None:
-    """Seconds of generating and of tools, side by side counted once; what is left of the episode is waiting.
+    """Return the seconds of generating and of tools, concurrent ones counted once; the rest is waiting.
 
-    A tool's wait for a place in the sandbox is waiting, too. None where the episode does not say how long it took.
+    A tool's wait for the sandbox is waiting too. Returns None if the episode's duration is unknown.
     """
     generate_s, tool_s, duration_s = map(_seconds, (facts.generate_s, facts.tool_s, facts.duration_s))
     if duration_s is None:
@@ -507,7 +507,7 @@ def sums_of(facts: EpisodeFacts) -> dict[str, float] | None:
 
 
 def _covered(steps: Iterable[Step]) -> float:
-    """Seconds in which at least one of them, in order, was in progress."""
+    """Return the seconds in which at least one of the steps, given in order, was in progress."""
     total = end = 0.0
     for step in steps:
         total += max(0.0, step.at_s + step.s - max(end, step.at_s))

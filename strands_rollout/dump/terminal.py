@@ -1,7 +1,7 @@
-"""Texts of models and users on a terminal, and a transcript of one sample's tokens.
+"""Print texts of models and users to a terminal, and a transcript of a sample's tokens.
 
-Characters that a terminal would obey are shown instead. Every line of a transcript carries its kind in words at the
-left, so that it reads the same without colours.
+Terminal control characters are replaced by visible symbols. Each line of a transcript begins with its kind as a word,
+so that it can be read without colors.
 """
 
 import os
@@ -44,27 +44,27 @@ _SHOWN: Final = (
 
 
 def printable(text: str) -> str:
-    """The text with what a terminal would obey, or could not show, as symbols and escapes; lines and tabs stay."""
+    """Return the text with control and unprintable characters replaced by symbols and escapes; lines and tabs stay."""
     return text if text.isascii() and text.isprintable() else text.translate(_SHOWN)
 
 
 class PlainConsole(Console):
-    """A console that shows control characters of what it prints, and obeys its own."""
+    """A rich console that replaces control characters in what it prints, except its own."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """The segments of a renderable."""
+        """Return the segments of a renderable."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """A console, wide enough for tables where it is no terminal; rich decides about colours (NO_COLOR, no tty)."""
+    """Return a console that is wide enough for tables if the output is no terminal; rich decides about colors."""
     console = PlainConsole(stderr=stderr, highlight=False)
     return console if console.is_terminal else PlainConsole(stderr=stderr, highlight=False, width=_PLAIN_WIDTH)
 
 
 def show_next(*words: object, folder: Path | None = None) -> None:
-    """Say on stderr which command comes next, as it has to be typed here; `folder` is to be entered before."""
+    """Print the next command to run on stderr, as it must be typed here; with `folder`, after a `cd` into it."""
     program, name = Path(sys.argv[0]), "strands-rollout"
     typed = "python -m strands_rollout.cli" if program.name == "__main__.py" else name
     if program.name == name and shutil.which(name) != str(program):  # called by its path, as the demo's script does
@@ -76,9 +76,9 @@ def show_next(*words: object, folder: Path | None = None) -> None:
 
 @contextmanager
 def counter(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """A count on stderr until the block ends; call what it yields with how many more are done.
+    """Show a count on stderr until the block ends; call the yielded function with the number of items done.
 
-    Nothing without a terminal. A `total` of None is not known.
+    Shows nothing without a terminal. `total` is None if unknown.
     """
     with progress_bar(make_console(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=total)
@@ -86,7 +86,7 @@ def counter(what: str, total: int | None = None) -> Iterator[Callable[[int], Non
 
 
 def progress_bar(console: Console, *, transient: bool = False, refresh_per_second: float = 10) -> Progress:
-    """A bar that counts steps; it shows nothing without a terminal."""
+    """Show a bar that counts steps; nothing without a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     if not console.is_interactive:  # quiet, since rich before 15 ends a disabled bar with an empty line
         return Progress(*columns, console=Console(quiet=True), disable=True)
@@ -103,7 +103,7 @@ _GUTTER_WIDTH: Final = max(map(len, _KINDS))
 
 
 def stretches(sample: SampleLike) -> list[tuple[str, list[int]]]:
-    """The sample's tokens, whole and in order, cut where their kind, which stands before them, changes."""
+    """Yield a sample's tokens in order, cut where their kind changes, each stretch with its kind."""
     prompt_length = len(sample.tokens) - sample.response_length
     untrained = "untrained" if sample.remove_sample else "context"
     kinds = ["prompt"] * prompt_length + ["trained" if mask else untrained for mask in sample.loss_mask]
@@ -112,7 +112,7 @@ def stretches(sample: SampleLike) -> list[tuple[str, list[int]]]:
 
 
 def print_transcript(console: Console, sample: SampleLike, decode: Callable[[Sequence[int]], str]) -> None:
-    """Print a sample's text, one kind after the other, with a legend; `decode` gives control tokens' texts, too."""
+    """Print a sample's text by kind, with a legend; `decode` must return texts of control tokens too."""
     found = stretches(sample)
     for kind in dict.fromkeys(kind for kind, _ in found):
         count = sum(len(ids) for other, ids in found if other == kind)

@@ -1,4 +1,4 @@
-"""Plays one checked sample for each of some rows, and sums up the outcomes."""
+"""Play a checked sample for each row, and sum up the outcomes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from strands_rollout.settings import REWARD_KEY
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What to run the rows with.
+    """How to play the rows.
 
-    `sampling_params` are as slime hands them to `generate`: `max_new_tokens` is the budget of a whole response. `seed`
-    is the first sample's, the next one's is one more. `settings` is the mapping under `strands_rollout:` of a custom
-    config.
+    `sampling_params` are as slime passes them to `generate`: `max_new_tokens` is the budget of a whole response. `seed`
+    is the first sample's; each further sample adds 1. `settings` is the mapping under `strands_rollout:` of a settings
+    file.
     """
 
     base_url: str
@@ -33,7 +33,7 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Totals of a run; the means are of the samples that neither failed nor had a reward that did."""
+    """Totals of a run; means leave out failed samples and samples whose reward failed."""
 
     samples: int
     completed: int
@@ -45,7 +45,7 @@ class Summary:
 
     @classmethod
     def of(cls, outcomes: Sequence[Outcome]) -> Summary:
-        """The totals of these outcomes."""
+        """Return the totals of these outcomes."""
         views = finished_samples([outcome.sample for outcome in outcomes])
         graded = [view.graded for view in views if view.graded and not view.is_missing]
         count = max(len(graded), 1)
@@ -61,18 +61,18 @@ class Summary:
 
     @property
     def ok(self) -> bool:
-        """Whether something was completed and nothing was violated."""
+        """Whether a sample was completed and no check failed."""
         return self.completed > 0 and not self.tito_violations and not self.contract_violations
 
     def to_dict(self) -> dict[str, int | float]:
-        """The totals by name, in this order."""
+        """Return the totals by name, in this order."""
         return asdict(self)
 
 
 async def evaluate(
     rows: Sequence[Row], plan: RunPlan, *, on_done: Callable[[Outcome], None] = lambda _: None
 ) -> list[Outcome]:
-    """One checked sample per row, in the order of the rows; `on_done` is called with each outcome.
+    """Play a checked sample per row and return the outcomes in the order of the rows; `on_done` receives each one.
 
     Raises:
         ConfigError: The URL or the tokenizer can't be used.

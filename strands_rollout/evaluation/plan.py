@@ -1,7 +1,8 @@
-"""What an evaluation asks: data sets, how often and how each problem is sampled, and the seed of each sample.
+"""The plan of an evaluation: data sets, how often and how each problem is sampled, and each sample's seed.
 
 A data set is a file, or an entry of slime's `--eval-config` file, which is read as slime 0.3 reads it
-(slime/utils/eval_config.py): what can't be done here is refused, what has no meaning here is ignored with a note.
+(slime/utils/eval_config.py): keys that are not supported are refused, keys without a meaning here are ignored with a
+note.
 """
 
 from __future__ import annotations
@@ -37,23 +38,23 @@ _SLICED: Final = re.compile(r"(?P<path>.*)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]"
 
 @dataclass(frozen=True, slots=True, order=True)
 class SampleKey:
-    """Which sample of an evaluation: of which problem of a data set, and which of its samples, both from 0."""
+    """The identity of a sample: the data set, the problem's number and the sample's number, both from 0."""
 
     data_set: str
     problem: int
     number: int
 
     def seed(self, seed: int) -> int:
-        """This sample's sampling seed, from 0 to 2^31 - 1, in a run with a seed; it depends on nothing else."""
+        """Return the sample's sampling seed, from 0 to 2^31 - 1, in a run with a seed; it depends on nothing else."""
         text = f"{seed}:{self.data_set}:{self.problem}:{self.number}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 33
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file of problems, or a data set of the hub; `start` and `stop` choose rows as in a Python slice.
+    """A file of problems, or a data set on the hub; `start` and `stop` select rows as in a Python slice.
 
-    Without a `label_key` it is "label", which a row may lack where it is not needed.
+    Without a `label_key` it is "label", which is optional in rows that are not graded.
     """
 
     name: str
@@ -66,7 +67,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class EvalSet:
-    """A data set: its file and digest, the problems that are asked, and how each is sampled."""
+    """A loaded data set: its file and digest, its problems, and how each is sampled."""
 
     file: DataFile
     rows: Sequence[Row]
@@ -84,7 +85,7 @@ class EvalSet:
         template_kwargs: Mapping[str, Any] | None = None,
         needs_labels: bool = True,
     ) -> EvalSet:
-        """Read a file; `limit` is of its problems, `needs_labels` says that they are graded.
+        """Read a data file; `limit` is the maximum number of problems, `needs_labels` requires labels.
 
         Raises:
             PromptError: It can't be read, or a row that is asked has no prompt that can be answered, or no label that
@@ -120,12 +121,12 @@ class EvalSet:
 
     @property
     def name(self) -> str:
-        """Of the data set, in results and reports."""
+        """Name of the data set in results and reports."""
         return self.file.name
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What the results depend on, as JSON."""
+        """Return everything that the results depend on, as JSON."""
         return {
             "file": self.file.path.resolve().name,
             "sha256": self.sha256,
@@ -139,7 +140,7 @@ class EvalSet:
         }
 
     def check_settings(self, settings: RolloutSettings) -> None:
-        """Raise ConfigError, naming its line, where a row's own settings don't fit those of the run."""
+        """Raise a ConfigError that names the line if a row's own settings don't fit the run's."""
         for row in self.rows:
             try:
                 with_row_settings(settings, row.metadata)
@@ -147,7 +148,7 @@ class EvalSet:
                 raise ConfigError(f"{self.file.path}:{row.line}: {e}") from e
 
     def sample_keys(self) -> Iterator[SampleKey]:
-        """All its samples; those of a problem follow each other, so that an engine's prefix cache serves them."""
+        """Yield the keys of all samples, grouped by problem, so that an engine's prefix cache is used."""
         both = product(range(len(self.rows)), range(self.sampling.samples))
         return (SampleKey(self.name, problem, number) for problem, number in both)
 
@@ -173,7 +174,7 @@ _FURTHER: Final = frozenset(
 
 
 class DataSetEntry(BaseModel):
-    """An entry of `eval.datasets`, with all keys that slime knows; None leaves a choice to the command's options."""
+    """An entry of `eval.datasets`, with all keys of slime; None means that the command's option applies."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -212,13 +213,13 @@ class DataSetEntry(BaseModel):
     eval_early_stop_idle_timeout: _Ignored = None
 
     def sampling(self, default: Sampling) -> Sampling:
-        """How its problems are sampled; what it leaves out is the default's."""
+        """Return the sampling of the entry; values that it leaves out come from `default`."""
         own = self.model_dump(include={"samples", "max_new_tokens", "temperature", "top_p", "top_k"}, exclude_none=True)
         further = self.model_dump(include=set(_FURTHER), exclude_none=True)
         return replace(default, **own, further={**default.further, **further})
 
     def data_file(self) -> DataFile:
-        """Its file, with slime's `path@[start:stop]`."""
+        """The entry's file, with slime's `path@[start:stop]` parsed."""
         match = _SLICED.fullmatch(self.path)
         path = match["path"] if match else self.path
         start, stop = (int(match[bound]) if match and match[bound] else None for bound in ("start", "stop"))
@@ -249,10 +250,10 @@ class _EvalConfig(BaseModel):
 def read_eval_config(
     path: Path, default: Sampling, *, limit: int | None, on_note: Callable[[str], None], needs_labels: bool = True
 ) -> list[EvalSet]:
-    """The data sets of a file, YAML or JSON, loaded.
+    """Read and load the data sets of an `--eval-config` file, YAML or JSON.
 
-    As in slime an entry's own key counts, else that of `eval.defaults`, else the default. A prompt and a label are
-    looked for under "prompt" and "label" unless `input_key` and `label_key` say otherwise.
+    As in slime, an entry's own key takes precedence over `eval.defaults`, and this over the default. Prompt and label
+    are read from the keys "prompt" and "label" unless `input_key` and `label_key` are set.
 
     Raises:
         ConfigError: The file can't be read, a key is unknown (the message names the nearest) or asks for what can't be
@@ -279,7 +280,7 @@ def read_eval_config(
 
 
 def _read(path: Path) -> object:
-    """The file's content as slime sees it: OmegaConf's, its interpolations (`${oc.env:DATA_DIR}`) resolved."""
+    """Return the file's content as slime reads it: with OmegaConf's interpolations (`${oc.env:DATA_DIR}`) resolved."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -297,7 +298,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def checked(model: type[_Model], given: object, where: str) -> _Model:
-    """The model of what was given; a ConfigError names the place, the key and the nearest known one."""
+    """Validate a mapping; raise a ConfigError that names the place, the key and the nearest known key."""
     try:
         return model.model_validate(given)
     except ValidationError as e:
@@ -305,7 +306,7 @@ def checked(model: type[_Model], given: object, where: str) -> _Model:
 
 
 def load_sets(options: EvalOptions, settings: RolloutSettings, on_note: Callable[[str], None]) -> list[EvalSet]:
-    """The data sets that are asked for; `on_note` is called with each key of their file that has no meaning here.
+    """Load the requested data sets; `on_note` receives each key of the file that is ignored.
 
     Raises:
         ConfigError: There are none, or two of one name, or their file can't be used.

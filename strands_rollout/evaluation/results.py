@@ -1,11 +1,11 @@
-"""What an evaluation found: a line of JSON per sample (`results.jsonl`), and the report that is made of them.
+"""Results of an evaluation: a line of JSON per sample (`results.jsonl`), and the report.
 
-A folder with results belongs to one run, whose `run.json` says what was asked: with anything else that results depend
-on it is refused, so that results of different runs never mix.
+A folder of results belongs to a single run, whose `run.json` records everything that the results depend on. Running
+with anything else in the same folder is refused, so that results of different runs never mix.
 
-The report depends on the results only, not on their order: accuracy with its uncertainty, pass@k, the majority's
-answer, and counts. What is not scored (FAILED, or not graded: the infrastructure's doing) is missing: it is in no share
-and no mean.
+The report depends only on the results, not on their order: accuracy with its uncertainty, pass@k, the majority's
+answer, and counts. Samples that failed or could not be graded because of the infrastructure are missing: they count in
+no share and no mean.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SCORED: Final = frozenset({"completed", "truncated"})
 def run_identity(
     options: EvalOptions, sets: Sequence[EvalSet], settings: RolloutSettings, info: ServerInfo, tokenizer_dir: Path
 ) -> dict[str, Any]:
-    """All that a run's results depend on, as JSON; the engine's address and the concurrency are not part of it."""
+    """Return everything that a run's results depend on, as JSON, without the engine's address and the concurrency."""
     return {
         "strands_rollout": __version__,
         "model": info.model_path,
@@ -64,7 +64,7 @@ def run_identity(
 
 
 def settings_identity(settings: RolloutSettings) -> dict[str, Any]:
-    """All settings that results depend on, as JSON; options of executors and MCP servers are hashed: secrets."""
+    """Return all settings that results depend on; options of executors and MCP servers are hashed."""
 
     def without_options(named: object) -> object:
         if not isinstance(named, dict):
@@ -84,7 +84,7 @@ class _Read(BaseModel):
 
 
 class _Reward(_Read):
-    """What is read of the reward function's verdict, and its parts."""
+    """The parts of a reward function's result that the report reads."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -96,7 +96,7 @@ class _Reward(_Read):
 
 
 class DriftCounts(_Read):
-    """Tokens that encoding a sample's text again would change, and tokens of context that are not the template's."""
+    """Tokens that re-encoding a sample's text would change, and context tokens that differ from the template's."""
 
     sampled_tokens: NonNegativeInt
     turn_drift: NonNegativeInt
@@ -106,7 +106,7 @@ class DriftCounts(_Read):
 
 
 class SampleResult(_Read):
-    """What is read of a sample's line, and kept in memory: no response, no tokens."""
+    """The parts of a sample's line that are kept in memory, without response and tokens."""
 
     data_set: str
     problem: NonNegativeInt
@@ -136,7 +136,7 @@ class SampleResult(_Read):
 
     @classmethod
     def from_line(cls, line: object) -> SampleResult:
-        """Read a line's object.
+        """Read the object of a line.
 
         Raises:
             ValueError: It lacks something, or something is of another kind.
@@ -148,27 +148,27 @@ class SampleResult(_Read):
 
     @property
     def key(self) -> SampleKey:
-        """Which sample."""
+        """The sample's identity."""
         return SampleKey(self.data_set, self.problem, self.number)
 
     @property
     def is_finished(self) -> bool:
-        """Whether its episode says something of the policy."""
+        """Whether the episode finished, completed or truncated."""
         return self.status in SCORED
 
     @property
     def ungraded(self) -> str:
-        """Why a finished sample could not be graded; "" if it was."""
+        """Why a finished sample could not be graded; "" if it was graded."""
         return self.reward.error if self.reward and self.is_finished else ""
 
     @property
     def is_scored(self) -> bool:
-        """Whether it counts; if not, it is tried again."""
+        """Whether the sample counts; otherwise it is retried."""
         return self.is_finished and not self.ungraded
 
     @property
     def fault(self) -> str | None:
-        """Why it does not count, where that is known."""
+        """Why the sample does not count, if known."""
         return f"not graded: {self.ungraded}" if self.ungraded else self.error
 
     @property
@@ -178,12 +178,12 @@ class SampleResult(_Read):
 
     @property
     def answer(self) -> str:
-        """As the grader cut it out; "" for none."""
+        """The extracted answer; "" if there is none."""
         return self.reward.pred if self.reward else ""
 
     @property
     def method(self) -> str:
-        """How the answer was graded; "" where it was not."""
+        """The method that graded the answer; "" if it was not graded."""
         return self.reward.method if self.reward else ""
 
 
@@ -191,7 +191,7 @@ Results: TypeAlias = Mapping[SampleKey, SampleResult]
 
 
 class ResultsFile:
-    """The file `results.jsonl` of a run's folder, held by one process at a time; a context manager.
+    """The file `results.jsonl` of a run, opened by a single process; a context manager.
 
     Attributes:
         dropped_bytes: Of a half-written last line, when the file was opened.
@@ -221,7 +221,7 @@ class ResultsFile:
         self._log.close()
 
     def results(self, planned: Container[SampleKey]) -> Iterator[SampleResult]:
-        """Those in the file, in the order written; a sample that was tried again is there again. Blank lines are none.
+        """Yield the results in the file, in the order written; a retried sample appears again. Blank lines are skipped.
 
         Raises:
             ConfigError: A line is not a result, or is one of a sample that is not planned.
@@ -242,7 +242,7 @@ class ResultsFile:
             yield result
 
     def append(self, line: Mapping[str, Any]) -> SampleResult:
-        """Write a line, and return what is kept of it.
+        """Write a line and return its result.
 
         Raises:
             RolloutError: It can't be written.
@@ -266,12 +266,12 @@ class ResultsFile:
 def accuracy_of(
     counts: Sequence[tuple[int, int]],
 ) -> tuple[float | None, float | None, tuple[float, float] | None]:
-    """The accuracy over all samples, its standard error, and its 95% interval within 0 and 1.
+    """Return the accuracy over all samples, its standard error, and its 95% interval within 0 and 1.
 
-    Samples of one problem are alike, so problems, not samples, are the independent draws: the standard error is
-    clustered by problem. With accuracy p, and c right of n samples of each of m problems, it is
-    sqrt(m / (m - 1) * sum((c - p * n)^2)) / sum(n), which for equal n is the standard error of the problems' means.
-    The interval is p -+ t * standard error, t being Student's with m - 1 degrees of freedom.
+    Samples of a problem are correlated, so the standard error is clustered by problem. With accuracy p, and c correct
+    of n samples for each of m problems, it is sqrt(m / (m - 1) * sum((c - p * n)^2)) / sum(n), which for equal n is the
+    standard error of the problems' means. The interval is p -+ t * standard error, with Student's t of m - 1 degrees of
+    freedom.
 
     Args:
         counts: c and n of each problem; problems without samples are left out.
@@ -298,7 +298,7 @@ def accuracy_of(
 
 @functools.cache
 def t_quantile(degrees: int) -> float:
-    """The t that |T| exceeds with a chance of 5%, T being Student's."""
+    """Return the t that |T| exceeds with a probability of 5%, for Student's T."""
 
     def excess(t: float) -> float:
         tail = mpmath.betainc(degrees / 2, 0.5, 0, degrees / (degrees + t * t), regularized=True)
@@ -308,20 +308,20 @@ def t_quantile(degrees: int) -> float:
 
 
 def mean_pass_at_k(counts: Sequence[tuple[int, int]], k: int) -> float | None:
-    """The mean of pass@k over the problems that have k samples; None if none has.
+    """Return the mean of pass@k over the problems with at least k samples; None if there are none.
 
-    pass@k is the chance that k of a problem's samples, drawn without replacement, hold a right one:
-    1 - C(n - c, k) / C(n, k) with c right of n samples, the pairs that are given.
+    pass@k is the probability that k of a problem's samples, drawn without replacement, contain a correct one: 1 - C(n -
+    c, k) / C(n, k) for c correct of n samples.
     """
     passed = [1.0 - math.comb(total - right, k) / math.comb(total, k) for right, total in counts if total >= k]
     return math.fsum(passed) / len(passed) if passed else None
 
 
 def majority_of(votes: Iterable[tuple[str, bool]]) -> tuple[list[str], float]:
-    """Count the votes of one problem: answers as the grader cut them out, with its verdicts.
+    """Count the votes of a problem's samples: extracted answers with the grader's verdicts.
 
-    Answers that the grader's comparison calls equal are one: 1/2 and 0.5. So are all right answers, which equal the
-    label. Samples without an answer don't vote.
+    Answers that the grader's comparison calls equal are one: 1/2 and 0.5. All correct answers are one too. Samples
+    without an answer don't vote.
 
     Returns:
         The answers with most votes, each in its most frequent notation, and the score: 1.0 if the right one won, its
@@ -338,12 +338,12 @@ def majority_of(votes: Iterable[tuple[str, bool]]) -> tuple[list[str], float]:
 
 
 def has_answer(answer: str) -> bool:
-    """Whether the grader found an answer at all."""
+    """Whether the grader found an answer."""
     return answer.strip() not in _NO_ANSWERS
 
 
 def _equal_answers(votes: Counter[str]) -> list[Counter[str]]:
-    """The votes by answer; one that equals answers of two groups makes them one."""
+    """Group the votes by equal answers; an answer that equals answers of two groups merges them."""
 
     def is_equal(first: str, second: str) -> bool:  # either may be the label: the comparison is not symmetric
         return bool(compare(first, second).equal or compare(second, first).equal)
@@ -359,7 +359,7 @@ def _equal_answers(votes: Counter[str]) -> list[Counter[str]]:
 
 
 def evaluation_report(sets: Sequence[EvalSet], results: Results, ks: Sequence[int]) -> dict[str, Any]:
-    """The report as JSON; a k above a data set's samples per problem is left out there."""
+    """Return the report as JSON; a k above a data set's samples per problem is left out."""
     data_sets = {chosen.name: _data_set(chosen, results, ks) for chosen in sets}
     totals = {name: sum(report[name] for report in data_sets.values()) for name in ("planned", "scored", "missing")}
     scored = [result for result in results.values() if result.is_scored]
@@ -376,7 +376,7 @@ def evaluation_report(sets: Sequence[EvalSet], results: Results, ks: Sequence[in
 
 
 def report_notes(report: Mapping[str, Any], weight_version: str | None) -> list[str]:
-    """Warnings about the numbers; `weight_version` is what the engine reported when the run began."""
+    """Return warnings about the numbers; `weight_version` is the engine's at the start of the run."""
     notes = []
     versions = report["weight_versions"]
     if len(versions) > 1 or (weight_version is not None and versions not in ([], [weight_version])):
@@ -399,7 +399,7 @@ def report_notes(report: Mapping[str, Any], weight_version: str | None) -> list[
 
 
 def without_problems(report: Mapping[str, Any]) -> dict[str, Any]:
-    """The report less its entries per problem."""
+    """Return the report without its entries per problem."""
     data_sets = {name: {**one} for name, one in report["data_sets"].items()}
     for one in data_sets.values():
         del one["by_problem"]
@@ -467,7 +467,7 @@ def _problem(chosen: EvalSet, number: int, found: Sequence[SampleResult]) -> dic
 
 
 def _rewards(scored: Sequence[SampleResult]) -> dict[str, Any]:
-    """The mean reward, and that of each further number of it over the samples that have it."""
+    """Return the mean reward, and the mean of each part over the samples that have it."""
     rewards = [result.reward for result in scored if result.reward is not None]
     # a reward of the user's own, or of an environment, need not cut out answers
     has_answers = any(has_answer(one.pred) or one.method not in _WITHOUT_ANSWERS for one in rewards)
@@ -481,7 +481,7 @@ def _rewards(scored: Sequence[SampleResult]) -> dict[str, Any]:
 
 
 def _drift(scored: Sequence[SampleResult]) -> dict[str, Any] | None:
-    """Sums over the samples whose drift was measured; None where there are none."""
+    """Return sums over the samples whose drift was measured; None if there are none."""
     found = [result.drift for result in scored if result.drift is not None]
     if not found:
         return None

@@ -1,6 +1,6 @@
-"""The commands `eval` (results kept as they come, a report at the end) and `demo` (a table, a transcript and a dump).
+"""The commands `eval` (saves results as they arrive, then a report) and `demo` (a table, a transcript and a dump).
 
-Start at `run_evaluation`.
+Start reading at `run_evaluation`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _STATUS_STYLES: Final = {"completed": "green", "truncated": "yellow", "aborted":
 
 
 def run_evaluation(options: EvalOptions) -> int:
-    """Run an evaluation, or resume it; the last line on stdout is the report without its problems, as JSON.
+    """Run or resume an evaluation; the last line on stdout is the report without its problems, as JSON.
 
     Returns:
         The exit code: 0 if every sample is scored and nothing is violated, 1 if not, 130 after Ctrl-C.
@@ -148,7 +148,7 @@ async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) 
 
 
 class EvaluationSession:
-    """One session of a run: plays the samples that have no score yet, and keeps each result as it comes.
+    """A session of a run: plays the samples without a score and saves each result as it arrives.
 
     Attributes:
         results: The last result of each sample, earlier sessions' included.
@@ -185,11 +185,11 @@ class EvaluationSession:
 
     @property
     def scored(self) -> list[SampleResult]:
-        """The results that count."""
+        """Return the results that count."""
         return [result for result in self.results.values() if result.is_scored]
 
     async def play(self, base_url: str, tokenizer_dir: Path, log: Console) -> None:
-        """Play what is left.
+        """Play the samples that are left.
 
         Raises:
             RolloutError: A result can't be written, or the tokenizer or the sandbox can't be used.
@@ -230,7 +230,7 @@ class EvaluationSession:
                 self._seconds = time.monotonic() - started
 
     async def _played_line(self, player: Player, key: SampleKey) -> tuple[Outcome, dict[str, Any]]:
-        """Play a sample; its outcome, and its line for the results without drift."""
+        """Play a sample; return its outcome, and its line for the results without drift."""
         chosen = self._sets[key.data_set]
         sample = chosen.rows[key.problem].sample(
             index=key.problem * chosen.sampling.samples + key.number,
@@ -249,7 +249,7 @@ class EvaluationSession:
         return result
 
     def record(self) -> dict[str, Any]:
-        """What depends on the clock, or on where the run was interrupted, and so is not part of its outcome."""
+        """Return what depends on the clock or on interruptions, which is kept apart from the outcome."""
         lasted = [result.seconds for result in self.scored]
         return {
             "stopped": self.stopped,
@@ -288,16 +288,16 @@ def _line(key: SampleKey, outcome: Outcome, seed: int | None) -> dict[str, Any]:
 
 
 class _GivenUpError(Exception):
-    """Too many samples failed alike."""
+    """Too many consecutive samples failed for the same reason."""
 
 
 async def run_samples(
     keys: Iterable[SampleKey], run: Callable[[SampleKey], Awaitable[SampleResult]], *, concurrency: int
 ) -> str | None:
-    """Run each key once, in order, `concurrency` at once.
+    """Run each key once, in order, `concurrency` at a time.
 
-    It gives up where as many in a row as run at once, at least 8, fail alike: by then a whole round has failed, each
-    after its own retries.
+    Stops after as many consecutive failures for the same reason as run at once, at least 8: by then a whole round has
+    failed, each after its own retries.
 
     Returns:
         Why it stopped early, the running samples being cancelled; None if all were run.
@@ -382,7 +382,7 @@ async def _demo(options: DemoOptions) -> Summary:
 
 
 def check_writable(folder: Path) -> None:
-    """Raise ConfigError where no dump can be written to a folder, which may have to be made."""
+    """Raise ConfigError if no dump can be written to a folder, which need not exist."""
     existing = next(place for place in (folder, *folder.resolve().parents) if place.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise ConfigError(f"{existing} is no folder that can be written to; choose another one with --dump")
@@ -404,16 +404,16 @@ def write_dump(folder: Path, outcomes: Sequence[Outcome], tokenizer: PreTrainedT
 
 
 def most_telling(outcomes: Sequence[Outcome]) -> Outcome:
-    """The outcome whose transcript shows most: a right answer found with tools, else tools, else the first."""
+    """Return the outcome with the most instructive transcript: correct with tools, else with tools, else the first."""
     return max(outcomes, key=lambda o: (bool(o.facts.tool_calls), bool(o.graded.get("acc"))))
 
 
 @contextmanager
 def accuracy_bar(console: Console, total: int, earlier: Sequence[bool] = ()) -> Iterator[Callable[[bool | None], None]]:
-    """A bar until the block ends; call what it yields with whether each sample is right, None for one without a score.
+    """Show a bar until the block ends; call the yielded function with a sample's verdict, None without a score.
 
-    Without a terminal, it is a line at each tenth of the samples. `total` counts the whole run, and
-    `earlier` the samples that were done before: whether each was right.
+    Without a terminal, prints a line at each tenth of the samples. `total` counts the whole run; `earlier` has the
+    verdicts of samples that were done before.
     """
     done = scored = len(earlier)
     right = sum(earlier)
@@ -434,7 +434,7 @@ def accuracy_bar(console: Console, total: int, earlier: Sequence[bool] = ()) -> 
 
 
 def print_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
-    """The table, one line per sample; without the questions where the console is too narrow for them."""
+    """Print a table with a line per sample; without the questions if the console is too narrow."""
     question_width = min(console.width - _OTHER_COLUMNS_WIDTH, _MAX_QUESTION_WIDTH)
     rows = [_outcome_row(outcome, max(question_width, _MIN_QUESTION_WIDTH)) for outcome in outcomes]
     if question_width < _MIN_QUESTION_WIDTH:
@@ -444,7 +444,7 @@ def print_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
 
 
 def _table(rows: Sequence[Mapping[str, str | Text]]) -> Table:
-    """A table of at least one row, whose keys are the heads."""
+    """Return a table of at least one row, with the keys of rows as headers."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for name in rows[0]:
         table.add_column(name, justify="left" if name in _TEXTS else "right", no_wrap=True)
@@ -475,7 +475,7 @@ def _clipped(value: object, width: int, style: str = "") -> Text:
 
 
 def print_summary(console: Console, outcomes: Sequence[Outcome], summary: Summary, *, seconds: float) -> None:
-    """Totals, then the first violations and the errors of failed samples, if any."""
+    """Print the totals, then the first violations and the errors of failed samples."""
     reasons = Counter(str(outcome.facts.stop_reason) for outcome in outcomes)
     tokens = sum(outcome.facts.sampled_tokens or 0 for outcome in outcomes)
     console.print(
@@ -498,7 +498,7 @@ def print_summary(console: Console, outcomes: Sequence[Outcome], summary: Summar
 
 
 def print_evaluation(console: Console, report: Mapping[str, Any]) -> None:
-    """Everything that the report says, for each data set in turn."""
+    """Print the report of each data set."""
     for name, data_set in report["data_sets"].items():
         console.print(Text(name, style="bold"))
         console.print(_table(_problem_rows(data_set["by_problem"])))
@@ -513,7 +513,7 @@ def print_evaluation(console: Console, report: Mapping[str, Any]) -> None:
 
 
 def _problem_rows(problems: Sequence[Mapping[str, Any]]) -> list[dict[str, str | Text]]:
-    """The rows of the table; without labels where no problem has one, and with rewards in place of no answers."""
+    """Return the table's rows; without labels if no problem has any, with rewards if there are no answers."""
     has_answers = any(problem["majority"] for problem in problems)
     unused = {"reward" if has_answers else "majority"}
     unused |= {"label"} if all(problem["label"] is None for problem in problems) else set()

@@ -1,8 +1,7 @@
-"""The command `try`: one row played through `generate` and `reward_func`, and its transcript as it goes.
+"""The command `try`: play a row through `generate` and `reward_func` and print the transcript as it runs.
 
-Start at `run_try`. Turns that no engine samples are written in the tokenizer's own format and answered at `/generate`,
-so that all else is the real thing: template, tokens, parser, tools, reward. They come from a script, a person or an
-OpenAI-compatible API.
+Start reading at `run_try`. Turns from a script, a person or an OpenAI-compatible API are written in the tokenizer's own
+format and answered at `/generate`, so that chat template, tokens, tool parser, tools and reward run as in training.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ Asked: TypeAlias = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]
 
 
 class Transcript(HookProvider):
-    """Prints what the agents that may answer read and say, as they go."""
+    """Strands hooks that print what the main agents read and answer."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -84,13 +83,13 @@ class Transcript(HookProvider):
         self._places: dict[str, str] = {}  # where tools raised, by the id of the call
 
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:  # noqa: ARG002, ANN401 - Strands' signature
-        """Called by Strands."""
+        """Register the hooks; called by Strands."""
         registry.add_callback(MessageAddedEvent, self._message_added)
         registry.add_callback(BeforeModelCallEvent, self._before_model_call)
         registry.add_callback(AfterToolCallEvent, self._after_tool_call)
 
     def take_asked(self) -> Asked | None:
-        """What the agent asks now; None where one does that can't give the answer."""
+        """Return and clear what the agent requested; None if the requesting agent is not a main agent."""
         asked, self._asked = self._asked, None
         return asked
 
@@ -152,7 +151,7 @@ class Transcript(HookProvider):
                 self.show(said if message["role"] == "assistant" else "user", shown)
 
     def end(self, outcome: Outcome, *, has_tokens: bool) -> None:
-        """Print how the episode ended, and what of it would be trained."""
+        """Print how the episode ended, and which tokens would be trained on."""
         sample, facts = outcome.sample, outcome.facts
         if sample.status is Sample.Status.FAILED and not facts.turns:
             self.show("error", _errors(outcome)[0])
@@ -174,7 +173,7 @@ class Transcript(HookProvider):
 
 
 def _errors(outcome: Outcome, *, of_episode: bool = True) -> list[str]:
-    """What ended the episode, and what failed: its reward, or a check of its tokens."""
+    """Return the errors that ended the episode, its reward, or a check of its tokens."""
     reward = outcome.sample.reward
     own = of_episode and outcome.facts.error, reward.get("error") if isinstance(reward, Mapping) else None
     return [*(str(error) for error in own if error), *outcome.contract_violations, *outcome.tito_violations]
@@ -188,12 +187,12 @@ _CURRENT: Final[ContextVar[Transcript]] = ContextVar("transcript")
 
 
 def current_transcript() -> Transcript:
-    """The transcript of the episode that is played; the hook that `try` adds to its settings."""
+    """Return the transcript of the running episode; `try` adds this function to the setting `hooks`."""
     return _CURRENT.get()
 
 
 class WrittenCall(BaseModel):
-    """A tool call of a turn."""
+    """A tool call in a written turn."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -202,7 +201,7 @@ class WrittenCall(BaseModel):
 
 
 class WrittenTurn(BaseModel):
-    """One turn of a policy: text as it would write it, then calls."""
+    """A written turn of the policy: text, then calls."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -211,7 +210,7 @@ class WrittenTurn(BaseModel):
 
 
 class Script:
-    """Turns of a YAML list of texts and mappings; a ConfigError names the turn that is neither."""
+    """Turns from a YAML list of strings and mappings; a ConfigError names a turn that is neither."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -228,7 +227,7 @@ class Script:
         self._path, self._played = path, 0
 
     async def turn(self, asked: Asked | None) -> WrittenTurn:  # noqa: ARG002 - a script does not listen
-        """The next turn; PolicyEndedError where there is none."""
+        """Return the next turn; raise PolicyEndedError if there is none."""
         self._played += 1
         if self._played > len(self._turns):
             raise PolicyEndedError(
@@ -237,7 +236,7 @@ class Script:
         return self._turns[self._played - 1]
 
     def check_end(self, stop_reason: object) -> None:
-        """Raise PolicyEndedError where turns are left when the episode has ended."""
+        """Raise PolicyEndedError if turns are left at the end of the episode."""
         if self._played < len(self._turns):
             raise PolicyEndedError(
                 f"{self._path} goes on too long: it has {len(self._turns)} turns, and the episode ended after turn "
@@ -246,7 +245,7 @@ class Script:
 
 
 class Person:
-    """Someone at the terminal."""
+    """Turns typed at the terminal."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         with suppress(ImportError):  # lets lines be edited
@@ -255,7 +254,7 @@ class Person:
         note(_KEYS)
 
     async def turn(self, asked: Asked | None) -> WrittenTurn:  # noqa: ARG002 - they have read it
-        """What is typed; asked again where a call can't be read. PolicyEndedError where they leave."""
+        """Read a typed turn, again if a call can't be parsed; raise PolicyEndedError on Ctrl-D."""
         while True:
             try:
                 return typed_turn(_typed_lines())
@@ -281,7 +280,7 @@ def _typed_lines() -> list[str]:
 
 
 def typed_turn(lines: Sequence[str]) -> WrittenTurn:
-    """The turn of typed lines; a ValueError says how a call is written."""
+    """Parse the lines of a typed turn; a ValueError explains how to write a call."""
     texts, calls = [], []
     for line in lines:
         if not line.startswith("/"):
@@ -297,12 +296,12 @@ def typed_turn(lines: Sequence[str]) -> WrittenTurn:
 
 @dataclass(frozen=True, slots=True)
 class HostedModel:
-    """A model behind an OpenAI-compatible API: its texts and calls, none of its tokens."""
+    """Turns from a model behind an OpenAI-compatible API: its texts and calls, without its tokens."""
 
     api: ChatApi
 
     async def turn(self, asked: Asked | None) -> WrittenTurn:
-        """The API's answer to the conversation; PolicyEndedError where it gives none."""
+        """Return the API's answer to the conversation; raise PolicyEndedError if it gives none."""
         if asked is None:
             raise PolicyEndedError("an agent beside the main one asks its model; --api-base plays one agent alone")
         messages, tools = asked
@@ -332,7 +331,7 @@ def _call_of_api(function: Mapping[str, Any]) -> WrittenCall:
 
 
 def _openai_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A chat template's message, whose arguments are objects, as the API wants it."""
+    """Convert a chat template's message, whose call arguments are objects, for the API."""
     calls = [
         {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
         for call in message.get("tool_calls") or ()
@@ -345,9 +344,9 @@ WrittenPolicy: TypeAlias = Script | Person | HostedModel
 
 
 class PolicyServer:
-    """Answers `/generate` with a policy's turns, in SGLang's form; the logprob of what was written is 0.
+    """An HTTP server that answers `/generate` with a policy's turns, in SGLang's format, with logprobs of 0.
 
-    `error` is what ended the policy: the request was then answered as aborted.
+    `error` is the error that ended the policy; the request was then answered as aborted.
     """
 
     def __init__(self, policy: WrittenPolicy, folder: Path, settings: RolloutSettings, transcript: Transcript) -> None:
@@ -390,7 +389,7 @@ class PolicyServer:
         return web.json_response({"text": "", "output_ids": ids, "meta_info": meta})
 
     def _written(self, turn: WrittenTurn) -> tuple[str, int]:
-        """The turn as the template writes it, and the token that ends it; PolicyEndedError where it can't be read."""
+        """Return a turn as the template writes it, and its end token; PolicyEndedError if it can't be parsed."""
         text, end_id = self._template.write_turn(turn.text, [(call.name, call.arguments) for call in turn.calls])
         segments = self._parser.segments(text, self._template.opens_reasoning)
         if len([one for one in segments if isinstance(one, ToolCall)]) < len(turn.calls):
@@ -402,7 +401,7 @@ class PolicyServer:
 
 
 def run_try(options: TryOptions) -> int:
-    """Play a row and show it; the exit code: 0, 1 if the episode failed, 130 after Ctrl-C or Ctrl-D.
+    """Play a row and print it; return 0, 1 if the episode failed, or 130 after Ctrl-C or Ctrl-D.
 
     Raises:
         RolloutError: The configuration, the row, the engine or the tokenizer can't be used, or the policy's turns end
@@ -477,7 +476,7 @@ def _exit_code(outcome: Outcome, policy: WrittenPolicy | None) -> int:
 
 
 def _settings(settings: RolloutSettings, options: TryOptions) -> dict[str, Any]:
-    """The settings to play with: the transcript listens, and where no turn is given the episode ends."""
+    """Return the settings to play with: plus the transcript, and ending the episode when there are no more turns."""
     hook = f"{current_transcript.__module__}.{current_transcript.__qualname__}"
     added: dict[str, Any] = {"max_failed_groups": None, "on_engine_abort": "return"}
     added |= {} if settings.has_program else {"hooks": [*settings.hooks, hook]}

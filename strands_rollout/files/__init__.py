@@ -1,1 +1,1 @@
-"""Files and what is in them: regular files only, bounded, locked or replaced whole; JSON and YAML."""
+"""Read and write files safely: regular files only, bounded, locked or replaced atomically; JSON and YAML."""

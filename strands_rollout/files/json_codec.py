@@ -1,4 +1,4 @@
-"""JSON texts and their values, with integers of any size and halves of surrogate pairs."""
+"""Encode and decode JSON, with integers of any size and lone surrogates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LONG_INTEGER: Final = b"0" * 19  # shorter ones have no more than 64 bits
 
 
 def encode_json(value: Json) -> bytes:
-    """A value of JSON, or of dataclasses, as its text, also with integers of any size and halves of surrogate pairs.
+    """Return the JSON text of a value or dataclass; integers may have any size, strings lone surrogates.
 
     Raises:
         TypeError, ValueError: It is no value of JSON, nested too deeply, or has an integer of more than 4,300 digits.
@@ -30,7 +30,7 @@ def encode_json(value: Json) -> bytes:
 
 
 def decode_json(text: bytes | str, *, is_finite: bool = True) -> Json:
-    """The value of a JSON text, with integers of any size and halves of surrogate pairs as they are.
+    """Return the value of a JSON text; integers may have any size, strings lone surrogates.
 
     Args:
         text: In UTF-8, where it is bytes.

@@ -1,4 +1,4 @@
-"""Files with a JSON object, there whole or not at all."""
+"""Files with a JSON object, written atomically."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_JSON_BYTES: Final = 200_000_000
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a file that is there whole or not at all.
+    """Write a JSON file atomically.
 
     Raises:
         ConfigError: It can't be written.
@@ -28,7 +28,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path, *, advice: str = "choose another folder with --out") -> dict[str, Any]:
-    """The object in a file; `advice`, what to do where it can't be read, ends the message.
+    """Return the object in a JSON file; `advice` ends the message of an error.
 
     Raises:
         ConfigError: It can't be read, or holds no JSON object.
@@ -45,7 +45,7 @@ def read_json(path: Path, *, advice: str = "choose another folder with --out") -
 
 
 def differences(there: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    """The first 10 differences of what a file has and of what would be written to it, as text; "" for none."""
+    """Return the first 10 differences between a file's content and a new content, as text; "" if equal."""
     found = list(_differences(there, json.loads(json.dumps(asked)), ""))
     more = f" and {len(found) - 10} more" if len(found) > 10 else ""
     return "; ".join(found[:10]) + more

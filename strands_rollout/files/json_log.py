@@ -1,4 +1,4 @@
-"""Logs of JSON values, one a line, which others may read while they grow, and which go on after a kill."""
+"""Logs with one JSON value per line, which can be read while they grow and continued after a kill."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from strands_rollout.files.safe_files import open_alone, write_whole
 
 
 class JsonLog:
-    """A file to which one process at a time appends lines, each with one call.
+    """An append-only file with one writing process at a time; each line is written with one call.
+
+    A partial last line, left by a killed writer or a full disk, is dropped when the file is opened.
 
     What a writer that was killed, or had no room, left of a last line is dropped when the file is opened.
 
@@ -38,16 +40,16 @@ class JsonLog:
             stack.pop_all()
 
     def close(self) -> None:
-        """Let another process have the file."""
+        """Close the file, so that another process can open it."""
         self._file.close()
 
     @property
     def is_empty(self) -> bool:
-        """True if it has no line."""
+        """Whether the file has no lines."""
         return not os.fstat(self._file.fileno()).st_size
 
     def append(self, line: bytes) -> None:
-        """Write a line, which ends in a line feed.
+        """Write a line, which must end with a line feed.
 
         Raises:
             RolloutError: It can't be written, or not all of it.
@@ -58,7 +60,7 @@ class JsonLog:
             raise RolloutError(f"can't write to {self.path}: {e.strerror}; {self._remedy}") from e
 
     def keep(self, count: int) -> None:
-        """Drop all but the first `count` lines.
+        """Drop all lines after the first `count`.
 
         Raises:
             ConfigError: It can't be written to.
@@ -81,7 +83,7 @@ class JsonLog:
 
 
 def whole_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a log, which may be growing: a last one without its end is left out.
+    """Return the complete lines of a log, which may be growing; a partial last line is left out.
 
     Raises:
         OSError: It can't be read.

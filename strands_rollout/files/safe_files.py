@@ -1,4 +1,4 @@
-"""Files that others may have made or have open: regular ones of bounded size, locked, replaced or written whole."""
+"""Safe access to files that others may have created or opened: regular, bounded, locked, replaced atomically."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KINDS: Final = (
 def open_regular(path: Path | str) -> BinaryIO:
     """Open a regular file, or a link to one, for reading.
 
-    Opening a named pipe would wait for a writer, and some devices never end: neither is opened.
+    Named pipes and devices are not opened: opening a pipe would wait for a writer, and some devices never end.
 
     Raises:
         OSError: It can't be opened, or is no regular file; `strerror` says which. Also for paths that no file can have.
@@ -45,7 +45,7 @@ def open_regular(path: Path | str) -> BinaryIO:
 
 
 def read_regular(path: Path | str, max_bytes: int) -> bytes:
-    """The content of a regular file.
+    """Return the content of a regular file of at most `max_bytes` bytes.
 
     Raises:
         OSError: As `open_regular`, or it is larger than `max_bytes`.
@@ -64,7 +64,7 @@ def _check_regular(status: os.stat_result, path: Path | str) -> None:
 
 
 def open_alone(path: Path) -> int:
-    """Open a file to read and append to, and make it if it is not there; the lock ends when it is closed.
+    """Open or create a file for reading and appending, with a lock that ends when the file is closed.
 
     Returns:
         The file's descriptor.
@@ -85,7 +85,7 @@ def open_alone(path: Path) -> int:
 
 
 def write_whole(file: io.RawIOBase | io.BufferedIOBase, data: bytes) -> None:
-    """Write with one call; an unbuffered file takes what there is room for, and says so by a number.
+    """Write data with one call and check that all of it was written.
 
     Raises:
         OSError: It can't be written, or not all of it.
@@ -96,7 +96,7 @@ def write_whole(file: io.RawIOBase | io.BufferedIOBase, data: bytes) -> None:
 
 @contextlib.contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """A path beside this one to write a file to, which takes its place when the block ends without an error."""
+    """Yield a temporary path beside a file, which replaces the file if the block ends without an error."""
     beside = path.with_name(f".{path.name}.part")
     try:
         yield beside

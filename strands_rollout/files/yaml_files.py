@@ -1,4 +1,4 @@
-"""YAML files of the size of a config."""
+"""Read YAML settings files of bounded size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_DEPTH: Final = 100
 
 
 def yaml_text(path: Path) -> str:
-    """The text of a YAML file, which must have a config's size even with each alias (`*name`) written out.
+    """Return the text of a YAML file, after checking its size with all aliases (`*name`) expanded.
 
     Raises:
         ConfigError: It can't be read, or is no YAML, or far larger than a config.
@@ -38,9 +38,9 @@ def yaml_text(path: Path) -> str:
 
 
 def _expanded_size(root: yaml.Node) -> int:
-    """Count the values of a document where each node counts as often as it is referred to.
+    """Count the values of a document with all references expanded.
 
-    Each node is visited once, so that this is quick even where visiting every reference would not end.
+    Visits each node once, so that it ends quickly for documents that would expand without end.
 
     Raises:
         ValueError: A node holds itself, or they are nested deeper than _MAX_DEPTH.

@@ -31,7 +31,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """The verdict on one answer.
+    """The verdict on an answer.
 
     Attributes:
         correct: Whether it is right.
@@ -47,7 +47,7 @@ class Grade:
 
 
 def grade(text: str, label: object, cpu_s: float = CPU_LIMIT_S, *, is_cut: bool = False) -> Grade:
-    """Extract the answer from what an assistant said and compare it with the label.
+    """Extract the answer from an assistant's text and compare it with the label.
 
     Args:
         text: The assistant's last words, as `spoken_text` or `last_assistant_text` gives them.
@@ -148,7 +148,7 @@ _UNWRAPPED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class DapoGrade:
-    """What slime's example makes of a response.
+    """The grade of slime's strands example.
 
     Attributes:
         score: 1.0, or at most -0.6: shaped by the tool iterations.
@@ -164,7 +164,7 @@ class DapoGrade:
 
 
 def slime_example_grade(response: str, label: object, tool_iterations: float) -> DapoGrade:
-    """Grade like slime's strands example: by the last "Answer:", or where there is none by the last box."""
+    """Grade as slime's strands example: by the last "Answer:", or without it by the last box."""
     correct, pred, error = False, "", ""
     length = len(str(label))
     if length > _LONGEST_LABEL:
@@ -186,7 +186,7 @@ def _by_answer_line(tail: str, label: object) -> tuple[bool, str]:
 
 
 def _by_box(tail: str, label: object) -> tuple[bool, str]:
-    """The content of the last box must be the label itself, so that a label that is not text is never equal."""
+    """Compare the content of the last box with the label itself; a label that is no string is never equal."""
     start = tail.rfind(_BOX)
     depth = 0
     for end in range(start, len(tail)) if start >= 0 else ():

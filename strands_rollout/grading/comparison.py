@@ -1,7 +1,8 @@
-r"""Decides whether two answers are equal, in a fraction of a millisecond for most.
+r"""Decide whether two answers are equal, in a fraction of a millisecond for most.
 
-Exact: 0.333 is not 1/3. Sets ignore order, tuples and intervals don't. What is not understood equals only itself.
-Inequalities and intervals are compared as sets of real numbers: as disjoint pieces of the number line, in order.
+The comparison is exact: 0.333 is not 1/3. Sets ignore order, tuples and intervals don't. Notation that is not
+understood equals only itself. Inequalities and intervals are compared as sets of real numbers: disjoint pieces of the
+number line, in order.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _PRODUCT: Final = re.compile(r"[A-DF-HJ-NP-TV-Za-df-hj-np-tv-z]{1,3}")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Whether two answers are equal.
+    """The result of a comparison.
 
     Attributes:
         equal: The verdict.
@@ -61,8 +62,8 @@ class Comparison:
 def compare(prediction: str, label: str, cpu_s: float = CPU_LIMIT_S) -> Comparison:
     """Compare an extracted answer with a label, both as written.
 
-    The label's form decides what the answer may leave out, such as a unit or "x =". The answer is wrong when `cpu_s`
-    CPU seconds are used up.
+    The label's form decides what the answer may omit, such as a unit or "x =". The answer is wrong if the comparison
+    takes more than `cpu_s` CPU seconds.
     """
     if not label.strip():
         return Comparison(equal=False, method="no_label")
@@ -104,7 +105,7 @@ def _compare(prediction: Notation, label: Notation, budget: Budget) -> Compariso
 
 
 def _chosen(prediction: Notation, label: Notation) -> Notation:
-    """A prediction "(B) 12" as the letter where the label is one, else as what follows; one that lists more stays."""
+    """Reduce a prediction "(B) 12" to the letter if the label is a letter, else to the rest; lists of choices stay."""
     choice = _CHOICE.fullmatch(prediction.text)
     if choice is None or _LETTER.search(choice["rest"]) or _OTHER_SIGN.search(choice["rest"]):
         return prediction
@@ -113,7 +114,7 @@ def _chosen(prediction: Notation, label: Notation) -> Notation:
 
 
 def _without_choice(label: Notation, prediction: Notation) -> Notation:
-    """A label "(C) 12" as the letter where the prediction is one, else as what follows, unless it is of another."""
+    """Reduce a label "(C) 12" to the letter if the prediction is a letter, else to the rest, unless letters differ."""
     choice, given = _LABELLED_CHOICE.fullmatch(label.text), _CHOICE.fullmatch(prediction.text)
     if choice is None or _LETTER.search(choice["rest"]) or _OTHER_SIGN.search(choice["rest"]):
         return label
@@ -124,7 +125,7 @@ def _without_choice(label: Notation, prediction: Notation) -> Notation:
 
 
 def _without_base(prediction: Notation, label: Notation) -> tuple[Notation, Notation]:
-    """The label asks for its base, so that a prediction may leave it out; a decimal label asks for the value."""
+    """Return the prediction without its base if the label has the base; a decimal label asks for the value."""
     given, wanted = values.numeral_in_base(prediction.text), values.numeral_in_base(label.text)
     if wanted and (given is None or given[1] == wanted[1]) and (given or "_" not in prediction.text):
         label = replace(label, text=wanted[0])
@@ -136,14 +137,14 @@ def _without_base(prediction: Notation, label: Notation) -> tuple[Notation, Nota
 
 
 def _equal_numbers(first: Fraction, second: Fraction, units: tuple[str, str]) -> bool:
-    """Equal as written; where only one has a percent sign, 50% is both 50 and 0.5."""
+    """Return whether two numbers are equal; if only one has a percent sign, 50% is both 50 and 0.5."""
     if first == second or "%" not in units or units[0] == units[1]:
         return first == second
     return first == 100 * second if units[0] == "%" else 100 * first == second
 
 
 def _said(notation: Notation) -> Hashable | None:
-    """The words or the number; None for what may be a formula, as "xy" is a product."""
+    """Return the words or the number of a text; None for what may be a formula, as "xy" is a product."""
     number = exact_number(notation.text)
     if number is not None or (not notation.is_text and _PRODUCT.fullmatch(notation.text)):
         return number
@@ -173,14 +174,14 @@ def _equal_values(first: Key, second: Key, units: tuple[str, str], budget: Budge
 
 
 def _scaled(node: Expression, unit: str) -> Expression:
-    """In no unit: 50% as 1/2, 180 degrees as pi."""
+    """Return the value without its unit: 50% as 1/2, 180 degrees as pi."""
     if unit == "%":
         return Expression("quotient", (node, Expression("number", value=Fraction(100))))
     return Expression("degrees", (node,)) if unit == "°" else node
 
 
 def _without_names(text: str) -> tuple[list[str], list[str]]:
-    r"""The names that a text begins with, as in "x =" or "x \in", and the other sides of its equation."""
+    r"""Split off the names at the start of a text, as in "x =" or "x \in"; return them and the other sides."""
     sides = values.split_at(text.removeprefix("="), _EQUALS)[0]
     if not all(sides):
         return [], [text]
@@ -193,10 +194,11 @@ def _without_names(text: str) -> tuple[list[str], list[str]]:
 
 
 def _values(prediction: str, label_names: list[str]) -> list[str]:
-    r"""All sides of a prediction that must equal the label: of x = 6 \cdot 7 = 42, both after the first.
+    r"""Return all sides of a prediction that must equal the label: in x = 6 \cdot 7 = 42, both after the first.
 
-    None if it names something else than the label, or says the same twice, as 42 = 42. A left side with variables, as
-    m + n = 42, is passed over as a name, but not one with a single variable: 2x = 42 says that x is 21.
+    Returns None if the prediction names something else than the label, or states the same twice, as 42 = 42. A left
+    side with several variables, as m + n = 42, counts as a name; a left side with a single variable does not: 2x = 42
+    means that x is 21.
     """
     names, sides = _without_names(prediction)
     if names and label_names and names[0] != label_names[0]:
@@ -215,7 +217,7 @@ def _is_quantity(side: str) -> bool:
 
 
 def equal(first: Key, second: Key, budget: Budget) -> bool:
-    """Whether two keys are the same value, whichever of them is the label's."""
+    """Return whether two keys are the same value; symmetric."""
     if first == second:
         return True
     if isinstance(first, Relation | Combination) or isinstance(second, Relation | Combination):
@@ -234,7 +236,7 @@ def equal(first: Key, second: Key, budget: Budget) -> bool:
 
 
 def node_of(key: Key) -> Expression | None:
-    """The formula of a number or formula; None for any other key."""
+    """Return the formula of a number or formula; None for any other key."""
     if isinstance(key, Fraction):
         return Expression("number", value=key)
     return key.node if isinstance(key, Formula) else None
@@ -273,7 +275,7 @@ def _equal_sequences(first: Sequence[Key], second: Sequence[Key], budget: Budget
 
 
 def _covers(first: Sequence[Key], second: Sequence[Key], budget: Budget, *, once: bool) -> bool:
-    """Whether each item of the second is in the first; with `once`, each as another item of it."""
+    """Return whether each item of the second is in the first; with `once`, each is matched with a different item."""
     left = list(first)
     for item in second:
         found = next((position for position, other in enumerate(left) if equal(other, item, budget)), None)
@@ -285,7 +287,7 @@ def _covers(first: Sequence[Key], second: Sequence[Key], budget: Budget, *, once
 
 
 def _equal_matrices(first: Key, second: Key, budget: Budget) -> bool:
-    """A column or a row is also the tuple of its entries."""
+    """Return whether two matrices are equal; a column or row also equals the tuple of its entries."""
     if isinstance(first, Matrix) and isinstance(second, Matrix):
         return len(first.rows) == len(second.rows) and all(
             _equal_sequences(*rows, budget) for rows in zip(first.rows, second.rows, strict=True)
@@ -319,7 +321,7 @@ def _equal_conditions(first: Key, second: Key, budget: Budget) -> bool:
 
 
 def _equal_differences(first: Relation, second: Relation, budget: Budget) -> bool:
-    """Whether the differences of the sides are proportional: y - 2x = 1 and y = 2x + 1."""
+    """Return whether the differences of the sides are proportional: y - 2x = 1 and y = 2x + 1."""
     differences = _difference(first), _difference(second)
     if differences[0] is None or differences[1] is None:
         return False
@@ -343,7 +345,7 @@ def _difference(relation: Relation) -> Expression | None:
 
 
 def _divisors(node: Expression) -> set[Expression]:
-    """The divisors of a formula's terms that hold variables: y = 1/x times them is xy = 1."""
+    """Return the divisors of a formula's terms that contain variables: y = 1/x times them is xy = 1."""
     if node.kind not in ("sum", "product", "negative", "quotient"):
         return set()
     divisor = node.args[-1] if node.kind == "quotient" else None
@@ -352,7 +354,7 @@ def _divisors(node: Expression) -> set[Expression]:
 
 
 def _names(key: Key) -> set[str]:
-    """The variables of a condition."""
+    """Return the variables of a condition."""
     if isinstance(key, Relation | Combination):
         return set().union(*map(_names, key.parts))
     node = node_of(key)
@@ -368,7 +370,7 @@ def _equal_regions(first: Key, second: Key, budget: Budget) -> bool:
 
 
 def _region(key: Key, budget: Budget) -> list[Piece] | None:
-    """The real numbers that an interval, or a condition on one variable, allows; None for any other key."""
+    """Return the real numbers that an interval, or a condition on one variable, allows; None for any other key."""
     if _is_reals(key):
         return [REALS]
     if isinstance(key, ValueGroup):
@@ -437,7 +439,7 @@ def _half_line(left: Key, sign: str, right: Key, name: str, budget: Budget) -> l
 
 
 def _is_true_of_reals(left: Key, sign: str, right: Key) -> bool:
-    r"""Whether an inequality with an infinity says nothing of real numbers: -\infty < x < \infty."""
+    r"""Return whether an inequality with an infinity holds for all real numbers: -\infty < x < \infty."""
     low = _INFINITIES.get(_text(left)) == -inf or _INFINITIES.get(_text(right)) == inf
     return low if sign in ("<", r"\le") else not low and sign in (">", r"\ge")
 
@@ -450,7 +452,7 @@ REALS: Final[Piece] = ((-inf, True), (inf, False))
 
 
 def _united(pieces: list[Piece]) -> list[Piece]:
-    """The same numbers as disjoint pieces in order."""
+    """Return the union as disjoint pieces in order."""
     united: list[Piece] = []
     by_place = functools.cmp_to_key(_order)
     for piece in sorted(pieces, key=lambda piece: by_place(piece[0])):
@@ -462,14 +464,14 @@ def _united(pieces: list[Piece]) -> list[Piece]:
 
 
 def _complement(pieces: Sequence[Piece]) -> list[Piece]:
-    """What is in none of some disjoint pieces in order."""
+    """Return the complement of disjoint pieces in order."""
     places = [REALS[0], *(place for piece in pieces for place in piece), REALS[1]]
     gaps = zip(places[::2], places[1::2], strict=True)
     return [(low, high) for low, high in gaps if _order(low, high) < 0]
 
 
 def _intersected(regions: Sequence[list[Piece]]) -> list[Piece]:
-    """What is in each of the regions, as disjoint pieces in order."""
+    """Return the intersection of the regions as disjoint pieces in order."""
     result = [REALS]
     for region in regions:
         both = [(a, b) for a in result for b in region]
@@ -480,7 +482,7 @@ def _intersected(regions: Sequence[list[Piece]]) -> list[Piece]:
 
 
 def _order(first: Place, second: Place) -> int:
-    """Below 0 where one place is left of another, above 0 where it is right of it."""
+    """Return a negative number if the first place is left of the second, a positive number if it is right of it."""
     a, b = first[0], second[0]
     if isinstance(a, float) or isinstance(b, float):  # infinite; fractions and mpmath's numbers are no floats
         is_less, is_same = a == -inf != b or b == inf != a, isinstance(a, float) and isinstance(b, float) and a == b

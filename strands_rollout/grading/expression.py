@@ -1,6 +1,6 @@
-r"""Brings an answer, in LaTeX or as people type it, into a common notation, and parses it as a formula into a tree.
+r"""Convert an answer, in LaTeX or as people type it, to a common notation, and parse it as a formula.
 
-Strict: what it does not know is an error. A grader that passes over what it can't read takes `42 \ldots` for 42.
+Strict: unknown notation is an error. A grader that skips what it can't read takes `42 \ldots` for 42.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _LONGEST_RUN: Final = 3  # letters side by side are a product; more of them are 
 
 
 class NotAnExpressionError(ValueError):
-    """The text is not one formula, or uses notation that is not known here."""
+    """The text is not a formula, or uses unknown notation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A formula.
+    """A node of a formula's tree.
 
     Attributes:
         kind: "number", "symbol", "constant", "sum", "product", "quotient", "power", "negative", "degrees", "factorial",
@@ -61,12 +61,12 @@ class Expression:
     name: str = ""
 
     def symbols(self) -> set[str]:
-        """The names of all variables in it."""
+        """The names of all variables in the formula."""
         own = {self.name} if self.kind == "symbol" else set()
         return own.union(*(arg.symbols() for arg in self.args))
 
     def has(self, kind: str, name: str = "") -> bool:
-        """Whether a part of it is of this kind, and of this name where one is given."""
+        """Return whether a part of the formula is of this kind and, if given, this name."""
         return (self.kind == kind and name in ("", self.name)) or any(arg.has(kind, name) for arg in self.args)
 
 
@@ -74,7 +74,7 @@ _ONE: Final = Expression("number", value=Fraction(1))
 
 
 def parse(text: str) -> Expression:
-    """The tree of one formula.
+    """Return the tree of a formula.
 
     Raises:
         NotAnExpressionError: It is none, or nested too deeply.
@@ -107,7 +107,7 @@ def _tokens(text: str) -> list[str]:
 
 
 class _Parser:
-    """Recursive descent; `next` is the token to come, "" at the end."""
+    """A recursive descent parser; `next` is the next token, "" at the end."""
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = [*tokens, ""]
@@ -140,7 +140,7 @@ class _Parser:
         return token
 
     def _sign(self) -> bool:
-        """Take any signs; whether they make a minus."""
+        """Consume signs and return whether they negate."""
         minus = False
         while self.next in ("+", "-"):
             minus ^= self._take() == "-"
@@ -161,14 +161,14 @@ class _Parser:
         return Expression("negative", (product,)) if minus else product
 
     def _begins_factor(self) -> bool:
-        """Whether a factor follows without a sign; a number can't: `4 2` and `x2` are not products."""
+        """Return whether a factor follows without a sign; a number does not: `4 2` and `x2` are not products."""
         if self.next == _BAR:
             return self._bars == 0
         is_end = self.next in _CLOSING.values() or self.next in _TIMES | _OVER
         return not is_end and (self.next in _CLOSING or self.next[-1:].isalpha())
 
     def _side_by_side(self, factors: list[Expression]) -> None:
-        """Take one more factor; a whole number and a fraction of two are a mixed number instead."""
+        """Parse one more factor; a whole number and a fraction are a mixed number instead."""
         is_fraction = self.next == r"\frac"
         right, left = self._power(), factors[-1]
         is_mixed = is_fraction and right.kind == "quotient" and all(part.kind == "number" for part in right.args)
@@ -269,14 +269,14 @@ class _Parser:
         return Expression("quotient" if name == "frac" else "binomial", (first, self._argument()))
 
     def _argument(self) -> Expression:
-        r"""What a construct applies to: a group, or one token, as in \sqrt2."""
+        r"""Parse the argument of a command: a group, or a single token as in \sqrt2."""
         self._enter()
         node = self._atom()
         self._depth -= 1
         return node
 
     def _of_several(self, name: str) -> Expression:
-        """A function of two values or more, between commas."""
+        """Parse a function of several arguments, separated by commas."""
         self._enter()
         self._take("(")
         args = [self.sum()]
@@ -309,7 +309,7 @@ class _Parser:
         return result if exponent is None else Expression("power", (result, exponent))
 
     def _function_argument(self) -> Expression:
-        """A group, or the factors side by side up to the next function: sin 2x cos x is sin(2x) cos(x)."""
+        """Parse a group, or the factors up to the next function: sin 2x cos x is sin(2x) cos(x)."""
         self._enter()
         is_group = self.next in ("(", "[", "{")
         minus = self._sign()
@@ -407,7 +407,7 @@ _PART: Final = re.compile(r"[a-z]+(?:\.[a-z]+)*|\^\s*\{?\s*-?\d|[$¢€£¥%/]|�
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    r"""An answer, without LaTeX around its words, as its number and its unit's one name, "" for none."""
+    r"""Split an answer into its number and the unit's canonical name, "" for none; without LaTeX around words."""
     money = _MONEY.fullmatch(text)
     if money:
         rest, per = split_unit(money["rest"])
@@ -423,7 +423,10 @@ def split_unit(text: str) -> tuple[str, str]:
 
 
 def _is_unit(unit: str, *, after_space: bool) -> bool:
-    r"""Known ones are, and after a space any word of three letters; 5m and 5 ab are products."""
+    r"""Return whether a text is a unit: a known unit or, after a space, any word of three letters.
+
+    Without the space or with fewer letters it is a product, as 5m and 5 ab.
+    """
     for word in (part for part in _PART.findall(unit) if part[0].isalpha()):
         both = word, _singular(word)
         is_short = len(word) == 1 and not after_space
@@ -572,7 +575,7 @@ class Notation:
 
 
 def notation_of(answer: str) -> Notation:
-    """The answer in the common form. Meant for short texts: the caller bounds the length."""
+    """Return an answer in the common notation; the caller bounds the length of the text."""
     tidied = tidy(answer)
     text = " ".join(_TEXT_MACRO.sub(r" \1 ", tidied).split()).rstrip(_TRAILING).lstrip()
     text = _ORDINAL.sub("", text)
@@ -588,7 +591,7 @@ def notation_of(answer: str) -> Notation:
 
 
 def tidy(answer: str) -> str:
-    r"""The answer as LaTeX without delimiters, decoration and spacing commands, mostly in ASCII."""
+    r"""Return the answer as LaTeX without delimiters, decoration and spacing commands, mostly in ASCII."""
     text = _UNICODE_ROOT.sub(r"\\sqrt{\1}", answer)
     text = _UNICODE_FRACTION.sub(_in_latex, text)
     text = _UNICODE_POWER.sub(lambda m: f"^{{{m[0].translate(_LOWERED)}}}", text).translate(_UNICODE)
@@ -616,7 +619,7 @@ def tidy(answer: str) -> str:
 
 
 def canonical(text: str) -> str:
-    """A canonical key, equal for notations of the same answer; case counts except in plain words."""
+    """Return a key that is equal for notations of the same answer; case counts except in plain words."""
     text = _SHORT_SCRIPT.sub(r"\1\2", " ".join(text.split()))
     key = _BETWEEN_DIGITS.sub("\0", text).replace(" ", "").replace("\0", " ")  # 4 2 is not 42
     while len(key) > 2 and key[0] + key[-1] in ("()", "{}") and key[1:-1].isalnum():
@@ -625,14 +628,14 @@ def canonical(text: str) -> str:
 
 
 def _in_usual_brackets(interval: re.Match[str]) -> str:
-    """]0,1] as (0,1], and ]0,1[ as a union with itself, which can't be the pair (0,1)."""
+    """Write ]0,1] as (0,1], and ]0,1[ as a union with itself, which can't be mistaken for the pair (0,1)."""
     opening, closing = ("(" if interval["open"] == "]" else "["), (")" if interval["close"] == "[" else "]")
     usual = f"{opening}{interval['ends']}{closing}"
     return interval["before"] + (rf"{usual}\cup {usual}" if opening + closing == "()" else usual)
 
 
 def _without_frame(text: str) -> str:
-    """Without Markdown, quotes and braces around the whole."""
+    """Remove Markdown, quotes and braces around the whole text."""
     while True:
         text = text.rstrip(_TRAILING).lstrip()
         match = _MARKDOWN.fullmatch(text)

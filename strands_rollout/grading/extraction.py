@@ -1,6 +1,6 @@
-r"""Finds what an assistant said, without reasoning, calls and tool output, and the answer that it gave there.
+r"""Find an assistant's text without reasoning, calls and tool output, and the answer in it.
 
-`spoken_text` and `last_assistant_text` go by the markers of ChatML and of Qwen's and Hermes's tool use.
+`spoken_text` and `last_assistant_text` rely on the markers of ChatML and of Qwen's and Hermes's tool use.
 `extract_answer` finds the last `\boxed{...}`, else the last `Answer:` line, else "The answer is" in the last line. All
 take time linear in the text.
 """
@@ -29,12 +29,12 @@ _LONGEST_LINE: Final = 1000  # a longer line is no answer, and is not searched f
 
 
 def last_assistant_text(response: str, *, in_reasoning: bool = False) -> str:
-    """Find the assistant's last words in a whole response of which only the text is known.
+    """Return the assistant's last text in a whole response of which only the text is known.
 
     Everything up to the last `</tool_response>` counts as tool output or older, so that a tool's output can't pose as
-    the assistant, whatever markers it contains. Text alone can't tell a response cut off inside a tool's output that
-    contains a forged `</tool_response>`, nor templates that mark tool output otherwise: where the last turn's own text
-    is known, pass that to `spoken_text` instead.
+    the assistant, whatever markers it contains. Text alone can't reveal a response that was cut off inside tool output
+    with a forged `</tool_response>`, nor templates that mark tool output differently: if the last turn's own text is
+    known, pass it to `spoken_text` instead.
 
     Args:
         response: Decoded response tokens, control tokens included, from the first assistant turn to the end.
@@ -54,10 +54,10 @@ def last_assistant_text(response: str, *, in_reasoning: bool = False) -> str:
 
 
 def spoken_text(turn: str, *, in_reasoning: bool = False) -> str:
-    """The decoded text of one assistant turn, stripped, without reasoning, tool calls and tool results it made up.
+    """Return the text of an assistant turn without reasoning, tool calls and invented tool results, stripped.
 
-    It is "" when the reasoning never ended, or when the turn ends in a tool call: a step then, not an answer. With
-    `in_reasoning`, the prompt had opened `<think>` and the turn begins inside the reasoning.
+    Returns "" if the reasoning never ended, or the turn ends in a tool call, which is a step and no answer. With
+    `in_reasoning`, the prompt opened `<think>`, and the turn begins inside the reasoning.
     """
     said = _TURN_END.split(turn, maxsplit=1)[0]
     said = _without_reasoning(said, in_reasoning=in_reasoning)
@@ -67,7 +67,7 @@ def spoken_text(turn: str, *, in_reasoning: bool = False) -> str:
 
 
 def _without_reasoning(text: str, *, in_reasoning: bool) -> str:
-    """Drop `<think>...</think>`; a stray `</think>` ends reasoning from the start, an unclosed `<think>` leaves ""."""
+    """Remove `<think>...</think>`, and all before a stray `</think>`; return "" after an unclosed `<think>`."""
     kept: list[str] = []
     start = 0
     for tag in _THINK_TAG.finditer(text):
@@ -82,7 +82,7 @@ def _without_reasoning(text: str, *, in_reasoning: bool) -> str:
 
 
 def _without_blocks(text: str, opening: str, closing: str) -> tuple[str, str]:
-    """Drop each block, and all after an unclosed one; return the rest, and the part of it after the last block."""
+    """Remove all blocks, and all after an unclosed block; return the rest, and the rest after the last block."""
     kept: list[str] = []
     start = 0
     while (block := text.find(opening, start)) >= 0:
@@ -93,10 +93,10 @@ def _without_blocks(text: str, opening: str, closing: str) -> tuple[str, str]:
 
 
 def extract_answer(text: str, *, is_cut: bool = False) -> str:
-    r"""The answer as the text gives it, stripped; "" if it gives none.
+    r"""Return the answer in a text, stripped; "" if there is none.
 
-    A box with unbalanced braces, or with nothing in it, is not an answer; nor is an `Answer:` with nothing after it. Of
-    nested boxes the innermost counts.
+    An empty box, a box with unbalanced braces, and `Answer:` without text are no answers. Of nested boxes the innermost
+    counts.
 
     Args:
         text: What was said.
@@ -111,14 +111,14 @@ def extract_answer(text: str, *, is_cut: bool = False) -> str:
 
 
 def last_boxed(text: str) -> str:
-    r"""The content of the last balanced, non-empty `\boxed{...}` or `\fbox{...}`, or the word after a bare `\boxed`."""
+    r"""Return the content of the last complete `\boxed{...}` or `\fbox{...}`, or the word after a bare `\boxed`."""
     box = _find_box(text)
     return text[box.start : box.end].strip()
 
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """Where the content of the last full box stands; `is_open` if more of a box may follow on the text's end."""
+    """The position of the last complete box's content; `is_open` if the box may continue after the text's end."""
 
     start: int
     end: int
@@ -150,7 +150,7 @@ def _find_box(text: str) -> _Box:
 
 
 def _ends_in_answer_line(text: str, start: int) -> bool:
-    """Whether the last line from `start` on gives an answer, or the last "Answer:" has nothing after it."""
+    """Return whether the last line from `start` gives an answer, or the last "Answer:" has no text after it."""
     labels = list(ANSWER_LABEL.finditer(text, start))
     if labels and "\n" not in text[labels[-1].end() :]:
         return True
@@ -158,10 +158,10 @@ def _ends_in_answer_line(text: str, start: int) -> bool:
 
 
 def last_answer_line(text: str) -> str:
-    """What follows the last "Answer:" (any case, bold or not) up to the end of its line, or of the next that has text.
+    """Return the text after the last "Answer:" (any case, bold or not) in its line, or in the next line with text.
 
-    Where there is none, what follows "The answer is" in the last line, where that begins a sentence. The words may be
-    of another language. Markdown around it, a final full stop and the delimiters of a single formula are taken off.
+    Without "Answer:", returns the text after "The answer is" if a sentence in the last line begins with it. Other
+    languages are recognized too. Markdown, a final full stop and the delimiters of a single formula are removed.
     """
     for label in reversed(list(ANSWER_LABEL.finditer(text))):
         line = text[label.end() :].partition("\n")[0].strip(_MARKUP)
@@ -173,9 +173,9 @@ def last_answer_line(text: str) -> str:
 
 
 def _formula_of(line: str) -> str:
-    """The one formula of a line whose other words hold no digits ("the sum is $42$."), else the line itself.
+    """Return the only formula of a line whose other words have no digits ("the sum is $42$."), else the line.
 
-    A sign right before the formula, and a unit right after it, are parts of it.
+    A sign right before the formula, and a unit right after it, belong to it.
     """
     if len(line) > _LONGEST_LINE:
         return line
@@ -189,7 +189,7 @@ def _formula_of(line: str) -> str:
 
 
 def _whole_formula(line: str) -> str:
-    """A line without Markdown around it, the words that end its sentence, and delimiters of a formula that is all."""
+    """Remove Markdown, words that end the sentence, and the delimiters of a formula that is the whole line."""
     said = SENTENCE_END.sub("", line.strip(_MARKUP).rstrip(".")).strip(_MARKUP)
     formula = _MATH_SPAN.fullmatch(said)
     return said if formula is None else next(group for group in formula.groups() if group is not None).strip()

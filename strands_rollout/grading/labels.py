@@ -38,9 +38,9 @@ _CONTAINER: Final = re.compile(r"""(?:[\[({]\s*+['"]|array\()""")
 
 
 def label_texts(label: object, depth: int = 0) -> tuple[str, ...]:
-    r"""The answers that a label allows, as text; none for a label that is absent.
+    r"""Return the answers that a label allows, as strings; empty for a missing label.
 
-    Labels are what data sets hold: "42", 42, 42.0, "\boxed{42}", "... #### 42" (GSM8K), ["42", "forty-two"], "['42']".
+    Accepts what data sets contain: "42", 42, 42.0, "\boxed{42}", "... #### 42" (GSM8K), ["42", "forty-two"], "['42']".
 
     Raises:
         ValueError: A list, not a text, holds lists in lists without end, or an integer of thousands of digits.
@@ -63,7 +63,7 @@ def label_texts(label: object, depth: int = 0) -> tuple[str, ...]:
 
 
 def listed_items(text: str) -> list[str] | None:
-    """The items of a text that a program wrote of a list, nested lists as one; None for any other text."""
+    """Return the items of a text that is a printed list, with nested lists flattened; None for any other text."""
     text = text.strip()
     forms = [text]
     if len(text) > 1 and text[0] == text[-1] and text[0] in _QUOTES:
@@ -98,7 +98,7 @@ def _items_of(text: str) -> list[str] | None:
 
 
 def _unquoted(literal: str) -> str:
-    r"""The text of a string literal; LaTeX that someone typed between quotes without escapes stays as it is."""
+    r"""Return the content of a string literal; LaTeX without escapes between quotes stays as it is."""
     inner = literal.removeprefix("b").removeprefix("u")[1:-1]
     if _COMMAND_UNESCAPED.search(inner):
         return inner
@@ -113,14 +113,14 @@ def _meaning(escape: re.Match[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ContainerLabel:
-    """How a label that looks like the text of a list or mapping is read; `meaning` is a predicate of the label."""
+    """How a label that looks like a printed list or mapping is read; `meaning` is a predicate of the label."""
 
     kind: Literal["alternatives", "mathematics", "unreadable"]
     meaning: str
 
 
 def container_label(label: object) -> ContainerLabel | None:
-    """How a label is read that looks like the text of a list or mapping; None for any other label."""
+    """Return how a label is read that looks like a printed list or mapping; None for any other label."""
     if not isinstance(label, str):
         return None
     text = label.strip()

@@ -1,8 +1,8 @@
-r"""Compares formulas by computing them: exactly in fractions, else to 160 digits.
+r"""Compare formulas by computing them: exactly in fractions, else to 160 digits.
 
-Variables get fixed values, several times over: two formulas that agree to 75 digits at each of them are equal. Every
-step is bounded in size and the steps are counted, so that no formula takes long and none needs a process to contain it:
-all functions with a `Budget` raise `TooComplexError` where a formula would take too many steps.
+Variables get several sets of fixed values: two formulas are equal if they agree to 75 digits for each. Every step is
+bounded in size and steps are counted, so that no formula takes long and no process is needed to contain it: functions
+with a `Budget` raise `TooComplexError` if a formula would take too many steps.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DENOMINATORS: Final = (26, 34, 38, 46, 58, 62)  # even, so that a negative numb
 
 
 class _Local(threading.local):
-    """Each thread's own mpmath context: its functions change its precision while they compute."""
+    """A thread's own mpmath context, because mpmath's functions change their context's precision while they compute."""
 
     @functools.cached_property
     def mp(self) -> Value:
@@ -57,26 +57,26 @@ Value: TypeAlias = Any
 
 
 class TooComplexError(ValueError):
-    """A formula has a part that is too large or too small to compute, or takes too many steps."""
+    """A part of a formula is too large or too small to compute, or takes too many steps."""
 
 
 class OutOfTimeError(TooComplexError):
-    """The time of a comparison is over."""
+    """The comparison has used up its time."""
 
 
 class _UndefinedError(ValueError):
-    """A formula has no value here, as 1/x at 0."""
+    """A formula has no value at this point, as 1/x at 0."""
 
 
 class Budget:
-    """What the comparison of two answers may cost."""
+    """The steps and the time that a comparison may take."""
 
     def __init__(self, cpu_s: float) -> None:
         self._until = time.thread_time() + cpu_s
         self._steps = _MOST_STEPS
 
     def spend(self, steps: int) -> None:
-        """Take some steps; raises TooComplexError where none are left, or the time is over."""
+        """Use up some steps; raise TooComplexError if none are left or the time is over."""
         self._steps -= steps
         if self._steps < 0:
             raise TooComplexError("the comparison takes too many steps")
@@ -85,9 +85,9 @@ class Budget:
 
 
 def are_equal(first: Expression, second: Expression, budget: Budget) -> bool:
-    """Whether two formulas have the same value wherever both have one.
+    """Return whether two formulas have the same value wherever both have a value.
 
-    A `log` without a base may be natural or decimal, but the same in both.
+    `log` without a base may be natural or decimal, but the same in both formulas.
     """
     needed = _FEWEST_POINTS if first.symbols() | second.symbols() else 1
     for pairs in _readings(first, second, budget):
@@ -103,7 +103,7 @@ def are_equal(first: Expression, second: Expression, budget: Budget) -> bool:
 
 
 def are_proportional(first: Expression, second: Expression, budget: Budget, *, positively: bool = False) -> bool:
-    """Whether one formula is a constant multiple, not 0, of the other, as what two equal equations set to 0 are."""
+    """Return whether a formula is a constant multiple, other than 0, of another, as with two equal equations."""
     if not first.symbols() or first.symbols() != second.symbols():
         return False
     for pairs in _readings(first, second, budget):
@@ -116,7 +116,7 @@ def are_proportional(first: Expression, second: Expression, budget: Budget, *, p
 
 
 def value_of(node: Expression, budget: Budget, symbols: Mapping[str, Fraction] | None = None) -> Value | None:
-    """The real value of a formula with these values for its variables; None where it has none."""
+    """Return the real value of a formula for these values of its variables; None if it has none."""
     try:
         value = _Evaluation(budget, symbols or {}).of(node)
     except _UndefinedError:
@@ -125,7 +125,7 @@ def value_of(node: Expression, budget: Budget, symbols: Mapping[str, Fraction] |
 
 
 def root_of_line(node: Expression, name: str, budget: Budget) -> tuple[Value, bool] | None:
-    """Where a formula that is linear in its one variable is 0, and whether it rises; None for any other formula."""
+    """Return the root of a formula that is linear in its only variable, and whether it rises; None for any other."""
     values = [value_of(node, budget, {name: sample}) for sample in _LINE]
     if node.symbols() != {name} or None in values:
         return None
@@ -137,19 +137,19 @@ def root_of_line(node: Expression, name: str, budget: Budget) -> tuple[Value, bo
 
 
 def is_close(a: Value, b: Value) -> bool:
-    """Whether two values are equal: exactly for fractions, else to 75 digits."""
+    """Return whether two values are equal: exactly for fractions, else to 75 digits."""
     if isinstance(a, Fraction) and isinstance(b, Fraction):
         return a == b
     return bool(abs(_float(a) - _float(b)) <= max(abs(_float(a)), abs(_float(b))) * _local.epsilon)
 
 
 def is_less(a: Value, b: Value) -> bool:
-    """Whether one real value is less than another, and not equal to it."""
+    """Return whether a real value is less than, and not equal to, another."""
     return not is_close(a, b) and bool(_float(a) < _float(b))
 
 
 def _readings(first: Expression, second: Expression, budget: Budget) -> Iterator[Iterator[tuple[Value, Value]]]:
-    """The values of both at each point; once more with decimal logarithms where one has no base."""
+    """Yield the values of both formulas at each point; again with decimal logarithms if a `log` has no base."""
     yield _pairs(first, second, budget, decimal_log=False)
     if first.has("log") or second.has("log"):
         yield _pairs(first, second, budget, decimal_log=True)
@@ -158,7 +158,7 @@ def _readings(first: Expression, second: Expression, budget: Budget) -> Iterator
 def _pairs(
     first: Expression, second: Expression, budget: Budget, *, decimal_log: bool
 ) -> Iterator[tuple[Value, Value]]:
-    """The values of both at each point where both have one; at whole numbers if there is no other, as for (-1)^n."""
+    """Yield both values at points where both formulas have one; at whole numbers if there are none, as for (-1)^n."""
     is_complex = any(node.has("constant", name) for node in (first, second) for name in ("i", "imath"))
     names = sorted(first.symbols() | second.symbols())
     found = False
@@ -177,7 +177,7 @@ def _pairs(
 
 
 def _value_at(point: int, name: str) -> Fraction:
-    """A variable's value: positive at the first points, below 1 at the third, of either sign after it, then whole."""
+    """Return a variable's value: positive at first, below 1 at the third point, then of either sign, then whole."""
     lot = random.Random(f"{point} {name}")  # noqa: S311 - the same values each time, and not a secret
     if point in _WHOLE_POINTS:
         return Fraction(lot.randint(2, 12))
@@ -193,7 +193,7 @@ _PLAIN: Final[Mapping[str, Callable[..., Value]]] = {
 
 
 class _Evaluation:
-    """Computes formulas at one point."""
+    """Computes formulas at a point."""
 
     def __init__(
         self, budget: Budget, symbols: Mapping[str, Fraction], *, is_complex: bool = False, decimal_log: bool = False
@@ -338,7 +338,7 @@ class _Evaluation:
         return Fraction(math.lcm(*self._whole(values)))
 
     def _whole(self, values: Sequence[Value]) -> list[int]:
-        """The values of a function of whole numbers, of which one is not 0."""
+        """Return the arguments of a function of whole numbers, of which at least one is not 0."""
         if not all(isinstance(value, Fraction) and value.denominator == 1 for value in values) or not any(values):
             raise _UndefinedError
         if sum(_bits(value) for value in values) > _MOST_BITS:
@@ -388,7 +388,7 @@ def _is_real(value: Value) -> bool:
 
 
 def _float(value: Value) -> Value:
-    """A fraction as a number of mpmath; any other value as it is."""
+    """Return a fraction as an mpmath number; any other value unchanged."""
     if not isinstance(value, Fraction):
         return value
     return _local.mp.mpf(value.numerator) / value.denominator

@@ -1,6 +1,6 @@
-"""The words that introduce an answer: "Answer:" in English and further languages, and "the answer is" in the latter.
+"""Phrases that introduce an answer: "Answer:" in English and other languages, and "the answer is" in the latter.
 
-What stands around the answer stays in it, such as a no, a question or a second answer, and then it equals no label.
+Other words around the answer, such as a "no" or a second answer, stay in it, so that it equals no label.
 """
 # ruff: noqa: RUF001 - dashes and stops of other languages
 

@@ -44,7 +44,7 @@ _IN_WORDS: Final = re.compile(r"(?P<number>.+?)\s*\(\s*(?P<words>[A-Za-z -]{3,})
 
 
 def words_key(text: str) -> Hashable | None:
-    """What the words say, equal for equal answers; None for a text that is not words alone, or may be a formula."""
+    """Return a key of a text in words, equal for equal answers; None if it has other characters or may be a formula."""
     for pattern in _DATES:
         if date := pattern.fullmatch(text):
             return "date", _MONTHS.index(date["month"][:3].lower()), int(date["day"]), date["year"]
@@ -57,7 +57,7 @@ def words_key(text: str) -> Hashable | None:
 
 
 def are_same_time(first: str, second: str) -> bool | None:
-    """Whether two texts are the same time of day; None if one is none. 3:30 may be of either half of the day."""
+    """Return whether two texts are the same time of day; None if one is no time. 3:30 may be a.m. or p.m."""
     clocks = _CLOCK.fullmatch(first), _CLOCK.fullmatch(second)
     if clocks[0] is None or clocks[1] is None:
         return None
@@ -65,7 +65,7 @@ def are_same_time(first: str, second: str) -> bool | None:
 
 
 def number_in_words(text: str) -> Fraction | None:
-    """The value of "forty-two"; None for other words."""
+    """Return the value of a number in words, such as "forty-two"; None for other words."""
     words = [word for word in re.split(r"[\s-]+", text.lower()) if word != "and"]
     total = part = 0
     for position, word in enumerate(words):
@@ -84,14 +84,14 @@ def number_in_words(text: str) -> Fraction | None:
 
 
 def without_repetition_in_words(text: str) -> tuple[str, Fraction | None]:
-    """5 (five) as 5 and the number in words; any other text and None."""
+    """Split "5 (five)" into 5 and the number in words; return any other text, and None."""
     match = _IN_WORDS.fullmatch(text)
     number = number_in_words(match["words"].strip()) if match else None
     return (match["number"], number) if match and number is not None else (text, None)
 
 
 def _minutes(clock: re.Match[str]) -> set[int]:
-    """Since midnight, by a clock of 24 hours; both readings of an hour that does not say which half of the day."""
+    """Return minutes since midnight; both readings of an hour without a.m. or p.m."""
     hour, minute, half = int(clock["hour"]), int(clock["minute"]), clock["half"]
     if half is None:
         return {hour * 60 + minute, (hour + 12) % 24 * 60 + minute} if hour <= 12 else {hour * 60 + minute}
@@ -118,7 +118,7 @@ _BASED: Final = re.compile(r"\(?(?P<numeral>[0-9A-Fa-f]+)\)?\s*_\s*\{?\s*(?P<bas
 
 
 def exact_number(text: str) -> Fraction | None:
-    """The value of a text that is one number and nothing else; None for any other text, and for a division by zero."""
+    """Return the value of a text that is exactly one number; None for any other text, and for a division by zero."""
     text = text.strip()
     while len(text) > 2 and text[0] + text[-1] in ("()", "{}") and not set("(){}") & set(text[1:-1]):
         text = text[1:-1].strip()
@@ -143,7 +143,7 @@ def exact_number(text: str) -> Fraction | None:
 
 
 def numeral_in_base(text: str) -> tuple[str, int] | None:
-    """The digits and the base of `101_2`, `101_{2}` or `101_{two}`; None for any other text."""
+    """Return the digits and base of `101_2`, `101_{2}` or `101_{two}`; None for any other text."""
     match = _BASED.fullmatch(text.strip())
     if match is None:
         return None
@@ -183,7 +183,7 @@ _MATRIX: Final = re.compile(r"[\[(]?\s*\\begin\{(?P<kind>[pbB]?matrix)\}(?P<body
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """What is no number, in its canonical text; `node` is None where the text is not understood."""
+    """A formula as canonical text; `node` is None if it is not understood."""
 
     text: str
     node: Expression | None = field(compare=False, default=None)
@@ -191,20 +191,20 @@ class Formula:
 
 @dataclass(frozen=True, slots=True)
 class ValueGroup:
-    """Several values in the order written; `brackets` are the opening and the closing one, "" for a bare list."""
+    """Several values in the order written; `brackets` are the opening and closing bracket, "" for a bare list."""
 
     brackets: str
     items: tuple[Key, ...]
 
     @property
     def is_set(self) -> bool:
-        """Whether the order means nothing."""
+        """Whether order is irrelevant."""
         return self.brackets in {"", r"\{\}"}
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Its rows."""
+    """A matrix as its rows."""
 
     rows: tuple[tuple[Key, ...], ...]
 
@@ -229,7 +229,7 @@ Key: TypeAlias = Fraction | Formula | ValueGroup | Matrix | Relation | Combinati
 
 
 def key_of(text: str, depth: int = 0) -> Key:
-    """The key of an answer in `Notation`'s form."""
+    """Return the key of an answer in `Notation`'s form."""
     text = text.strip()
     number = exact_number(text)
     if number is not None:
@@ -240,7 +240,7 @@ def key_of(text: str, depth: int = 0) -> Key:
 
 
 def values_of(group: ValueGroup) -> ValueGroup | None:
-    """The values of x = 1, y = 2 by their names; a set where these are x_1, x_2 and so on; None if not all have one."""
+    """Return the values of x = 1, y = 2 by name; a set for x_1, x_2 and so on; None unless each item has a name."""
     named = {}
     for item in group.items:
         if not isinstance(item, Relation) or item.signs != ("=",) or not isinstance(item.parts[0], Formula):
@@ -253,7 +253,7 @@ def values_of(group: ValueGroup) -> ValueGroup | None:
 
 
 def split_at(text: str, sign: re.Pattern[str]) -> tuple[list[str], list[str]]:
-    """What stands between the signs that are in no brackets, and these signs."""
+    """Return the parts between signs outside brackets, and these signs."""
     parts: list[str] = []
     signs: list[str] = []
     depth = start = position = 0
@@ -271,7 +271,7 @@ def split_at(text: str, sign: re.Pattern[str]) -> tuple[list[str], list[str]]:
 
 
 def _alternatives(text: str, depth: int) -> Key | None:
-    r"""X < 1 or x > 3, unions, \pm and sets by a condition."""
+    r"""Return the key of x < 1 or x > 3, of unions, of \pm and of sets by a condition."""
     builder = _SET_BUILDER.fullmatch(text)
     if builder:
         return key_of(builder["condition"].strip().removesuffix("\\"), depth + 1)
@@ -322,17 +322,17 @@ def _group(text: str, depth: int) -> Key:
 
 
 def _with_commas(text: str) -> str:
-    """Write "1 or 2" and "1; 2" as "1, 2"; words without digits keep their "and"."""
+    """Replace "1 or 2" and "1; 2" by "1, 2"; words without digits keep their "and"."""
     return _CONJUNCTION.sub(",", text) if any(character.isdigit() for character in text) else text
 
 
 def _dissolved(key: Key) -> tuple[Key, ...]:
-    r"""What an item adds to its group: a bare list, as "\pm 3" makes, dissolves in it."""
+    r"""Return an item's values for its group: a bare list, as from "\pm 3", is flattened into the group."""
     return key.items if isinstance(key, ValueGroup) and not key.brackets else (key,)
 
 
 def _items_of(text: str) -> tuple[str, list[str]]:
-    """The brackets around the whole text, "" for none, and what stands between its commas; or "" and the text."""
+    """Return the brackets around the whole text, "" for none, and the items between its commas; or "" and the text."""
     marks = list(_BRACKET.finditer(text))
     depths: list[int] = []
     for mark in marks:
@@ -349,7 +349,7 @@ def _items_of(text: str) -> tuple[str, list[str]]:
 
 
 def _without_common_name(items: list[str]) -> list[str]:
-    """The values where all items name the same: x = 1 and x = 2 are 1 and 2, but x = 1 and y = 2 stay as they are."""
+    """Return the values if all items have the same name: x = 1 and x = 2 are 1 and 2; x = 1 and y = 2 stay."""
     named = [_NAMED.fullmatch(item) for item in items]
     names = {match["name"] if match else None for match in named}
     if len(names) != 1 or None in names:

@@ -1,6 +1,6 @@
-"""The agent's tools: what the policy may call. Put yours in their place.
+"""The agent's tools: functions that the policy may call. Replace them by yours.
 
-The shipped model knows one tool, by its name and parameter: `execute_python_code(code)`. Here that is a shop's till.
+The shipped model knows a single tool, by its name and parameter: `execute_python_code(code)`. Here it is a shop's till.
 """
 
 import ast
@@ -37,7 +37,7 @@ def execute_python_code(code: str) -> int:
 
 
 def value(node: ast.expr) -> int:
-    """Calculate by hand: what a policy writes is never given to `eval`."""
+    """Evaluate arithmetic by hand: never pass what a policy writes to `eval`."""
     match node:
         case ast.Constant(value=int(number)):
             return number

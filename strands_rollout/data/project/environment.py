@@ -1,4 +1,4 @@
-"""A shop with a state, made anew for each episode: its till counts, and its score takes that into account."""
+"""An environment with a state, created anew for each episode: it counts the uses of the till and lowers the score."""
 
 from typing import Any
 
@@ -29,10 +29,10 @@ class Shop:
         return agent.execute_python_code(code=code)
 
     def answer(self, reply: str) -> None:
-        """Called with each answer: a user's next message, or None, which ends the episode."""
+        """Receives each answer; returns the user's next message, or None to end the episode."""
         self.reply = reply
 
     def score(self) -> dict[str, Any]:
-        """What the episode is worth."""
+        """Return the episode's score."""
         scored = reward.score(self.reply, self.label)
         return scored | {"score": scored["score"] - 0.1 * max(0, self.uses - 1), "uses": self.uses}

@@ -1,4 +1,4 @@
-"""The agent of an episode, built by a function: any Strands Agent, Graph or Swarm."""
+"""A function that builds the agent of an episode: any Strands Agent, Graph or Swarm."""
 
 from agent import execute_python_code, look_up_price
 from strands import Agent
@@ -7,5 +7,5 @@ from strands_rollout import SGLangModel, Task
 
 
 def build(model: SGLangModel, task: Task) -> Agent:
-    """`model` is the policy, whose tokens are trained; `task` is the row."""
+    """Build the agent; `model` is the policy, whose tokens are trained, and `task` is the row."""
     return Agent(model=model, tools=[look_up_price, execute_python_code], system_prompt=task.system_prompt)

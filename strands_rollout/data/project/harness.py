@@ -1,4 +1,4 @@
-"""Strands' harness as the agent: a shell, files, to-do lists and sub-agents, beside the tools of agent.py."""
+"""Strands' harness as the agent: a shell, files, to-do lists and sub-agents, in addition to the tools of agent.py."""
 
 from strands import Agent
 from strands_harness import create_harness
@@ -11,13 +11,13 @@ EXECUTOR = {"name": "local", "isolation": "files", "programs": True}
 
 
 def scratch(task: Task) -> CodeExecutorSandbox:
-    """A folder for the shell and files of one episode, gone with it; the kernel keeps them from all other files."""
+    """A temporary folder for the shell and files of an episode; the kernel keeps them from all other files."""
     del task  # the same for each row
     return CodeExecutorSandbox(shared_executor(EXECUTOR), max_timeout_s=60)
 
 
 def build(model: SGLangModel, task: Task) -> Agent:
-    """`model` is the policy, of sub-agents too; `task` is the row, with the tools of rollout.yaml."""
+    """Build the agent; `model` is the policy, of sub-agents too, and `task` is the row with rollout.yaml's tools."""
     agent: Agent = create_harness(
         model=model,
         instructions=task.system_prompt,

@@ -1,11 +1,11 @@
-"""What an answer is worth: put your own idea of a good answer in its place."""
+"""The reward of an answer. Replace it by yours."""
 
 import re
 from typing import Any
 
 
 def score(response: str, label: str) -> dict[str, Any]:
-    """1 for the right amount, up to 0.3 for a near one, 0 for none.
+    """Return 1 for the right amount, up to 0.3 for a near amount, and 0 without an amount.
 
     Args:
         response: The policy's final answer, without its reasoning.

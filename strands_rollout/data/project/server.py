@@ -1,4 +1,4 @@
-"""The tools of agent.py behind MCP, on standard input and output: rollout.yaml starts it. Any MCP server will do."""
+"""The tools of agent.py as an MCP server on standard input and output, which rollout.yaml starts."""
 
 import agent
 

@@ -1,4 +1,4 @@
-"""The tools, the reward, and one whole episode: run pytest in this folder."""
+"""Tests of the tools, the reward and a whole episode: run pytest in this folder."""
 
 import subprocess
 import sys

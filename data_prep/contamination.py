@@ -13,18 +13,20 @@ from strands_rollout.cli.options import run_command
 
 
 def main(
-    train: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Prepared file to look at.")],
+    train: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Prepared file to check.")],
     evaluation: Annotated[
-        list[Path], typer.Argument(exists=True, dir_okay=False, help="Prepared files with the problems to look for.")
+        list[Path], typer.Argument(exists=True, dir_okay=False, help="Prepared files with evaluation problems.")
     ],
-    ngram_words: Annotated[int, typer.Option(help="Words in a row that make an overlap.", min=2)] = NGRAM_WORDS,
+    ngram_words: Annotated[
+        int, typer.Option(help="Number of consecutive shared words that make an overlap.", min=2)
+    ] = NGRAM_WORDS,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")] = False,  # noqa: FBT002
 ) -> None:
-    """Find rows of one file that share words with the problems of others.
+    """Find rows of a file that share words with evaluation problems.
 
     Problems shorter than --ngram-words count if all their words are the same. Runs of words that more than ten
-    different rows have in common are stock phrases and don't count, unless a row has half of a problem or more. Exit
-    codes: 0 none found, 1 found, 2 wrong usage.
+    different rows share are stock phrases and don't count, unless a row has half of a problem or more. Exit codes: 0
+    none found, 1 found, 2 wrong usage.
 
     Example: python data_prep/contamination.py data/dapo-math-17k.jsonl data/aime-2024.jsonl
     """

@@ -61,7 +61,7 @@ _DataDir = Annotated[
         help="Folder of the data sets.", envvar="DATA_DIR", file_okay=False, resolve_path=True, show_default="data/"
     ),
 ]
-_Force = Annotated[bool, typer.Option("--force", help="Prepare it although it is there.")]
+_Force = Annotated[bool, typer.Option("--force", help="Prepare the file again even if it exists.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")]
 
 
@@ -112,10 +112,10 @@ def _help(data_set: DataSet) -> str:
     compared = f", compared with {' and '.join(data_set.against)}" if data_set.against else ""
     return f"""Prepare {data_set.hub_id} ({data_set.id_source}) as JSONL for slime.
 
-    Writes data/{data_set.file_stem}.jsonl{compared}: {{"prompt": [...], "label": "34", ...}}, with a manifest. Repeated
-    problems are left out, each label is checked with the package's own reward, and the data set's own answer
-    instruction is removed; all of it is counted. `datasets` keeps what it reads in its cache. A file that is there with
-    the same settings and an unchanged checksum is not made again.
+    Writes data/{data_set.file_stem}.jsonl{compared}, with lines {{"prompt": [...], "label": "34", ...}}, and a
+    manifest. Leaves out duplicates, checks each label with the package's reward, and removes the data set's own answer
+    instruction; the manifest has the counts. An existing file with the same settings and an unchanged checksum is kept.
+    `datasets` caches its downloads.
 
     Exit codes: 0 ok, 1 failed, 2 wrong usage.
 

@@ -24,7 +24,7 @@ from preparation.rows import PreparationError, RowError, to_chat
 STOCK_PHRASE_ROWS: Final = 10
 """A run of words that more different rows than this have in common is a stock phrase."""
 
-LARGE_SHARE: Final = 0.5
+COPY_SHARE: Final = 0.5
 """Share of a problem's runs of words with which a row counts, however many other rows have them too."""
 
 _WORD: Final = re.compile(r"[^\W_]+")
@@ -175,7 +175,7 @@ class _Search:
         """Return the problem's words that the shared runs come from, and the first of these runs."""
         shared = Counter(said for run in common for said in self._runs[run])
         for said, count in shared.most_common():
-            if count >= LARGE_SHARE * self._sizes[said]:
+            if count >= COPY_SHARE * self._sizes[said]:
                 return said, next(run for run in common if said in self._runs[run])
         return next(((self._runs[run][0], run) for run in common if not self._is_stock(run)), None)
 

@@ -23,7 +23,7 @@ _STEP_BY_STEP: Final = (
     r"(?:(?:please\s+|let'?s\s+|let\s+us\s+)?(?:think|reason|work|solve\s+(?:this|the\s+problem))(?:\s+it)?"
     r"(?:\s+through)?\s+step[\s-]by[\s-]step,?\s*(?:and|then|\.)\s*)?(?:please\s+|make\s+sure\s+to\s+|remember\s+to\s+)?"
 )
-_PUT: Final = (
+_WRITE_VERBS: Final = (
     r"(?:put|write|present|give|output|return|enclose|place|provide|express|state|box)\s+(?:your|the)\s+"
     r"(?:(?:final|numerical|numeric)\s+)?(?:answer|result|response)"
 )
@@ -48,15 +48,15 @@ _OWN_LINE: Final = (
     r"(?:,?\s*and\s+you\s+do\s+not\s+need\s+to\s+use\s+a\s+\\+boxed\s+command)?\s*\.?"
 )
 _IN_BOX: Final = (
-    rf"{_STEP_BY_STEP}{_PUT}\s+(?:(?:with)?in(?:side)?(?:\s+of)?|as|using|to|with)\s+(?:an?\s+|the\s+)?{_BOX}"
+    rf"{_STEP_BY_STEP}{_WRITE_VERBS}\s+(?:(?:with)?in(?:side)?(?:\s+of)?|as|using|to|with)\s+(?:an?\s+|the\s+)?{_BOX}"
     r"(?:\s+(?:command|notation|environment|format|tag))?\s*\.?"
 )
-_AFTER_HASHES: Final = rf"{_STEP_BY_STEP}{_PUT}\s+after\s+{_QUOTE}\#{{4}}{_QUOTE}\s*\.?"
+_AFTER_HASHES: Final = rf"{_STEP_BY_STEP}{_WRITE_VERBS}\s+after\s+{_QUOTE}\#{{4}}{_QUOTE}\s*\.?"
 
 KINDS: Final = ("answer_line", "boxed", "hashes")
 """What an instruction asks for."""
 
-_LONGEST: Final = 600  # characters; no sentence is longer
+_MAX_SENTENCE_CHARS: Final = 600  # characters; no sentence is longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class _Sentence:
         beginning = self.beginning.match(text)
         if beginning:
             return text[beginning.end() :].lstrip()
-        end = self.end.search(text, max(0, len(text) - _LONGEST))
+        end = self.end.search(text, max(0, len(text) - _MAX_SENTENCE_CHARS))
         return text[: end.start()].rstrip() if end else text
 
 
@@ -93,7 +93,7 @@ _SENTENCES: Final = (
     _sentence("boxed", "box", _IN_BOX),
     _sentence("hashes", "####", _AFTER_HASHES),
 )
-_ASKS: Final = {
+_FORM_REQUESTS: Final = {
     kind: re.compile(words, re.IGNORECASE)
     for kind, words in {
         "answer_line": (
@@ -148,7 +148,7 @@ def without_instructions(chat: Chat) -> tuple[Chat, frozenset[str]]:
 def still_asks(chat: Chat) -> frozenset[str]:
     """Return the answer forms other than a box that the messages seem to ask for; a guess, for warnings."""
     said = [message["content"] for message in chat if message["role"] != "assistant"]
-    return frozenset(kind for kind, asks in _ASKS.items() if any(map(asks.search, said)))
+    return frozenset(kind for kind, asks in _FORM_REQUESTS.items() if any(map(asks.search, said)))
 
 
 class InstructionCount:

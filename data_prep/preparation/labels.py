@@ -22,7 +22,7 @@ from strands_rollout.diagnostics.rewards import (
     check_ground_truths,
 )
 from strands_rollout.grading import grade, label_texts
-from strands_rollout.grading.comparison import LONGEST_ANSWER
+from strands_rollout.grading.comparison import MAX_ANSWER_CHARS
 from strands_rollout.grading.expression import notation_of
 from strands_rollout.grading.values import Key, ValueGroup, key_of
 from strands_rollout.slime_plugin.reward import reward_func
@@ -66,8 +66,8 @@ def normalised(value: object) -> str:
         raise RowError(f"label: got {value!r:.80}; expected an answer")
     if any(map(_NOTHING.fullmatch, texts)):
         raise RowError(f"label: got {value!r:.80}, which says that there is none; expected an answer")
-    if max(map(len, texts)) > LONGEST_ANSWER:
-        raise RowError(f"label: got {len(max(texts, key=len))} characters; expected at most {LONGEST_ANSWER}")
+    if max(map(len, texts)) > MAX_ANSWER_CHARS:
+        raise RowError(f"label: got {len(max(texts, key=len))} characters; expected at most {MAX_ANSWER_CHARS}")
     return texts[0] if len(texts) == 1 else json.dumps(texts, ensure_ascii=False)
 
 

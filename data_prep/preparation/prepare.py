@@ -19,7 +19,7 @@ from preparation.files import sha256_of, whole_file
 from preparation.instruction import InstructionCount, without_instructions
 from preparation.labels import is_number, label_of, normalised
 from preparation.report import progress
-from preparation.request import MOST_REJECTED, Request, check_usage
+from preparation.request import MAX_REJECTED_SHARE, Request, check_usage
 from preparation.rows import Columns, PreparationError, column_of, find_columns, to_chat, value_of
 from preparation.source import Source, input_sha256, open_source
 from strands_rollout import __version__
@@ -129,11 +129,12 @@ def _refuse_too_many(choice: Choice, request: Request) -> None:
     if not choice.kept:
         why = choice.rejections[0].reason if choice.rejections else "there are none"
         raise PreparationError(f"none of the rows can be used: {why}. Is it the right column? See --prompt-column.")
-    if rejected > MOST_REJECTED * looked_at and not request.allow_rejected:
+    if rejected > MAX_REJECTED_SHARE * looked_at and not request.allow_rejected:
         raise PreparationError(
             f"{rejected} of {looked_at} different rows can't be used, the first because of: "
-            f"{choice.rejections[0].reason}. Expected at most {MOST_REJECTED:.0%}; read {request.rejected_file}, then "
-            "name the right column with --label-column, or accept this with --allow-rejected. No data file was written."
+            f"{choice.rejections[0].reason}. Expected at most {MAX_REJECTED_SHARE:.0%}. No data file was written. Read "
+            f"{request.rejected_file}, then name the right column with --label-column, or accept this with "
+            "--allow-rejected."
         )
 
 

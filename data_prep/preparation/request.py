@@ -13,7 +13,7 @@ from strands_rollout.errors import ConfigError
 HUB: Final = "https://huggingface.co"
 # a problem that has more than 13 words of another one, in a row, was taken from it or from its source
 NGRAM_WORDS: Final = 13
-MOST_REJECTED: Final = 0.01
+MAX_REJECTED_SHARE: Final = 0.01
 """Share of the different rows; an evaluation set of 30 problems that lacks one is no longer that set."""
 
 
@@ -22,9 +22,9 @@ class Request(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    dataset: Annotated[str, Option(help="Repository of the hub.")]
+    dataset: Annotated[str, Option(help="Repository on the Hugging Face Hub.")]
     config: Annotated[str | None, Option(help="Configuration of the repository.")] = None
-    split: Annotated[str, Option(help="Split of it.")] = "train"
+    split: Annotated[str, Option(help="Split of the data set.")] = "train"
     revision: Annotated[str, Option(help="Branch, tag or commit.")] = "main"
     path: Annotated[
         Path | None,
@@ -32,31 +32,35 @@ class Request(BaseModel):
             "--from",
             exists=True,
             resolve_path=True,
-            help="Read this parquet, jsonl, json or csv file, or a folder as downloaded from the hub, instead.",
+            help="Parquet, JSONL, JSON or CSV file, or a folder as downloaded from the hub, to read instead.",
         ),
     ] = None
-    endpoint: Annotated[str, Option("--mirror", envvar="HF_ENDPOINT", help="URL to use instead of the hub's.")] = HUB
+    endpoint: Annotated[str, Option("--mirror", envvar="HF_ENDPOINT", help="URL of a mirror of the hub.")] = HUB
     prompt_column: Annotated[
-        str | None, Option(help="Column of the prompt; a dot leads into a struct.", show_default="found")
+        str | None, Option(help="Column of the prompt; a.b is field b of column a.", show_default="detected")
     ] = None
-    label_column: Annotated[str | None, Option(help="Column of the label, likewise.", show_default="found")] = None
+    label_column: Annotated[
+        str | None, Option(help="Column of the label; a.b is field b of column a.", show_default="detected")
+    ] = None
     instruction: Annotated[
         Literal["remove", "keep"],
         Option(
-            help="The data set's own answer instruction. The default system prompt asks for \\boxed{}, so it is "
-            "removed; to keep it, set system_prompt to match."
+            help="Remove or keep the data set's answer instruction. If you keep it, set system_prompt to match: the "
+            "default system prompt asks for \\boxed{}."
         ),
     ] = "remove"
     keep_duplicates: Annotated[bool, Option("--keep-duplicates", help="Keep repeated rows.")] = False
     allow_rejected: Annotated[
         bool,
-        Option("--allow-rejected", help=f"Go on where more than {MOST_REJECTED:.0%} of the rows can't be used."),
+        Option("--allow-rejected", help=f"Continue if more than {MAX_REJECTED_SHARE:.0%} of the rows can't be used."),
     ] = False
     drop_contaminated: Annotated[
         bool, Option("--drop-contaminated", help="Leave out rows that share words with an evaluation problem.")
     ] = False
-    ngram_words: Annotated[int, Option(help="How many words in a row that is.", min=2)] = NGRAM_WORDS
-    limit: Annotated[int | None, Option(help="Write at most this many rows.", min=1)] = None
+    ngram_words: Annotated[int, Option(help="Number of consecutive shared words that make an overlap.", min=2)] = (
+        NGRAM_WORDS
+    )
+    limit: Annotated[int | None, Option(help="Maximum number of rows to write.", min=1)] = None
     against: Annotated[
         list[Path],
         Option(

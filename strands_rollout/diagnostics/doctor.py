@@ -58,15 +58,15 @@ from strands_rollout.files.json_codec import Json
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-_SERVER_S: Final = 15.0
-_CONNECT_S: Final = 3.0
-_READ_S: Final = 5.0
+_SERVER_TIMEOUT_S: Final = 15.0
+_CONNECT_TIMEOUT_S: Final = 3.0
+_READ_TIMEOUT_S: Final = 5.0
 _OLD: Final = re.compile(r"0\.[0-4](?:\.|$)")
 _START: Final = "start it, and check host and port: python -m sglang.launch_server --model-path MODEL --port 30000"
 _UNREACHABLE: Final = (httpx.TransportError, aiohttp.ClientError, EngineUnavailableError)
 # words, numbers and control tokens that vocabularies cut in different ways
 _TEXT: Final = "<|im_start|>Zwölf Boxkämpfer: x = 1234567, \\boxed{42}; unbelievably<tool_call>\n\n\t東京<|im_end|>"
-_OURS: Final = "strands-rollout"
+_DISTRIBUTION: Final = "strands-rollout"
 _NOT_FOR_A_RUN: Final = frozenset({"dev", "docs", "bench"})  # extras of those who work on this package
 _GB: Final = 1e9
 _SHM: Final = Path("/dev/shm")  # noqa: S108 - NCCL's and Ray's own place
@@ -78,7 +78,7 @@ _MEMORY_GB: Final = 32.0
 _PROXIES: Final = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 _TRAINING_GPUS: Final = 8
 _SMI: Final = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
-_SMI_S: Final = 10.0
+_SMI_TIMEOUT_S: Final = 10.0
 MEANING: Final = {
     "limits": "memory, disk, files, threads, time",
     "user": "another user than root",
@@ -120,7 +120,7 @@ def run_doctor(options: DoctorOptions) -> diagnostics.Diagnosis:
     return diagnostics.Diagnosis(without_training(found, options))
 
 
-_OF_TRAINING: Final = ("slime", "megatron", "gpus", "memory", "disk", "ray", "model", "converted model", "data")
+_TRAINING_CHECKS: Final = ("slime", "megatron", "gpus", "memory", "disk", "ray", "model", "converted model", "data")
 
 
 def without_training(findings: Sequence[Finding], options: DoctorOptions) -> list[Finding]:
@@ -135,14 +135,14 @@ def without_training(findings: Sequence[Finding], options: DoctorOptions) -> lis
     if has_gpus or means_training or has_slime:
         return list(findings)
     named = {"data": options.data, "megatron": options.megatron_dir, "model": options.model_name}
-    aside = [kind for kind in _OF_TRAINING if not named.get(kind.removeprefix("converted "))]
+    aside = [kind for kind in _TRAINING_CHECKS if not named.get(kind.removeprefix("converted "))]
     return [
         replace(one, status="skipped") if one.status == "warning" and one.name.partition(":")[0] in aside else one
         for one in findings
     ]
 
 
-def check_server(base_url: str, options: DoctorOptions, timeout_s: float = _SERVER_S) -> list[Finding]:
+def check_server(base_url: str, options: DoctorOptions, timeout_s: float = _SERVER_TIMEOUT_S) -> list[Finding]:
     """Check that SGLang, or a router, answers, and that its tokenizer and context length fit the options."""
     try:
         shown = redacted(parse_base_url(base_url))
@@ -160,7 +160,7 @@ def check_server(base_url: str, options: DoctorOptions, timeout_s: float = _SERV
 
 
 async def _ask(base_url: str, shown: str, options: DoctorOptions, *, is_worker: bool = False) -> list[Finding]:
-    async with create_client(base_url, connect_timeout=_CONNECT_S, timeout=_READ_S) as http:
+    async with create_client(base_url, connect_timeout=_CONNECT_TIMEOUT_S, timeout=_READ_TIMEOUT_S) as http:
         try:
             health = await http.get("/health")
             if health.status_code == httpx.codes.SERVICE_UNAVAILABLE:
@@ -269,17 +269,17 @@ def check_packages(_question: DoctorOptions) -> Iterator[Finding]:
     """
     from packaging.requirements import Requirement
 
-    version = installed_version(_OURS)
+    version = installed_version(_DISTRIBUTION)
     if version is None:
         remedy = "install this package again: pip install -e /path/to/strands-rollout"
-        yield error("packages", f"{_OURS} is not installed: its requirements are not known", remedy)
+        yield error("packages", f"{_DISTRIBUTION} is not installed: its requirements are not known", remedy)
         return
-    ours = metadata.distribution(_OURS).metadata.json
+    ours = metadata.distribution(_DISTRIBUTION).metadata.json
     yield _python(str(ours.get("requires_python", "")))
     extras = set(ours.get("provides_extra", ())) - _NOT_FOR_A_RUN
-    versions = {_OURS: version}
+    versions = {_DISTRIBUTION: version}
     faults: dict[str, Finding] = {}
-    for package in map(Requirement, metadata.requires(_OURS) or []):
+    for package in map(Requirement, metadata.requires(_DISTRIBUTION) or []):
         asking = [extra for extra in ("", *extras) if not package.marker or package.marker.evaluate({"extra": extra})]
         if not asking:
             continue
@@ -427,14 +427,14 @@ def check_gpus(options: DoctorOptions) -> Iterator[Finding]:
     if wanted is None and not env.get("RAY_ADDRESS"):  # else the training is on a cluster elsewhere
         given = env.get("NUM_GPUS", "")
         wanted = int(given) if given.isdecimal() else _TRAINING_GPUS * options.training
-    answer = diagnostics.run_program(*_SMI, env=env, timeout_s=_SMI_S)
+    answer = diagnostics.run_program(*_SMI, env=env, timeout_s=_SMI_TIMEOUT_S)
     lines = answer.stdout.splitlines() if answer is not None and answer.exit_code == 0 else []
     gpus = [tuple(cells) for cells in ([cell.strip() for cell in line.split(",")] for line in lines) if len(cells) == 3]
     if not gpus:
         if answer is None:
             why_not = "no nvidia-smi on the PATH"
         elif answer.exit_code is None:
-            why_not = f"nvidia-smi did not answer within {_SMI_S:g} s: the driver hangs"
+            why_not = f"nvidia-smi did not answer within {_SMI_TIMEOUT_S:g} s: the driver hangs"
         else:
             why_not = f"nvidia-smi {'failed' if answer.exit_code else 'lists no GPU'}: {answer.printed}"
         asked = f"; {wanted} were asked for" if wanted else ""

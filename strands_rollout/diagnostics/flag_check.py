@@ -35,11 +35,11 @@ RECORD: Final = Path(__file__).parents[1] / "data" / "slime_flags.json"
 TITLES: Final = {"slime": "slime", "megatron": "Megatron-LM", "sglang": "SGLang", "router": "SGLang's router"}
 _TIMEOUT_S: Final = 180.0
 _DRY_RUN_TIMEOUT_S: Final = 60.0
-_SHORTEST_PREFIX: Final = 6
-_LONGEST_NOTE: Final = 160
+_MIN_PREFIX: Final = 6
+_MAX_NOTE_CHARS: Final = 160
 _SECRET: Final = re.compile(r"key|token|secret|password")
 # What is to be set instead of a flag of SGLang's that slime keeps to itself (slime/backends/sglang_utils).
-_INSTEAD: Final = {
+_REPLACEMENTS: Final = {
     "--sglang-model-path": "--hf-checkpoint",
     "--sglang-tp-size": "--rollout-num-gpus-per-engine",
     "--sglang-tensor-parallel-size": "--rollout-num-gpus-per-engine",
@@ -184,7 +184,7 @@ class FlagTable:
             if spelled in self._by_name:
                 return spelled
         longer = [known for known in self._by_name if known.startswith(name)]
-        if len(longer) == 1 or (longer and len(name) >= _SHORTEST_PREFIX):
+        if len(longer) == 1 or (longer and len(name) >= _MIN_PREFIX):
             return min(longer, key=lambda known: (len(known), known))
         return next(iter(difflib.get_close_matches(f"--{stem}", self._by_name, n=1, cutoff=0.6)), None)
 
@@ -207,7 +207,7 @@ def table_of(slime_dir: Path | None, megatron_dir: Path | None = None, *, timeou
     for system, title in TITLES.items():
         known = f"its parser was asked, {versions.get(system) or 'version unknown'}"
         if system in failed:
-            note = shorten(failed[system], _LONGEST_NOTE, placeholder="...")
+            note = shorten(failed[system], _MAX_NOTE_CHARS, placeholder="...")
             known = f"recorded, {record['sources'][system]['version']} ({note})"
         sources.append(f"{title}: {known}")
     left_out = (record if "sglang" in failed else answer)["left_out"]
@@ -400,7 +400,7 @@ def _further_words(use: _Use, flag: Flag) -> Iterator[str]:
 def _what_is_unknown(name: str, table: FlagTable) -> tuple[str, str | None]:
     """Explain why a name is no flag, and suggest the flag that was likely meant."""
     if name in table.left_out:
-        known = _INSTEAD.get(name)
+        known = _REPLACEMENTS.get(name)
         known = known if known and table.find(known) else None
         hint = f"use {known}" if known else "leave it out"
         return f"SGLang has this flag, but slime sets it itself and drops yours; {hint}", known

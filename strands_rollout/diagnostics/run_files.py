@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _TRACKER: Final = "latest_checkpointed_iteration.txt"
 _INDEX: Final = "model.safetensors.index.json"
 # no file of weights is this small; what git leaves in place of one is
-_SMALLEST_WEIGHTS: Final = 1024
+_MIN_WEIGHT_BYTES: Final = 1024
 _IMPORTABLE: Final = "correct it; a module of your own must be beside the file, installed, or in a folder on PYTHONPATH"
 _REACHABLE: Final = "start it, or correct its command or URL"
 _ROWS: Final = 200
@@ -63,7 +63,7 @@ def check_model(options: DoctorOptions) -> Iterator[Finding]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         yield error("model", f"{folder} is not a whole model: {type(e).__name__}: {e}", prepare)
         return
-    broken = [path.name for path in weights if not path.is_file() or path.stat().st_size < _SMALLEST_WEIGHTS]
+    broken = [path.name for path in weights if not path.is_file() or path.stat().st_size < _MIN_WEIGHT_BYTES]
     if broken or not weights:
         yield error("model", f"{folder} lacks weights: {', '.join(broken) or 'any *.safetensors'}", prepare)
         return

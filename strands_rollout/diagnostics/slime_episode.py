@@ -33,7 +33,7 @@ _SETTINGS: Final = {
 }
 _TIMEOUT_S: Final = 50.0
 _NEEDED: Final = ("train.py", "scripts/models/qwen3-8B.sh", "slime/rollout/sglang_rollout.py", "slime/utils/types.py")
-_GIT_S: Final = 5.0
+_GIT_TIMEOUT_S: Final = 5.0
 _CLONE: Final = (
     "work in the image slimerl/slime, or: git clone https://github.com/THUDM/slime && git -C slime checkout "
     f"{TESTED_COMMIT[:8]} && pip install --no-deps -e slime; then name it with SLIME_DIR or --slime-dir"
@@ -78,7 +78,9 @@ def check_slime(
     version = re.search(r"""\bversion=["']([^"']+)["']""", _text(folder / "setup.py"))
     # a checkout that another user owns, as in a container, is refused by git unless it is called safe
     git = ("git", "-c", "safe.directory=*", "-C", str(folder), "rev-parse", "HEAD")
-    answer = diagnostics.run_program(*git, env=options.env, timeout_s=_GIT_S) if (folder / ".git").exists() else None
+    answer = (
+        diagnostics.run_program(*git, env=options.env, timeout_s=_GIT_TIMEOUT_S) if (folder / ".git").exists() else None
+    )
     commit = answer.stdout[:8] if answer is not None and answer.exit_code == 0 else "not known"
     yield good("slime", f"slime {version[1] if version else 'of no known version'} at {folder}, commit {commit}")
 

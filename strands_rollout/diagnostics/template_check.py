@@ -275,14 +275,14 @@ def _keeps(template: TemplateRenderer, following: ChatMessage) -> str:
 _RANDOM: Final = "random episodes"
 _MARK: Final = "policy-in-turn-{}-"
 _TAG: Final = re.compile(r"<[^<>{}\s]{1,40}>|\[/?[A-Z_]{2,40}\]")
-_SAID: Final = ("", "I look it up. ", "例: 1 < 2 & 3\n", 'So\n\n  {"a": 1} ')
+_TURN_TEXTS: Final = ("", "I look it up. ", "例: 1 < 2 & 3\n", 'So\n\n  {"a": 1} ')
 _PARAMETERS: Final[Mapping[str, tuple[Mapping[str, Json], Sequence[Json]]]] = {
     "count": ({"type": "integer"}, (0, -17, 10**12)),
     "share": ({"type": "number", "description": 'Its "b" <b>.\n'}, (0.5, -1e-7, 3)),
     "kind": ({"type": "string", "enum": ["x > 1", "<b>", "é\n"]}, ("x > 1", "<b>", "é\n")),
     "tags": ({"type": "array", "items": {"type": "string"}}, ([], ["a", "例 \" '"])),
     "options": ({"type": "object", "properties": {"deep": {"type": ["boolean", "null"]}}}, ({}, {"deep": None})),
-    "note": ({"type": "string"}, _SAID),
+    "note": ({"type": "string"}, _TURN_TEXTS),
 }
 _TOOLS: Final = {"add": ("count", "share", "note"), "search": ("kind", "tags", "options", "note"), "now": ()}
 _TEXTS: Final = (
@@ -399,13 +399,13 @@ class RandomEpisode:
         """Return a call of a tool with some of its arguments; those of the last call contain the mark."""
         name = self._one_of([tool["name"] for tool in self._tools if _TOOLS[tool["name"]] or not is_last])
         given = {key: self._one_of(_PARAMETERS[key][1]) for key in _TOOLS[name] if self._rng.integers(3)}
-        return name, {**given, "note": mark + self._one_of(_SAID)} if _TOOLS[name] else {}
+        return name, {**given, "note": mark + self._one_of(_TURN_TEXTS)} if _TOOLS[name] else {}
 
     def _message(self, calls: list[tuple[str, dict[str, Json]]], mark: str) -> tuple[ChatMessage, str, int]:
         """Return a turn as a message, its sampled tokens and its end token; without text if calls allow none."""
         opening, closing = getattr(self._parser, "open_reasoning", ""), getattr(self._parser, "close_reasoning", "")
         in_reasoning = self.model.template.opens_reasoning
-        said, thought = self._one_of(_SAID) + mark, self._one_of(("", "hm\n例")) if closing else ""
+        said, thought = self._one_of(_TURN_TEXTS) + mark, self._one_of(("", "hm\n例")) if closing else ""
         opened = f"{'' if in_reasoning else opening}\n{thought}\n{closing}\n\n" if thought else ""
         for words in (opened + said, ""):
             written, end_id = self.model.template.write_turn(words, calls)

@@ -202,7 +202,7 @@ _RESULT_FACTS: Final = (
     "sampled_tokens",
     "weight_versions",
 )
-_MOST_UNKNOWN: Final = 0.1
+_MAX_UNKNOWN_SHARE: Final = 0.1
 _LONG_INTEGER: Final = re.compile(rb"(?<![\d.])\d{19}")
 
 
@@ -328,7 +328,7 @@ def check_tokenizer(record: DumpRecord, texts: TokenTexts, name: str) -> None:
         )
     ids = set(record.values["tokens"])
     unknown = sorted(token for token in ids if token not in texts)
-    if len(unknown) > len(ids) * _MOST_UNKNOWN:  # a policy may sample some of the ids that only pad its vocabulary
+    if len(unknown) > len(ids) * _MAX_UNKNOWN_SHARE:  # a policy may sample some of the ids that only pad its vocabulary
         raise ConfigError(
             f"{record.where} has {len(unknown)} ids of {len(ids)} that {name} does not know, such as {unknown[-1]}; "
             "name the tokenizer of the policy that wrote it"

@@ -65,8 +65,8 @@ EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_INTERRUPTED: Final = 130
 REPORT_NAME: Final = "report.json"
-_LEAST_PATIENCE: Final = 8
-_MOST_ERRORS: Final = 5
+_MIN_CONSECUTIVE_FAILURES: Final = 8
+_MAX_ERROR_KINDS: Final = 5
 _COUNTS: Final = ("sampled_tokens", "turns", "tool_calls", "tool_errors", "unknown_tools", "parse_failures")
 _TEXTS: Final = frozenset({"question", "label", "predicted", "status", "stop reason", "majority"})
 _OTHER_COLUMNS_WIDTH: Final = 84
@@ -90,7 +90,7 @@ def run_evaluation(options: EvalOptions) -> int:
     """
     log = make_console(stderr=True)
     note = functools.partial(log.print, markup=False, soft_wrap=True)
-    how_to_resume = f"what is done is kept: the same command with --out {options.out} goes on from there"
+    how_to_resume = f"finished samples are saved; to resume, run the same command with --out {options.out}"
     try:
         report = asyncio.run(_run(options, log, note))
     except KeyboardInterrupt:
@@ -141,7 +141,7 @@ async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) 
             write_json(options.out / REPORT_NAME, report)
     failed = Counter(result.fault or result.stop_reason for result in session.results.values() if not result.is_scored)
     stopped = [f"stopped: {session.stopped}"] if session.stopped else []
-    errors = [f"{count} failed: {error}" for error, count in failed.most_common(_MOST_ERRORS)]
+    errors = [f"{count} failed: {error}" for error, count in failed.most_common(_MAX_ERROR_KINDS)]
     for message in [*stopped, *errors, *report["notes"]]:
         note(message)
     return report
@@ -287,7 +287,7 @@ def _line(key: SampleKey, outcome: Outcome, seed: int | None) -> dict[str, Any]:
     }
 
 
-class _GivenUpError(Exception):
+class _TooManyFailuresError(Exception):
     """Too many consecutive samples failed for the same reason."""
 
 
@@ -305,8 +305,8 @@ async def run_samples(
     Raises:
         Exception: The first that `run` raised; the others are cancelled.
     """
-    waiting, most = iter(keys), max(_LEAST_PATIENCE, concurrency)
-    last: deque[str] = deque(maxlen=most)
+    waiting, max_failures = iter(keys), max(_MIN_CONSECUTIVE_FAILURES, concurrency)
+    last: deque[str] = deque(maxlen=max_failures)
 
     async def work() -> None:
         for key in waiting:
@@ -316,8 +316,10 @@ async def run_samples(
                 continue
             error = result.fault or result.stop_reason
             last.append(f"{result.stop_reason} {(result.fault or '').partition(':')[0]}")
-            if last.count(last[-1]) == most:
-                raise _GivenUpError(f"{most} samples in a row failed alike, the last one with {error}")
+            if last.count(last[-1]) == max_failures:
+                raise _TooManyFailuresError(
+                    f"{max_failures} consecutive samples failed for the same reason, the last with {error}"
+                )
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -325,7 +327,7 @@ async def run_samples(
                 group.create_task(work())
     except ExceptionGroup as e:
         first = e.exceptions[0]
-        if isinstance(first, _GivenUpError):
+        if isinstance(first, _TooManyFailuresError):
             return str(first)
         raise first from None
     return None
@@ -371,7 +373,7 @@ async def _demo(options: DemoOptions) -> Summary:
     summary = Summary.of(outcomes)
     written = write_dump(options.dump_dir, outcomes, tokenizer)
     if not options.json_only:
-        console, shown = make_console(), most_telling(outcomes).sample
+        console, shown = make_console(), most_instructive(outcomes).sample
         print_outcomes(console, outcomes)
         console.print(f"\nsample {shown.index}, token for token:")
         print_transcript(console, shown, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False)))
@@ -403,7 +405,7 @@ def write_dump(folder: Path, outcomes: Sequence[Outcome], tokenizer: PreTrainedT
     return path
 
 
-def most_telling(outcomes: Sequence[Outcome]) -> Outcome:
+def most_instructive(outcomes: Sequence[Outcome]) -> Outcome:
     """Return the outcome with the most instructive transcript: correct with tools, else with tools, else the first."""
     return max(outcomes, key=lambda o: (bool(o.facts.tool_calls), bool(o.graded.get("acc"))))
 
@@ -505,8 +507,8 @@ def print_evaluation(console: Console, report: Mapping[str, Any]) -> None:
         for line in _totals(name, data_set):
             console.print(line, soft_wrap=True, markup=False)
         if missing := data_set["missing"]:
-            words = f"{missing} samples are missing ({data_set['failed']} failed) and count nowhere"
-            console.print(Text(words, "red"), soft_wrap=True)
+            text = f"{missing} samples are missing ({data_set['failed']} failed) and are not counted"
+            console.print(Text(text, "red"), soft_wrap=True)
         console.print()
     for note in report["notes"]:
         console.print(Text(note, style="yellow"), soft_wrap=True)

@@ -88,7 +88,7 @@ class Transcript(HookProvider):
         registry.add_callback(BeforeModelCallEvent, self._before_model_call)
         registry.add_callback(AfterToolCallEvent, self._after_tool_call)
 
-    def take_asked(self) -> Asked | None:
+    def take_request(self) -> Asked | None:
         """Return and clear what the agent requested; None if the requesting agent is not a main agent."""
         asked, self._asked = self._asked, None
         return asked
@@ -364,7 +364,7 @@ class PolicyServer:
     async def _generate(self, request: web.Request) -> web.Response:
         body = orjson.loads(await request.read())
         read, encoder = body["input_ids"], self._template.encoder
-        asked = self._transcript.take_asked()
+        asked = self._transcript.take_request()
         if asked is None:
             self._transcript.show("reads", f"(another agent) {encoder.decode(read)}")
         ids, most = [], body["sampling_params"]["max_new_tokens"]

@@ -75,7 +75,7 @@ def grade(text: str, label: object, cpu_s: float = CPU_LIMIT_S, *, is_cut: bool 
 NO_ANSWER: Final = "[INVALID]"
 _SEEN_CHARS: Final = 300
 _SEEN_CHARS_STRICT: Final = 100
-_LONGEST_LABEL: Final = 1000  # slime's patterns take time that grows with its square
+_MAX_LABEL_CHARS: Final = 1000  # slime's patterns take time that grows with its square
 _ANSWER: Final = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 _BOX: Final = r"\boxed{"
 _REWRITES: Final = (
@@ -167,8 +167,8 @@ def slime_example_grade(response: str, label: object, tool_iterations: float) ->
     """Grade as slime's strands example: by the last "Answer:", or without it by the last box."""
     correct, pred, error = False, "", ""
     length = len(str(label))
-    if length > _LONGEST_LABEL:
-        label, error = "", f"ValueError: a label of {length} characters; expected at most {_LONGEST_LABEL}"
+    if length > _MAX_LABEL_CHARS:
+        label, error = "", f"ValueError: a label of {length} characters; expected at most {_MAX_LABEL_CHARS}"
     try:
         correct, pred = _by_answer_line(response[-_SEEN_CHARS:], label or "")
         if pred == NO_ANSWER:

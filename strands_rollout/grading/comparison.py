@@ -23,8 +23,8 @@ from strands_rollout.grading.values import Combination, Formula, Key, Matrix, Re
 
 _INTERVALS: Final = ("()", "[]", "(]", "[)")
 _INFINITIES: Final = {r"\infty": inf, r"+\infty": inf, r"-\infty": -inf}
-_TURNED: Final = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", "=": "=", r"\ne": r"\ne"}
-LONGEST_ANSWER: Final = 600
+_MIRRORED_SIGNS: Final = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", "=": "=", r"\ne": r"\ne"}
+MAX_ANSWER_CHARS: Final = 600
 """Characters; a longer prediction is wrong unread."""
 CPU_LIMIT_S: Final = 5.0
 _EQUALS: Final = re.compile(r"=|\\in(?![A-Za-z])")
@@ -71,7 +71,7 @@ def compare(prediction: str, label: str, cpu_s: float = CPU_LIMIT_S) -> Comparis
         return Comparison(equal=False, method="empty")
     if prediction.strip() == label.strip():
         return Comparison(equal=True, method="exact")
-    if max(len(prediction), len(label)) > LONGEST_ANSWER:
+    if max(len(prediction), len(label)) > MAX_ANSWER_CHARS:
         return Comparison(equal=False, method="too_long")
     try:
         return _compare(notation_of(prediction), notation_of(label), Budget(cpu_s))
@@ -312,7 +312,7 @@ def _equal_conditions(first: Key, second: Key, budget: Budget) -> bool:
         return len(first.parts) == len(second.parts) and _covers(first.parts, second.parts, budget, once=True)
     if not isinstance(first, Relation) or not isinstance(second, Relation):
         return False
-    turned = Relation(second.parts[::-1], tuple(_TURNED[sign] for sign in reversed(second.signs)))
+    turned = Relation(second.parts[::-1], tuple(_MIRRORED_SIGNS[sign] for sign in reversed(second.signs)))
     return any(
         first.signs == other.signs
         and (_equal_sequences(first.parts, other.parts, budget) or _equal_differences(first, other, budget))

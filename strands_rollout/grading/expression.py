@@ -13,7 +13,7 @@ from typing import Final
 
 from strands_rollout.grading.phrases import LEAD_IN, SENTENCE_END
 
-_DEEPEST: Final = 40
+_MAX_DEPTH: Final = 40
 _TOKEN: Final = re.compile(
     r"\s*(?:(?P<number>\d+(?:\.\d+|\.(?!\d))?|\.\d+)|(?P<name>\\?[A-Za-z]+)|(?P<mark>\\[{}|&\\]|[-+*/^_()\[\]{}|!,]))"
 )
@@ -22,7 +22,7 @@ _FUNCTIONS: Final = frozenset(
     | {"ln", "log", "lg", "exp"}
 )
 _INVERSES: Final = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
-_OF_SEVERAL: Final = frozenset({"gcd", "lcm"})
+_VARIADIC: Final = frozenset({"gcd", "lcm"})
 _OPENED: Final = re.compile(r"\s*\(")
 _CONSTANTS: Final = frozenset({"e", "i", r"\pi", "pi", r"\infty", r"\imath"})
 GREEK: Final = frozenset(
@@ -36,7 +36,7 @@ _BAR: Final = "|"
 _TIMES: Final = frozenset({"*", r"\cdot", r"\times"})
 _OVER: Final = frozenset({"/", r"\div"})
 _NO_PRODUCTS: Final = frozenset({"or", "and", "not", "if", "mod"})
-_LONGEST_RUN: Final = 3  # letters side by side are a product; more of them are a word
+_MAX_LETTER_RUN: Final = 3  # letters side by side are a product; more of them are a word
 
 
 class NotAnExpressionError(ValueError):
@@ -96,10 +96,10 @@ def _tokens(text: str) -> list[str]:
             raise NotAnExpressionError(f"unknown notation {text[position:]!r:.50}")
         position = match.end()
         name = match["name"]
-        is_of_several = name in _OF_SEVERAL and _OPENED.match(text, position)
+        is_of_several = name in _VARIADIC and _OPENED.match(text, position)
         if name is None or name[0] == "\\" or name in _FUNCTIONS or name in {"pi", "sqrt"} or is_of_several:
             tokens.append(match[0].strip())
-        elif len(name) > _LONGEST_RUN or name in _NO_PRODUCTS:
+        elif len(name) > _MAX_LETTER_RUN or name in _NO_PRODUCTS:
             raise NotAnExpressionError(f"a word: {name!r:.50}")
         else:
             tokens.extend(name)
@@ -129,7 +129,7 @@ class _Parser:
 
     def _enter(self) -> None:
         self._depth += 1
-        if self._depth > _DEEPEST:
+        if self._depth > _MAX_DEPTH:
             raise NotAnExpressionError("nested too deeply")
 
     def _take(self, expected: str = "") -> str:
@@ -227,7 +227,7 @@ class _Parser:
             return self._function(name)
         if name in ("frac", "binom", "sqrt"):
             return self._construct(name)
-        if name in _OF_SEVERAL and self.next == "(":
+        if name in _VARIADIC and self.next == "(":
             return self._of_several(name)
         return self._letter(token)
 

@@ -18,14 +18,14 @@ _CALL_OPEN, _CALL_CLOSE = "<tool_call>", "</tool_call>"
 _RESULT_OPEN, _RESULT_CLOSE = "<tool_response>", "</tool_response>"
 _BOX_TOKEN: Final = re.compile(r"(?P<box>\\(?:boxed|fbox)(?![A-Za-z])\s*(?P<open>\{)?)|\\[{}]|[{}]")
 _BARE_BOX: Final = re.compile(r"[^\s${}\\]+")
-_BEGUN: Final = re.compile(r"(?:<[|/\w:-]+|\\(?:bo(?:xe?)?|fbo?))$")  # of a tag, or of a box
-_LONGEST_TAG: Final = 40
+_UNFINISHED_MARKUP: Final = re.compile(r"(?:<[|/\w:-]+|\\(?:bo(?:xe?)?|fbo?))$")  # of a tag, or of a box
+_MAX_TAG_CHARS: Final = 40
 _MATH_SPAN: Final = re.compile(r"\$\$?([^$]+)\$?\$|\\\((.+?)\\\)|\\\[(.+?)\\\]")
 _SIGN: Final = re.compile(r"(?:^|(?<=\s))[-−±<>≤≥]$")  # noqa: RUF001 - a minus
 _UNIT: Final = re.compile(r"\s?[%‰°]")
 _MARKUP: Final = " \t*_`"
 _SEARCHED_CHARS: Final = 50_000  # from the end, so that a very long text costs no more
-_LONGEST_LINE: Final = 1000  # a longer line is no answer, and is not searched for formulas
+_MAX_LINE_CHARS: Final = 1000  # a longer line is no answer, and is not searched for formulas
 
 
 def last_assistant_text(response: str, *, in_reasoning: bool = False) -> str:
@@ -105,7 +105,9 @@ def extract_answer(text: str, *, is_cut: bool = False) -> str:
     """
     text = text[-_SEARCHED_CHARS:]
     box = _find_box(text)
-    if is_cut and (box.is_open or _BEGUN.search(text[-_LONGEST_TAG:]) or _ends_in_answer_line(text, box.end)):
+    if is_cut and (
+        box.is_open or _UNFINISHED_MARKUP.search(text[-_MAX_TAG_CHARS:]) or _ends_in_answer_line(text, box.end)
+    ):
         return ""
     return text[box.start : box.end].strip() or last_answer_line(text)
 
@@ -168,7 +170,7 @@ def last_answer_line(text: str) -> str:
         if line:
             return _formula_of(line)
     last = text.rstrip().rpartition("\n")[2]
-    sentences = list(ANSWER_SENTENCE.finditer(last)) if len(last) <= _LONGEST_LINE else []
+    sentences = list(ANSWER_SENTENCE.finditer(last)) if len(last) <= _MAX_LINE_CHARS else []
     return _whole_formula(last[sentences[-1].end() :]) if sentences else ""
 
 
@@ -177,7 +179,7 @@ def _formula_of(line: str) -> str:
 
     A sign right before the formula, and a unit right after it, belong to it.
     """
-    if len(line) > _LONGEST_LINE:
+    if len(line) > _MAX_LINE_CHARS:
         return line
     spans = list(_MATH_SPAN.finditer(line))
     around = _MATH_SPAN.sub(" ", line)

@@ -19,7 +19,7 @@ from typing import Final, Literal
 
 from strands_rollout.grading.extraction import last_boxed
 
-_DEEPEST_LABEL: Final = 10
+_MAX_LABEL_DEPTH: Final = 10
 _SHOWN_CHARS: Final = 80
 _LIST_TOKEN: Final = re.compile(
     r"(?P<call>(?:np\.|numpy\.)\w++\(|array\()|(?P<open>[\[({])|(?P<close>[\])}])|(?P<comma>\s*+,)|(?P<space>\s++)"
@@ -50,12 +50,14 @@ def label_texts(label: object, depth: int = 0) -> tuple[str, ...]:
     if isinstance(label, bytes):
         label = label.decode(errors="replace")
     if isinstance(label, str):
-        items = listed_items(label) if depth < _DEEPEST_LABEL else None
+        items = listed_items(label) if depth < _MAX_LABEL_DEPTH else None
         if items is not None:
             return tuple(text for item in items for text in label_texts(item, depth + 1) if text)
         return (last_boxed(label) or label.rpartition("####")[2].strip(),)
-    if depth > _DEEPEST_LABEL:
-        raise ValueError(f"the label holds lists more than {_DEEPEST_LABEL} deep, or itself; expected text or a number")
+    if depth > _MAX_LABEL_DEPTH:
+        raise ValueError(
+            f"the label holds lists more than {_MAX_LABEL_DEPTH} deep, or itself; expected text or a number"
+        )
     if isinstance(label, list | tuple | set | frozenset):
         return tuple(text for item in label for text in label_texts(item, depth + 1) if text)
     is_missing = label is None or label != label

@@ -21,15 +21,15 @@ from strands_rollout.grading.expression import Expression
 
 _DIGITS: Final = 160
 _AGREEING_DIGITS: Final = 75
-_LARGEST_EXPONENT: Final = 60  # of ten, in either direction: a sum then keeps 100 digits of its smaller part
-_MOST_BITS: Final = 60_000  # of a fraction
+_MAX_EXPONENT: Final = 60  # of ten, in either direction: a sum then keeps 100 digits of its smaller part
+_MAX_BITS: Final = 60_000  # of a fraction
 _BITS_PER_STEP: Final = 500
-_MOST_STEPS: Final = 8_000
+_MAX_STEPS: Final = 8_000
 _FLOAT_STEPS: Final = 4
-_LARGEST_FACTORIAL: Final = 1000
+_MAX_FACTORIAL: Final = 1000
 _REAL_POINTS: Final = range(6)
 _WHOLE_POINTS: Final = range(6, 10)
-_FEWEST_POINTS: Final = 2
+_MIN_POINTS: Final = 2
 _LINE: Final = (Fraction(0), Fraction(1), Fraction(17, 5), Fraction(-29, 7), Fraction(211, 3))
 _DENOMINATORS: Final = (26, 34, 38, 46, 58, 62)  # even, so that a negative number has no such power
 
@@ -73,7 +73,7 @@ class Budget:
 
     def __init__(self, cpu_s: float) -> None:
         self._until = time.thread_time() + cpu_s
-        self._steps = _MOST_STEPS
+        self._steps = _MAX_STEPS
 
     def spend(self, steps: int) -> None:
         """Use up some steps; raise TooComplexError if none are left or the time is over."""
@@ -89,7 +89,7 @@ def are_equal(first: Expression, second: Expression, budget: Budget) -> bool:
 
     `log` without a base may be natural or decimal, but the same in both formulas.
     """
-    needed = _FEWEST_POINTS if first.symbols() | second.symbols() else 1
+    needed = _MIN_POINTS if first.symbols() | second.symbols() else 1
     for pairs in _readings(first, second, budget):
         agreeing = 0
         for pair in pairs:
@@ -108,7 +108,7 @@ def are_proportional(first: Expression, second: Expression, budget: Budget, *, p
         return False
     for pairs in _readings(first, second, budget):
         (a, b), *others = [*pairs] or [(0, 0)]
-        if len(others) < _FEWEST_POINTS or not a or not b or (positively and (a > 0) != (b > 0)):
+        if len(others) < _MIN_POINTS or not a or not b or (positively and (a > 0) != (b > 0)):
             continue
         if all(is_close(_times(a, d), _times(b, c)) for c, d in others):
             return True
@@ -222,7 +222,7 @@ class _Evaluation:
         if isinstance(value, Fraction):
             bits = _bits(value)
             self._budget.spend(1 + bits // _BITS_PER_STEP)
-            if bits > _MOST_BITS:
+            if bits > _MAX_BITS:
                 raise TooComplexError("a number with too many digits")
             return value
         self._budget.spend(_FLOAT_STEPS)
@@ -231,7 +231,7 @@ class _Evaluation:
             raise _UndefinedError
         if not is_exact and size < _local.epsilon:  # sin(pi), which is not quite 0 in floats
             return Fraction(0)
-        if size and not _local.mp.mpf(10) ** -_LARGEST_EXPONENT < size < _local.mp.mpf(10) ** _LARGEST_EXPONENT:
+        if size and not _local.mp.mpf(10) ** -_MAX_EXPONENT < size < _local.mp.mpf(10) ** _MAX_EXPONENT:
             raise TooComplexError("a number that is too large or too small")
         return value.real if not value.imag else value
 
@@ -274,7 +274,7 @@ class _Evaluation:
             return Fraction(0)
         if isinstance(exponent, Fraction) and exponent.denominator == 1:
             bits = _bits(base) if isinstance(base, Fraction) else 1
-            if abs(exponent) * bits > _MOST_BITS:
+            if abs(exponent) * bits > _MAX_BITS:
                 raise TooComplexError("a power with too many digits")
             return base**exponent.numerator
         if not self._is_complex and _is_real(base) and base < 0:
@@ -285,7 +285,7 @@ class _Evaluation:
         return self._exp(_float(exponent) * _local.mp.log(_float(base)))
 
     def _exp(self, value: Value) -> Value:
-        if abs(value) > 3 * _LARGEST_EXPONENT:
+        if abs(value) > 3 * _MAX_EXPONENT:
             raise TooComplexError("too large an exponent")
         return _local.mp.exp(_float(value))
 
@@ -313,7 +313,7 @@ class _Evaluation:
     def _factorial(self, value: Value) -> Value:
         if not isinstance(value, Fraction) or value < 0:
             raise _UndefinedError
-        if value > _LARGEST_FACTORIAL:
+        if value > _MAX_FACTORIAL:
             raise TooComplexError("too large a factorial")
         if value.denominator == 1:
             return Fraction(math.factorial(value.numerator))
@@ -324,7 +324,7 @@ class _Evaluation:
             raise _UndefinedError
         if over.denominator == 1 and over >= under:
             under = min(under, over - under)
-        if under > _LARGEST_FACTORIAL:
+        if under > _MAX_FACTORIAL:
             raise TooComplexError("too large a binomial coefficient")
         result = Fraction(1)
         for step in range(int(under)):
@@ -341,7 +341,7 @@ class _Evaluation:
         """Return the arguments of a function of whole numbers, of which at least one is not 0."""
         if not all(isinstance(value, Fraction) and value.denominator == 1 for value in values) or not any(values):
             raise _UndefinedError
-        if sum(_bits(value) for value in values) > _MOST_BITS:
+        if sum(_bits(value) for value in values) > _MAX_BITS:
             raise TooComplexError("too large numbers")
         return [value.numerator for value in values]
 
@@ -363,7 +363,7 @@ class _Evaluation:
         if is_inverse and name != "arctan" and not self._is_complex and abs(value) > 1:
             raise _UndefinedError
         method = getattr(_local.mp, f"a{name[3:]}" if is_inverse else name)
-        if name in ("sinh", "cosh", "tanh") and abs(value) > 3 * _LARGEST_EXPONENT:
+        if name in ("sinh", "cosh", "tanh") and abs(value) > 3 * _MAX_EXPONENT:
             raise TooComplexError("too large an argument")
         try:
             return method(_float(value))

@@ -22,7 +22,7 @@ _ONES: Final = re.findall(
     "eighteen nineteen",
 )
 _TENS: Final = re.findall(r"\w+", "twenty thirty forty fifty sixty seventy eighty ninety")
-_SMALL: Final = {word: number for number, word in enumerate(_ONES)} | {
+_SMALL_NUMBERS: Final = {word: number for number, word in enumerate(_ONES)} | {
     word: 20 + 10 * number for number, word in enumerate(_TENS)
 }
 _SCALES: Final = {"thousand": 1000, "million": 10**6, "billion": 10**9}
@@ -69,11 +69,11 @@ def number_in_words(text: str) -> Fraction | None:
     words = [word for word in re.split(r"[\s-]+", text.lower()) if word != "and"]
     total = part = 0
     for position, word in enumerate(words):
-        if word in _SMALL:
-            follows_tens = part % 100 >= 20 and part % 10 == 0 < _SMALL[word] < 10
-            if position and words[position - 1] in _SMALL and not follows_tens:
+        if word in _SMALL_NUMBERS:
+            follows_tens = part % 100 >= 20 and part % 10 == 0 < _SMALL_NUMBERS[word] < 10
+            if position and words[position - 1] in _SMALL_NUMBERS and not follows_tens:
                 return None
-            part += _SMALL[word]
+            part += _SMALL_NUMBERS[word]
         elif word == "hundred" and 0 < part < 10:
             part *= 100
         elif word in _SCALES and part:
@@ -161,8 +161,8 @@ def _power_of_ten(factor: Fraction, exponent: str | None) -> Fraction:
     return factor * Fraction(10) ** int(exponent or 0)
 
 
-_DEEPEST_GROUP: Final = 3
-_MOST_ITEMS: Final = 64
+_MAX_GROUP_DEPTH: Final = 3
+_MAX_ITEMS: Final = 64
 _OPENING: Final = ("(", "[", r"\{")
 _CLOSING: Final = (")", "]", r"\}")
 _BRACKET: Final = re.compile(r"\\[{}]|[()\[\]{}]")
@@ -234,7 +234,7 @@ def key_of(text: str, depth: int = 0) -> Key:
     number = exact_number(text)
     if number is not None:
         return number
-    if depth > _DEEPEST_GROUP:
+    if depth > _MAX_GROUP_DEPTH:
         return Formula(canonical(text))
     return _alternatives(text, depth) or _matrix(text, depth) or _relation(text, depth) or _group(text, depth)
 
@@ -311,7 +311,7 @@ def _relation(text: str, depth: int) -> Relation | None:
 def _group(text: str, depth: int) -> Key:
     brackets, items = _items_of(_with_commas(text))
     is_group = len(items) > 1 or brackets == r"\{\}"
-    if not is_group or len(items) > _MOST_ITEMS:
+    if not is_group or len(items) > _MAX_ITEMS:
         with contextlib.suppress(NotAnExpressionError):
             return Formula(canonical(text), parse(text))
         return Formula(canonical(text))

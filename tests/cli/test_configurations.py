@@ -106,11 +106,11 @@ def test_a_wrong_setting_of_the_command_line_is_named(command, change, said, tmp
 @pytest.mark.parametrize(
     ("arguments", "heads"),
     [
-        (["eval", "--config", "it.yaml", "--reward", "no.score"], ["the command line names"]),
-        (["eval", "--config", "it.yaml", "--set", "tools=[no.tool]"], ["the command line names"]),
-        (["try", "it.yaml", "--set", "strands_rollout.reward.function=no.score"], ["the command line names"]),
-        (["eval", "--config", "bad.yaml", "--reward", "no.score"], ["bad.yaml names", "the command line names"]),
-        (["eval", "--config", "bad.yaml"], ["bad.yaml names"]),
+        (["eval", "--config", "it.yaml", "--reward", "no.score"], ["the command line"]),
+        (["eval", "--config", "it.yaml", "--set", "tools=[no.tool]"], ["the command line"]),
+        (["try", "it.yaml", "--set", "strands_rollout.reward.function=no.score"], ["the command line"]),
+        (["eval", "--config", "bad.yaml", "--reward", "no.score"], ["bad.yaml", "the command line"]),
+        (["eval", "--config", "bad.yaml"], ["bad.yaml"]),
     ],
     ids=str,
 )
@@ -121,7 +121,9 @@ def test_what_can_not_be_loaded_is_said_of_the_file_or_of_the_command_line(argum
     done = CliRunner().invoke(app, arguments)
     assert isinstance(done.exception, ConfigError)
     said = str(done.exception).splitlines()
-    assert [line.removesuffix(" what can't be used:") for line in said if not line.startswith(" ")] == heads
+    assert [
+        line.removesuffix(" has settings that can't be used:") for line in said if not line.startswith(" ")
+    ] == heads
 
 
 def test_a_demo_that_could_write_nothing_plays_nothing(tmp_path: Path) -> None:

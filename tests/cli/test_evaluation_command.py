@@ -104,7 +104,7 @@ async def test_ctrl_c_and_sigterm_end_it_with_130_and_say_how_to_resume(
             async with asyncio.timeout(PATIENCE_S):
                 out, err = await process.communicate()
     assert (process.returncode, out) == (130, b"")
-    assert b"interrupted; what is done is kept: the same command with --out run goes on from there" in err
+    assert b"interrupted; finished samples are saved; to resume, run the same command with --out run" in err
     assert b"Traceback" not in err
     assert len(lines(tmp_path / "run")) == 2
 

@@ -97,7 +97,7 @@ async def test_failed_samples_are_missing_not_wrong_and_are_tried_again(run, shi
     assert (sums["problems_scored"], sums["pass_at_k_problems"]) == (2, {"1": 2, "4": 0})
     captured = capsys.readouterr()
     assert " over 2 of 3 problems (95% interval" in captured.out
-    assert "6 samples are missing (6 failed) and count nowhere" in captured.out
+    assert "6 samples are missing (6 failed) and are not counted" in captured.out
     assert "6 failed: EngineRejectedError" in captured.err
     assert f"--out {ended.folder} goes on" in captured.err
     again = await run()
@@ -110,7 +110,10 @@ async def test_an_engine_that_only_fails_ends_the_run_early(run, capsys):
     assert len(ended.lines) <= 10
     assert ended.report["data_sets"]["sums"]["missing"] == 600
     assert ended.report["data_sets"]["sums"]["avg_at_n"] is None
-    assert "stopped: 8 samples in a row failed alike, the last one with EngineRejectedError" in capsys.readouterr().err
+    assert (
+        "stopped: 8 consecutive samples failed for the same reason, the last with EngineRejectedError"
+        in capsys.readouterr().err
+    )
 
 
 async def test_a_sample_that_was_cut_by_a_limit_counts_and_is_wrong(run, shipped_tokenizer):
@@ -251,7 +254,9 @@ async def test_a_run_ends_where_as_many_in_a_row_fail_alike(error_of, concurrenc
     if failures is None:
         assert reason is None
     else:
-        assert (reason or "").startswith(f"{failures} samples in a row failed alike, the last one with Engine")
+        assert (reason or "").startswith(
+            f"{failures} consecutive samples failed for the same reason, the last with Engine"
+        )
 
 
 async def test_an_error_of_the_run_itself_ends_it():

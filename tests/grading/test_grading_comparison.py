@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strands_rollout.grading import grade, numeric
-from strands_rollout.grading.comparison import LONGEST_ANSWER, compare
+from strands_rollout.grading.comparison import MAX_ANSWER_CHARS, compare
 from strands_rollout.grading.values import exact_number
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
@@ -71,10 +71,10 @@ def test_equality_is_symmetric_where_neither_side_leaves_anything_out() -> None:
 
 
 def test_a_giant_prediction_is_wrong_unread() -> None:
-    giant = "x+" * LONGEST_ANSWER
+    giant = "x+" * MAX_ANSWER_CHARS
     assert compare(giant, "42").method == "too_long"
     assert compare(giant, giant).equal is True
-    assert compare("1" * (LONGEST_ANSWER + 1), "1").equal is False
+    assert compare("1" * (MAX_ANSWER_CHARS + 1), "1").equal is False
 
 
 @pytest.mark.parametrize(("prediction", "label", "method"), [("", "42", "empty"), ("42", "", "no_label")])
@@ -97,7 +97,7 @@ e^{\sin x}¦\log x ¦=1¦= 6/2¦\frac{x^{99}}{7}+¦\tan x^2+¦x(¦five ¦cm/¦°
 TEXTS: Final = [
     *(text for line in HOSTILE.strip().splitlines() for text in line.split(" | ")),
     *(
-        (piece * LONGEST_ANSWER)[:LONGEST_ANSWER]
+        (piece * MAX_ANSWER_CHARS)[:MAX_ANSWER_CHARS]
         for line in PIECES.strip("\n").splitlines()
         for piece in line.split("¦")
     ),

@@ -318,7 +318,7 @@ def test_gpus_are_counted_and_compared_with_what_is_asked_for(env, asked, status
 
 
 def test_a_driver_that_hangs_does_not_hang_the_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_SMI_S", 0.2)
+    monkeypatch.setattr(doctor, "_SMI_TIMEOUT_S", 0.2)
     env = program(tmp_path / "bin", "nvidia-smi", f"sleep 60 & echo $! > {tmp_path / 'pid'}; sleep 60")
     found = doctor.check_gpus(doctor_options(tmp_path, env, gpus=8))
     assert_fault(found, "gpus", "error", "did not answer within 0.2 s", remedy="nvidia-smi")

@@ -99,7 +99,7 @@ async def test_failed_samples_are_missing_not_wrong_and_are_tried_again(run, shi
     assert " over 2 of 3 problems (95% interval" in captured.out
     assert "6 samples are missing (6 failed) and are not counted" in captured.out
     assert "6 failed: EngineRejectedError" in captured.err
-    assert f"--out {ended.folder} goes on" in captured.err
+    assert f"to resume, run the same command with --out {ended.folder}\n" in captured.err
     again = await run()
     assert (again.code, len(again.fake.requests), again.report["missing"]) == (0, 6, 0)
 

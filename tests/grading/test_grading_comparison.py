@@ -121,7 +121,7 @@ def test_a_comparison_ends_when_its_time_is_over() -> None:
 
 
 def test_the_steps_of_a_comparison_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numeric, "_MOST_STEPS", 5)
+    monkeypatch.setattr(numeric, "_MAX_STEPS", 5)
     assert compare(r"\sin x+\cos x", r"\cos x+\sin x").method == "algebra_refused"
 
 

@@ -71,7 +71,7 @@ def _close_with_loop(value: Closable) -> AsyncGenerator[None, None]:
     return started
 
 
-async def own_pass() -> None:
+async def admit_to_loop() -> None:
     """Event-loop admission: returns to one caller in each pass of the running loop, in the order of the calls.
 
     A caller that is alone returns at once.

@@ -8,7 +8,7 @@ _PACKAGE: Final = str(Path(__file__).parent)
 _STDLIB: Final = sysconfig.get_paths()["stdlib"]
 
 
-def is_users_file(filename: str) -> bool:
+def is_user_file(filename: str) -> bool:
     """Return whether a file is in no library, and not in this package but its examples."""
     library = "site-packages" in filename or filename.startswith((_STDLIB, "<frozen"))
     return not library and (not filename.startswith(_PACKAGE) or filename.startswith(f"{_PACKAGE}/examples/"))

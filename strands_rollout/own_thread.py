@@ -21,11 +21,11 @@ Result = TypeVar("Result")
 
 
 def in_own_thread(
-    function: Callable[P, Result], *, has_last_moment: bool = True
+    function: Callable[P, Result], *, has_grace_period: bool = True
 ) -> Callable[P, Coroutine[Any, Any, Result]]:
     """An async version of a sync function: each call in a thread of its own, with the caller's context variables.
 
-    A call that is cancelled is abandoned: its thread goes on until the function ends. With `has_last_moment`, a call
+    A call that is cancelled is abandoned: its thread goes on until the function ends. With `has_grace_period`, a call
     that ends within 0.03 s gives its result in place of the cancellation.
     """
 
@@ -49,7 +49,7 @@ def in_own_thread(
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             # a function that is just ending has ended: it would else be run again
-            if not has_last_moment or not (await asyncio.wait({future}, timeout=_LAST_MOMENT_S))[0]:
+            if not has_grace_period or not (await asyncio.wait({future}, timeout=_LAST_MOMENT_S))[0]:
                 future.cancel()
                 raise
             return future.result()

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from strands_rollout.code_origin import is_users_file
+from strands_rollout.code_origin import is_user_file
 from strands_rollout.control import POLLERS, is_in_episode
 
 logger = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ def _log_blocked(blamed: FrameType, frames: Sequence[FrameType], late_s: float) 
     if line in _TOLD:
         return
     _TOLD.add(line)
-    called = [frame for frame in frames if is_users_file(frame.f_code.co_filename) or _is_installed(frame)]
+    called = [frame for frame in frames if is_user_file(frame.f_code.co_filename) or _is_installed(frame)]
     logger.warning(
         "event=event_loop_blocked seconds=%.1f: all episodes of this process stand still, with their deadlines and "
         "aborts, while it runs %s. Await there, or move it to a thread, such as by a tool that is not async",
@@ -123,7 +123,7 @@ def _stack_of(frame: FrameType | None) -> list[FrameType]:
 
 def _blamed(frames: Sequence[FrameType]) -> FrameType | None:
     """The innermost frame of the user's; where there is none, of whatever is not Python's own."""
-    own = (frame for frame in frames if is_users_file(frame.f_code.co_filename))
+    own = (frame for frame in frames if is_user_file(frame.f_code.co_filename))
     return next(own, None) or next(filter(_is_installed, frames), None)
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol, Self
 
 from strands_rollout import errors
 from strands_rollout.agent.tool_loading import load_function, refuse_missing_model
-from strands_rollout.code_origin import is_users_file
+from strands_rollout.code_origin import is_user_file
 from strands_rollout.control import Control
 from strands_rollout.exits import exits_as_errors
 from strands_rollout.own_loop import OwnLoop
@@ -113,7 +113,7 @@ def describe_failure(what: str, error: BaseException, task: Task) -> str:
 
 def user_code_location(error: BaseException) -> str:
     """Return the innermost frame of the error's traceback in a user's file, in parentheses; "" if there is none."""
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users_file(frame.filename)]
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_user_file(frame.filename)]
     return f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
 
 
@@ -140,7 +140,7 @@ async def call_user_code(
         if asyncio.iscoroutinefunction(call):
             return await _await_call(loop, call, *given)
         bound = functools.partial(call, *given)
-        result = await (in_thread(bound) if in_thread else in_own_thread(bound, has_last_moment=False)())
+        result = await (in_thread(bound) if in_thread else in_own_thread(bound, has_grace_period=False)())
         return await _await_call(loop, lambda: result) if asyncio.iscoroutine(result) else result
 
 

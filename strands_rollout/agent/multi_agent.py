@@ -456,7 +456,7 @@ def release_once(tools: Sequence[Any]) -> list[Any]:
 
 async def _run_in_thread(action: Callable[[], object]) -> object:
     """Run an action that may block, or start or stop tool providers, in a thread; copy back its context variables."""
-    result, context = await in_own_thread(_run_locked, has_last_moment=False)(
+    result, context = await in_own_thread(_run_locked, has_grace_period=False)(
         lambda: (action(), copy_context()), _LOCK_TIMEOUT_S
     )
     for variable in context:

@@ -28,7 +28,7 @@ from strands.tools.loader import load_tools_from_module
 from strands.types.tools import AgentTool
 from strands.vended_plugins.steering import LLMSteeringHandler
 
-from strands_rollout.code_origin import is_users_file
+from strands_rollout.code_origin import is_user_file
 from strands_rollout.control import current_call, is_in_episode
 from strands_rollout.errors import (
     BlockingCallError,
@@ -345,7 +345,7 @@ def _refuse_on_episode_loop(call: Callable[..., Any], message: str) -> Callable[
     @functools.wraps(call)
     def called(owner: Any, *given: Any, **named: Any) -> Any:  # noqa: ANN401 - Strands' signature
         if plays_episodes():
-            frames = [frame for frame in traceback.extract_stack() if is_users_file(frame.filename)]
+            frames = [frame for frame in traceback.extract_stack() if is_user_file(frame.filename)]
             place = f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
             kind = type(owner).__name__
             name = f"the agent {owner.name!r}" if isinstance(owner, Agent) else f"a {kind}"
@@ -362,7 +362,7 @@ def _move_off_episode_loop(call: Callable[..., Coroutine[Any, Any, Any]]) -> Cal
     async def called(*given: Any, **named: Any) -> Any:  # noqa: ANN401 - Strands' signature
         if not plays_episodes():
             return await call(*given, **named)
-        return await in_own_thread(lambda: asyncio.run(call(*given, **named)), has_last_moment=False)()
+        return await in_own_thread(lambda: asyncio.run(call(*given, **named)), has_grace_period=False)()
 
     return called
 

@@ -166,7 +166,7 @@ def serve(
         model,
         host,
         port,
-        on_ready=engine.announce,
+        on_ready=engine.print_ready,
         routes=chat_endpoint(model or engine.SHIPPED_MODEL_DIR).routes(),
         served_model_name=served_model_name,
         context_length=context_length,
@@ -196,14 +196,14 @@ def gateway(
     /sessions/ID/samples returns the tokens that the session read and sampled. Prints a line of JSON with the base_url
     on stdout as soon as the server accepts requests. Ctrl-C stops the server.
     """
-    from strands_rollout.engine import announce
+    from strands_rollout.engine import print_ready
     from strands_rollout.integrations.sessions import SessionServer, serve_sessions
     from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 
     settings = {"tool_parser": tool_parser, "model_id": model_name}
     sessions = SessionServer(load_tokenizer(tokenizer), base_url, owner_key=key, idle_s=idle, **settings)
     with suppress(KeyboardInterrupt):
-        asyncio.run(serve_sessions(sessions, host, port, announce))
+        asyncio.run(serve_sessions(sessions, host, port, print_ready))
 
 
 def init(

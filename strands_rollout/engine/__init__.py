@@ -1,7 +1,7 @@
 """The embedded engine: a small Qwen3 on NumPy behind SGLang's API, with the model that ships with the package.
 
-Starts its HTTP server, inside another program or as a program of its own; as a child process it lives as long as its
-standard input is open. Importing this is cheap: aiohttp and NumPy are imported when an engine starts.
+This module starts the HTTP server on an event loop (`running_engine`), as a program (`serve`) or as a child process
+(`engine_process`). Importing it is cheap: aiohttp and NumPy are imported when an engine starts.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 SHIPPED_MODEL_DIR = Path(__file__).parent / "checkpoint"
 
-_SMALLEST_CONTEXT = 8
+_MIN_CONTEXT_TOKENS = 8
 logger = logging.getLogger(__name__)
 _BLAS_THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-# Seconds until a thread that waits for the interpreter gets it; Python's 5 ms are longer than a decode step.
+# Python's thread switch interval for `serve`; the default of 5 ms is longer than a decode step.
 _SWITCH_INTERVAL_S = 0.0005
 _STOP_TIMEOUT_S = 4
 
@@ -42,12 +42,13 @@ class EngineSettings:
 
     Attributes:
         model_dir: A Qwen3 folder in Hugging Face layout.
-        served_model_name: The name at /v1/models; None: the folder's path, as SGLang.
-        context_length: The longest sequence in tokens; None: what the model's config says.
-        max_running_requests: The most generations that decode together; the others wait.
-        prefill_chunk_tokens: The most prompt tokens computed between two decode steps.
-        prefix_cache_mb: The most memory that the prefix cache takes.
-        random_seed: Makes generations without a sampling_seed repeatable, given the same order of requests; None: not.
+        served_model_name: Name at /v1/models; None for the folder's path, as in SGLang.
+        context_length: Maximum tokens of prompt plus output; None for the model config's value.
+        max_running_requests: Maximum generations that decode together; further ones are queued.
+        prefill_chunk_tokens: Maximum prompt tokens computed between two decode steps.
+        prefix_cache_mb: Maximum size of the prefix cache in MB (10**6 bytes).
+        random_seed: Seed of generations without a sampling_seed, which are repeatable for the same order of requests;
+            None for a random seed.
 
     Raises:
         ConfigError: A number is not positive.
@@ -65,12 +66,12 @@ class EngineSettings:
         for name in ("max_running_requests", "prefill_chunk_tokens", "prefix_cache_mb"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.context_length is not None and self.context_length < _SMALLEST_CONTEXT:
-            raise ConfigError(f"context_length must be at least {_SMALLEST_CONTEXT}, got {self.context_length}")
+        if self.context_length is not None and self.context_length < _MIN_CONTEXT_TOKENS:
+            raise ConfigError(f"context_length must be at least {_MIN_CONTEXT_TOKENS}, got {self.context_length}")
 
 
 class EngineOptions(TypedDict, total=False):
-    """The optional settings by name, for functions that take them as keywords; see `EngineSettings`."""
+    """Keyword arguments of functions that start an engine; see `EngineSettings`."""
 
     served_model_name: str | None
     context_length: int | None
@@ -88,20 +89,20 @@ async def running_engine(
     routes: Sequence[AbstractRouteDef] = (),
     **options: Unpack[EngineOptions],
 ) -> AsyncIterator[str]:
-    """Serve an engine on this event loop while the context lasts.
+    """Serve an engine on this event loop until the context exits.
 
     Args:
-        model_dir: A Qwen3 folder in Hugging Face layout; None: the shipped model.
-        host: The address to listen on.
-        port: The port; 0: a free one.
-        routes: Of what else is to be served there.
+        model_dir: A Qwen3 folder in Hugging Face layout; None for the shipped model.
+        host: Address to listen on.
+        port: Port to listen on; 0 for a free port.
+        routes: Further aiohttp routes of the server.
         **options: Limits and names; see `EngineSettings`.
 
     Yields:
         The base URL, such as "http://127.0.0.1:43211".
 
     Raises:
-        ConfigError: The model folder is missing or foreign, or the port is taken.
+        ConfigError: The model folder is missing or can't be used, or the port is in use.
     """
     from aiohttp import web
 
@@ -138,11 +139,11 @@ def serve(
     routes: Sequence[AbstractRouteDef] = (),
     **options: Unpack[EngineOptions],
 ) -> None:
-    """Serve an engine until interrupted (SIGINT or SIGTERM); what has not ended 4 s later is killed.
+    """Serve an engine until SIGINT or SIGTERM; if it doesn't stop within 4 s, the process is killed.
 
-    `on_ready` is called with the base URL once requests are accepted; for the rest see `running_engine`.
+    `on_ready` is called with the base URL when requests are accepted. For the other arguments, see `running_engine`.
     """
-    # BLAS with one thread: a small model's matrices are too small to share, and the HTTP side needs a core.
+    # One BLAS thread: a small model's matrices are too small to split, and the HTTP server needs a core.
     if "numpy" in sys.modules:
         logger.debug("numpy is already imported; its BLAS keeps its own number of threads")
     for name in _BLAS_THREAD_VARIABLES:
@@ -159,11 +160,11 @@ async def _serve(running: AbstractAsyncContextManager[str], on_ready: Callable[[
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def stop(*_: object) -> None:
-        # Threads can't be stopped from outside: if a step or a request takes longer, SIGALRM ends the process.
+        # Threads can't be stopped: if a step or a request takes longer, SIGALRM kills the process.
         signal.alarm(_STOP_TIMEOUT_S)
         loop.call_soon_threadsafe(stopping.set)
 
-    # Not the loop's own handlers, which would run once it is no longer busy.
+    # The loop's own signal handlers would wait until the loop is idle.
     earlier = [(signum, signal.signal(signum, stop)) for signum in (signal.SIGINT, signal.SIGTERM)]
     try:
         async with running as base_url:
@@ -183,30 +184,31 @@ async def engine_process(model_dir: Path | None = None, *, start_timeout_s: floa
     """Start `strands-rollout serve` on a free port of 127.0.0.1, yield its URL, and stop it when the block ends.
 
     Raises:
-        EngineUnavailableError: It ended, or accepted no requests in time; the message holds the end of what it printed.
+        EngineUnavailableError: The process exited or was not ready in time; the message ends with its output.
     """
     model = [] if model_dir is None else ["--model", str(model_dir)]
     command = [sys.executable, "-m", "strands_rollout.cli", "serve", "--port", "0", "--stop-with-stdin", *model]
     with tempfile.TemporaryFile() as log:
-        # a session of its own: Ctrl-C must reach the parent only, which stops the child when its samples are done with
+        # a session of its own, so that Ctrl-C reaches only the parent, which stops the child when its samples have
+        # ended
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True
         )
         try:
-            yield await _ready_url(process, start_timeout_s, log)
+            yield await _read_ready_url(process, start_timeout_s, log)
             if process.returncode is not None:
-                logger.error("event=engine_died exit_code=%s output=%s", process.returncode, _tail(log))
+                logger.error("event=engine_died exit_code=%s output=%s", process.returncode, _read_tail(log))
         finally:
-            await _stop(process)
+            await _stop_process(process)
 
 
-def announce(base_url: str) -> None:
-    """Print the line of JSON by which the parent, or any program, learns that requests are accepted, and where."""
+def print_ready(base_url: str) -> None:
+    """Print the line of JSON that tells a parent process the base URL, when requests are accepted."""
     print(json.dumps({"base_url": base_url}), flush=True)
 
 
 def stop_with_stdin() -> None:
-    """Send SIGTERM to this process when its standard input closes; for a child whose parent may vanish."""
+    """Send SIGTERM to this process when its standard input closes, so that it ends with its parent."""
 
     def wait() -> None:
         while os.read(sys.stdin.fileno(), 1):
@@ -216,20 +218,20 @@ def stop_with_stdin() -> None:
     threading.Thread(target=wait, name="stop-with-stdin", daemon=True).start()
 
 
-async def _ready_url(process: asyncio.subprocess.Process, timeout_s: float, log: IO[bytes]) -> str:
-    line, said = b"", f"was not ready within {timeout_s:g} s"
+async def _read_ready_url(process: asyncio.subprocess.Process, timeout_s: float, log: IO[bytes]) -> str:
+    line, problem = b"", f"was not ready within {timeout_s:g} s"
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             if process.stdout is not None:
                 line = await process.stdout.readline()
             if not line:
-                said = f"ended with exit code {await process.wait()} before it was ready"
+                problem = f"exited with code {await process.wait()} before it was ready"
     if not line:
-        raise EngineUnavailableError(f"the embedded engine {said}. It printed: {_tail(log)}")
+        raise EngineUnavailableError(f"the embedded engine {problem}. It printed: {_read_tail(log)}")
     return str(json.loads(line)["base_url"])
 
 
-async def _stop(process: asyncio.subprocess.Process) -> None:
+async def _stop_process(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         process.terminate()
         try:
@@ -240,6 +242,6 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
             await process.wait()
 
 
-def _tail(log: IO[bytes]) -> str:
+def _read_tail(log: IO[bytes]) -> str:
     log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
     return log.read().decode(errors="replace").strip() or "nothing"

@@ -1,7 +1,7 @@
-"""A loaded model that generates, can be paused and can take new weights, for asyncio code.
+"""`Engine`: a loaded model for asyncio code, which generates, can be paused and can load new weights.
 
-One `Engine` belongs to one event loop. The computing happens in its worker's thread, which owns the scheduler and runs
-what others ask of it between two steps.
+An `Engine` belongs to one event loop. Its worker's thread owns the scheduler, computes steps, and runs actions that are
+posted to it between two steps.
 """
 
 import asyncio
@@ -30,14 +30,14 @@ T = TypeVar("T")
 
 
 class EngineCrashedError(Exception):
-    """The worker has died of a bug or was stopped; nothing can be generated any more."""
+    """The worker crashed or was stopped; the engine generates nothing any more."""
 
     def __init__(self) -> None:
-        super().__init__("the engine's worker is dead; the server's log says why, and only a restart helps")
+        super().__init__("the engine's worker is dead; restart the engine, and see the server's log for the reason")
 
 
 class EngineWorker:
-    """Runs a scheduler in a thread of its own, from `start` to `stop`."""
+    """The thread that runs a scheduler, from `start` to `stop`."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -48,28 +48,28 @@ class EngineWorker:
         self._thread = threading.Thread(target=self._run, name="engine-worker", daemon=True)
 
     def start(self) -> None:
-        """Start computing."""
+        """Start the thread."""
         self._running = True
         self._thread.start()
 
     def stop(self) -> None:
-        """Abort what is in flight and end the thread."""
+        """Abort all generations and end the thread."""
         with self._wake:
             self._running = False
             self._wake.notify()
         self._thread.join()
 
     def is_alive(self) -> bool:
-        """Whether generations make progress: false once the model has crashed or after `stop`."""
+        """Return False after a crash or `stop`."""
         return self._running
 
     def submit(self, generation: InFlightGeneration) -> None:
-        """Queue a generation; if the worker is dead, it is marked as crashed at once."""
+        """Queue a generation; if the worker is dead, mark it as crashed."""
         if not self.post(lambda scheduler: scheduler.submit(generation)):
             _crash(generation)
 
     def post(self, action: Callable[[Scheduler], object]) -> bool:
-        """Let `action` run on the scheduler soon; a dead worker drops it (False)."""
+        """Run `action` on the scheduler before its next step; return False if the worker is dead."""
         with self._wake:
             if self._running:
                 self._actions.append(action)
@@ -77,13 +77,15 @@ class EngineWorker:
             return self._running
 
     async def call(self, action: Callable[[Scheduler], T]) -> T:
-        """Like `post`, with the action's result."""
-        return await self.call_back(lambda scheduler, resolve: resolve(action(scheduler)))
+        """Run `action` on the scheduler, and return its result."""
+        return await self.call_with_callback(lambda scheduler, resolve: resolve(action(scheduler)))
 
-    async def call_back(self, action: Callable[[Scheduler, Callable[[T | ConfigError], None]], None]) -> T:
-        """Like `call`, for an action that passes its result, or a ConfigError to raise, on later.
+    async def call_with_callback(self, action: Callable[[Scheduler, Callable[[T | ConfigError], None]], None]) -> T:
+        """Run `action` on the scheduler with a callback, and return the result that it passes to the callback later.
 
-        EngineCrashedError where the worker is dead, or dies before.
+        Raises:
+            ConfigError: The action passed it to the callback.
+            EngineCrashedError: The worker is dead, or dies before the callback.
         """
         future: Future[T] = Future()
         self._futures.add(future)
@@ -96,23 +98,23 @@ class EngineWorker:
         try:
             while self._wait_for_work():
                 self._run_actions()
-                self._scheduler.settle()
+                self._scheduler.run_idle_actions()
                 if self._scheduler.has_work():
                     self._scheduler.step()
-                    self._scheduler.settle()
-        except Exception:  # a bug in one step must fail the requests in flight, not leave their clients waiting
-            logger.exception("engine worker crashed; every request fails from now on")
+                    self._scheduler.run_idle_actions()
+        except Exception:  # after a bug in a step, fail all requests, so that no client waits forever
+            logger.exception("the engine's worker crashed; all requests fail from now on")
             with self._wake:
                 self._running = False
             while self._actions:
-                # the scheduler is broken, but generations that were submitted just now must be found below
+                # the scheduler is broken, but `in_flight` below must include generations that were just submitted
                 with suppress(Exception):
                     self._actions.popleft()(self._scheduler)
             for generation in self._scheduler.in_flight():
                 _crash(generation)
         else:
             self._run_actions()
-            self._scheduler.end_all()
+            self._scheduler.abort_all()
         for future in list(self._futures):
             _resolve(future, EngineCrashedError())
 
@@ -133,7 +135,7 @@ def _crash(generation: InFlightGeneration) -> None:
 
 
 def _resolve(future: Future[T], result: T | Exception) -> None:
-    # not where it has an end, or the waiting client has gone
+    # skip a future that has a result, or whose waiter was cancelled
     if future.done() or not future.set_running_or_notify_cancel():
         return
     if isinstance(result, Exception):
@@ -146,10 +148,10 @@ class Engine:
     """A model that serves generations.
 
     Attributes:
-        model_path: The folder that the current weights came from.
-        weight_version: The version named at the last update that succeeded. After one that changed the weights but
-            could not empty the cache it is still the old one, as in SGLang; generations name the one that they had.
-        is_paused: Whether new generations wait for `resume`.
+        model_path: Folder of the current weights.
+        weight_version: Version of the last successful update. If an update changes the weights but can't empty the
+            cache, the old version stays, as in SGLang; generations report the version that sampled them.
+        is_paused: True between `pause` and `resume`; new generations wait then.
     """
 
     def __init__(self, settings: EngineSettings, config: ModelConfig, codec: TextCodec, weights: ModelWeights) -> None:
@@ -177,19 +179,21 @@ class Engine:
         self.worker = EngineWorker(self._scheduler)
 
     def counts(self) -> tuple[int, int]:
-        """How many generations run and how many are queued; those held back by a pause or an update don't count."""
+        """Return the numbers of running and of queued generations, without those held back by a pause or an update."""
         return self._scheduler.counts()
 
     async def generate(self, request: EngineRequest) -> GenerationOutput:
-        """Run one generation to its end; cancelling the caller aborts it. Raises as `stream`."""
+        """Run one generation to its end; cancelling the caller aborts it. Raises the errors of `stream`."""
         async for output in self.stream(request):
             last = output
         return last
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[GenerationOutput]:
-        """Run one generation and yield it again whenever it has grown (if it streams) and when it has ended.
+        """Run one generation; yield its output when it has grown (if it streams) and when it has ended.
 
-        RequestRefusedError where a request of this rid is in flight, EngineCrashedError where the engine is dead.
+        Raises:
+            RequestRefusedError: A request with this rid is in flight.
+            EngineCrashedError: The engine is dead.
         """
         if request.rid in self._in_flight:
             raise RequestRefusedError(f"Duplicate request ID detected: {request.rid}")
@@ -209,12 +213,12 @@ class Engine:
         finally:
             self._in_flight.discard(request.rid)
             if generation.finish is None:
-                self.worker.post(lambda scheduler: scheduler.withdraw(generation))
+                self.worker.post(lambda scheduler: scheduler.cancel(generation))
 
     def abort(self, rid: str | None) -> None:
-        """End the generation of `rid` and those whose id begins with it, or all (None); unknown ids are ignored.
+        """Abort the generations whose rid begins with `rid` if `rid` itself is in flight, or all (None).
 
-        See `Scheduler.abort`. What waits for the end of a pause or of an update goes on waiting.
+        See `Scheduler.abort`. Generations held back by a pause or an update keep waiting.
         """
         if rid is None or rid in self._in_flight:
             self.worker.post(lambda scheduler: scheduler.abort(rid))
@@ -230,11 +234,15 @@ class Engine:
         await self.worker.call(Scheduler.resume)
 
     async def update_weights(self, folder: Path, version: str | None, *, flush: bool) -> bool:
-        """Take the weights of another folder of the same shape, and if asked, empty the prefix cache.
+        """Load the weights of another folder of the same shape; with `flush`, empty the prefix cache.
 
-        Unless paused, waits until what is in flight has ended, and lets new generations wait meanwhile. The old weights
-        stay if anything is wrong with the new ones, which is a ConfigError. Returns False if the cache could not be
-        emptied because generations are in flight (as when paused in place).
+        Unless paused, this waits until all generations in flight have ended; new ones are held back until then.
+
+        Returns:
+            False if the cache could not be emptied, because generations are in flight (paused in place).
+
+        Raises:
+            ConfigError: The new weights can't be used; the old weights stay.
         """
 
         def load(scheduler: Scheduler) -> bool | ConfigError:
@@ -242,29 +250,33 @@ class Engine:
                 weights = _load_same_shape(folder, self.config)
             except ConfigError as e:
                 return e
-            except Exception as e:  # whatever a broken folder makes fail must not end the worker
-                why = f"{type(e).__name__}: {e!s:.200}"
-                return ConfigError(f"can't load the model in {str(folder)!r:.500}: {why}")
+            except Exception as e:  # a broken folder may raise anything, which must not end the worker
+                reason = f"{type(e).__name__}: {e!s:.200}"
+                return ConfigError(f"can't load the model in {str(folder)!r:.500}: {reason}")
             scheduler.replace_weights(weights, version)
             return scheduler.flush() if flush else True
 
         def when_idle(scheduler: Scheduler, resolve: Callable[[bool | ConfigError], None]) -> None:
             scheduler.when_idle_or_paused(lambda idle: resolve(load(idle)))
 
-        flushed = await self.worker.call_back(when_idle)
+        flushed = await self.worker.call_with_callback(when_idle)
         if flushed:
             self.model_path = self.served_model_name = str(folder)
             self.weight_version = self.weight_version if version is None else version
         return flushed
 
     async def rename_weights(self, version: str) -> None:
-        """Call the weights `version` from the next token on."""
+        """Report the weights as `version` from the next token on."""
         await self.worker.call(lambda scheduler: scheduler.rename_weights(version))
         self.weight_version = version
 
 
 def load_engine(settings: EngineSettings) -> Engine:
-    """Load the model that `settings` names; ConfigError where there is none, or its context is shorter than asked."""
+    """Load the model of `settings`.
+
+    Raises:
+        ConfigError: The folder has no such model, or its context is shorter than `settings.context_length`.
+    """
     folder, length = settings.model_dir, settings.context_length
     config = read_model_config(folder)
     if length and length > config.context_length:
@@ -280,7 +292,7 @@ def _load_same_shape(folder: Path, running: ModelConfig) -> ModelWeights:
     config = read_model_config(folder)
     if config.weight_shape_fields() != running.weight_shape_fields():
         raise ConfigError(
-            f"the model in {folder} has another shape than the running one: {config.weight_shape_fields()}, expected "
+            f"the model in {folder} has another shape than the running model: {config.weight_shape_fields()}, expected "
             f"{running.weight_shape_fields()} (vocabulary, hidden, intermediate, layers, heads, kv heads, head dim)"
         )
     return load_weights(folder, config)

@@ -1,9 +1,9 @@
-"""A generation: what was asked, what came out so far, why it ended, and how SGLang's /generate reports it (0.5.23).
+"""Generations in flight, the batch that decodes them, sampling, and the response of SGLang's /generate (0.5.23).
 
-Those that decode together are the columns of a `DecodeBatch`, row i of each for generation i. A step touches columns;
-Python runs per generation only where one ends, streams, has stop strings or penalties.
+A `DecodeBatch` keeps its generations in arrays, row i for generation i. A step works on whole arrays; Python code runs
+per generation only if it ends, streams, or has stop strings or penalties.
 
-The tokenizer of a model folder is read here, without transformers: text to ids, ids to text.
+`TextCodec` encodes and decodes text with a model folder's tokenizer, without transformers.
 """
 
 import json
@@ -33,27 +33,31 @@ class TextCodec:
 
     @property
     def eos_token_id(self) -> int | None:
-        """The id of the tokenizer's own end-of-sequence token, where it names one."""
+        """Id of the tokenizer's end-of-sequence token; None if it has none."""
         found: int | None = self._tokenizer.token_to_id(self._eos_token) if self._eos_token else None
         return found
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; text that spells a special token becomes that token."""
+        """Return the token ids of `text`; the text of a special token becomes that token."""
         if len(text) < _LONG_TEXT_CHARS:
             encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         else:
-            # tokenizers releases Python's lock for batches only
+            # tokenizers releases the GIL for batches only
             encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         return list(encoding.ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of `ids`; bytes that are not valid UTF-8 become U+FFFD."""
+        """Return the text of `ids`; invalid UTF-8 becomes U+FFFD."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
 
 def read_text_codec(folder: Path) -> TextCodec:
-    """Read tokenizer.json and, where present, tokenizer_config.json, or raise ConfigError."""
+    """Read tokenizer.json and, if present, tokenizer_config.json.
+
+    Raises:
+        ConfigError: A file is missing or can't be read.
+    """
     path = folder / "tokenizer.json"
     if not path.exists():
         raise ConfigError(f"{folder} has no tokenizer.json; the embedded engine needs a fast tokenizer")
@@ -65,19 +69,20 @@ def read_text_codec(folder: Path) -> TextCodec:
             config = json.loads(read_regular(config_path, MAX_CONFIG_BYTES))
         eos_token = config.get("eos_token")
         eos_token = eos_token["content"] if isinstance(eos_token, dict) else eos_token
-    except Exception as e:  # tokenizers raises plain Exceptions for a broken file
+    except Exception as e:  # tokenizers raises plain Exceptions for broken files
         raise ConfigError(f"can't read the tokenizer of {folder}: {e}") from e
     return TextCodec(tokenizer, eos_token)
 
 
 ABORTED_IN_QUEUE = {"type": "abort", "message": "Abort in waiting queue"}
-"""The finish reason of a generation that was aborted while it waited, or between two chunks of its prompt."""
-# SGLang's front end gets so many tokens at a time of a request that does not stream (SGLANG_FORCE_STREAM_INTERVAL).
-_SENT_TOKENS = 50
+"""Finish reason of a generation that was aborted in the queue, or between two chunks of its prompt."""
+# SGLang's scheduler sends tokens of a request without streaming in batches of this size to its front end
+# (SGLANG_FORCE_STREAM_INTERVAL).
+_FRONT_END_INTERVAL_TOKENS = 50
 
 
 class VersionSpan(NamedTuple):
-    """Output tokens start..end-1 were sampled under this version of the weights."""
+    """A range of output tokens, start to end - 1, that one weight version sampled."""
 
     version: str
     start: int
@@ -86,13 +91,13 @@ class VersionSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GenerationOutput:
-    """What a generation has come to at one moment.
+    """A snapshot of a generation.
 
     Attributes:
-        output_logprobs: As many as output_ids.
+        output_logprobs: Log probabilities of `output_ids`, of the same length.
         cached_tokens: Prompt tokens found in the prefix cache; 0 if it never ran.
-        weight_version: The version that the last token was sampled under.
-        weight_spans: All output tokens by version; complete once finished.
+        weight_version: Version that sampled the last token.
+        weight_spans: All output tokens by version; complete when finished.
         finish: SGLang's finish_reason object; None while unfinished.
     """
 
@@ -107,22 +112,22 @@ class GenerationOutput:
 
     @property
     def ended_in_queue(self) -> bool:
-        """Whether it was aborted while it waited for the model, the first time or again."""
+        """True if it was aborted in the queue, before it ran or after a retraction."""
         return self.finish == ABORTED_IN_QUEUE
 
 
 @dataclass(slots=True, eq=False)
 class InFlightGeneration:
-    """A request on its way, equal to itself only; changed by the worker's thread alone.
+    """A request in flight with its output so far; only the worker's thread changes it. Compared by identity.
 
     Attributes:
         notify: Called from the worker's thread when the generation finishes and, for a stream, after each token.
-        seed: Of its sampling; 64 bits, set when it is queued.
-        output_ids: Sampled ids. While it decodes they are here only for streams and stop strings; at the end, always.
-        output_logprobs: Never fewer than output_ids.
-        cached_tokens: Prompt tokens found in the prefix cache; None until its first prefill begins.
-        finish: Set last, when all else is complete.
-        crashed: The engine failed, and there will be no `finish`.
+        seed: 64-bit sampling seed; set when the generation is queued.
+        output_ids: Sampled ids. While the generation decodes, they are set for streams and stop strings only.
+        output_logprobs: Log probabilities; at least as many as `output_ids`.
+        cached_tokens: Prompt tokens found in the prefix cache; None before the first prefill.
+        finish: Finish reason, set after all other fields are complete.
+        crashed: True if the engine failed; `finish` is never set then.
     """
 
     request: EngineRequest
@@ -137,7 +142,7 @@ class InFlightGeneration:
     crashed: bool = False
 
     def close_span(self, version: str, output_count: int) -> None:
-        """Note that everything up to `output_count` not yet in a span was sampled under `version`."""
+        """Add the tokens before `output_count` that are in no span yet to a span of `version`."""
         last = self.weight_spans[-1] if self.weight_spans else None
         if last is None:
             self.weight_spans.append(VersionSpan(version, 0, output_count))
@@ -146,18 +151,21 @@ class InFlightGeneration:
         elif output_count > last.end:
             self.weight_spans.append(VersionSpan(version, last.end, output_count))
 
-    def drop_unsent(self) -> None:
-        """Forget what SGLang's front end would not have yet: all that a request gets that is aborted in its queue."""
+    def drop_unsent_tokens(self) -> None:
+        """Drop tokens that SGLang's scheduler would not have sent to its front end yet.
+
+        A request that is aborted in the queue gets only the tokens that the front end has.
+        """
         if self.request.stream:
             return
-        kept = len(self.output_ids) // _SENT_TOKENS * _SENT_TOKENS
+        kept = len(self.output_ids) // _FRONT_END_INTERVAL_TOKENS * _FRONT_END_INTERVAL_TOKENS
         del self.output_ids[kept:], self.output_logprobs[kept:]
         spans = [span for span in self.weight_spans if span.start < kept or span.start == 0]
         self.weight_spans = [VersionSpan(span.version, span.start, min(span.end, kept)) for span in spans]
 
     def output(self, current_version: str) -> GenerationOutput:
-        """What there is now, safe to call from another thread while this grows; unfinished, of `current_version`."""
-        # `finish` first: if it is set, the rest is complete. Ids before logprobs: there are never fewer of those.
+        """Return a snapshot; safe to call from another thread. An unfinished one reports `current_version`."""
+        # Read `finish` first: if it is set, all else is complete. Read ids before logprobs, which are at least as many.
         finish, ids = self.finish, list(self.output_ids)
         return GenerationOutput(
             request=self.request,
@@ -171,21 +179,21 @@ class InFlightGeneration:
         )
 
 
-def out_of_length(length: int) -> dict[str, Any]:
-    """The finish reason of a generation that used up its tokens."""
+def length_finish(length: int) -> dict[str, Any]:
+    """Return the finish reason of a generation that used up its tokens."""
     return {"type": "length", "length": length}
 
 
-def aborted() -> dict[str, Any]:
-    """The finish reason of a generation that was aborted while it ran."""
+def abort_finish() -> dict[str, Any]:
+    """Return the finish reason of a generation that was aborted while it ran."""
     return {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
 
 
 def output_text(output: GenerationOutput, codec: TextCodec) -> str:
-    """The text of what was generated.
+    """Return the generated text.
 
-    A finished generation's text lacks the stop token or string that ended it, unless no_stop_trim. An unfinished one's
-    ends before a character whose bytes are not all there.
+    The text of a finished generation ends before the stop token or string, unless no_stop_trim. The text of an
+    unfinished generation ends before an incomplete UTF-8 character.
     """
     sampling, ids = output.request.sampling, output.output_ids
     matched = output.finish.get("matched") if output.finish else None
@@ -203,10 +211,10 @@ def output_text(output: GenerationOutput, codec: TextCodec) -> str:
 def generate_response(
     output: GenerationOutput, codec: TextCodec, *, latency_s: float, now: float | None
 ) -> dict[str, Any]:
-    """The JSON object for one generation, finished or, in a stream, not.
+    """Return the JSON object for one generation, or for one event of its stream.
 
-    `latency_s` counts from the request's arrival. `now` is the time of the answer, seconds since the epoch; None for
-    all events of a stream but the first.
+    `latency_s` counts from the request's arrival. `now` is the time of the answer in seconds since the epoch; None for
+    all events of a stream except the first.
     """
     request, cached = output.request, output.cached_tokens
     meta_info: dict[str, Any] = {
@@ -216,7 +224,7 @@ def generate_response(
         **_logprobs(output, codec),
         "completion_tokens": len(output.output_ids),
     }
-    if not output.ended_in_queue:  # otherwise, retracted or not: nothing about the prompt
+    if not output.ended_in_queue:  # SGLang reports nothing about the prompt then
         meta_info |= {
             "prompt_tokens": len(request.input_ids),
             "num_retractions": output.retractions,
@@ -233,15 +241,15 @@ def generate_response(
 
 
 def weight_versions(output: GenerationOutput) -> dict[str, Any]:
-    """The versions of the weights that the tokens were sampled under, as SGLang's answers name them."""
-    named: dict[str, Any] = {"weight_version": output.weight_version}
+    """Return the weight versions that sampled the tokens, as fields of SGLang's meta_info."""
+    fields: dict[str, Any] = {"weight_version": output.weight_version}
     if output.finish is not None:
-        named["weight_versions"] = [span._asdict() for span in output.weight_spans]
-    return named
+        fields["weight_versions"] = [span._asdict() for span in output.weight_spans]
+    return fields
 
 
 def _logprobs(output: GenerationOutput, codec: TextCodec) -> dict[str, Any]:
-    """The [logprob, id, text or null] triples, where the request asked for them."""
+    """Return the fields with [logprob, id, text or null] triples, if the request asked for logprobs."""
     if not output.request.return_logprob:
         return {}
     with_text = output.request.return_text_in_logprobs
@@ -254,15 +262,15 @@ def _logprobs(output: GenerationOutput, codec: TextCodec) -> dict[str, Any]:
     }
 
 
-_LEAST_FACTOR = 1e-6
-# `narrowed`: whether top-k, top-p or min-p leave tokens out; never of a greedy row
+_MIN_REPETITION_PENALTY = 1e-6
+# `narrowed`: True if top-k, top-p or min-p exclude tokens; always False for a greedy row
 _SAMPLING = np.dtype(
     [("temperature", "f4"), ("top_p", "f8"), ("min_p", "f8"), ("top_k", "i8"), ("greedy", "?"), ("narrowed", "?")]
 )
 
 
 class Penalties:
-    """The penalties of one generation and the counts that they need.
+    """The penalties of one generation, and its token counts.
 
     SGLang's formulas (0.5.23, srt/sampling/penaltylib) count generated tokens only, not the prompt's.
     """
@@ -274,32 +282,32 @@ class Penalties:
         self._generated = 0
 
     def observe(self, token: int) -> None:
-        """Note that `token` was generated."""
+        """Count a generated token."""
         self._counts[token] += 1
         self._generated += 1
 
     def apply(self, logits: Floats) -> None:
-        """Change the [vocab_size] logits of the next token in place."""
+        """Apply the penalties to the [vocab_size] logits of the next token, in place."""
         p, seen = self._params, self._counts > 0
         logits -= np.float32(p.frequency_penalty) * self._counts
         logits[seen] -= np.float32(p.presence_penalty)
         if p.repetition_penalty != 1.0:
-            # a smaller one is 0 in float32, or makes infinite logits
-            values, factor = logits[seen], np.float32(max(p.repetition_penalty, _LEAST_FACTOR))
+            # a smaller penalty is 0 in float32, or makes logits infinite
+            values, factor = logits[seen], np.float32(max(p.repetition_penalty, _MIN_REPETITION_PENALTY))
             logits[seen] = np.where(values < 0, values * factor, values / factor)
         if self._generated < p.min_new_tokens:
             logits[self._stop_ids] = -np.inf
 
 
 class SamplingRows:
-    """The sampling parameters of `rows` generations, one record each."""
+    """The sampling parameters of `rows` generations, as a structured array."""
 
     def __init__(self, rows: int, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._rows = np.full(rows, np.array((1, 1, 0, vocab_size, False, False), _SAMPLING))
 
     def set(self, row: int, params: SamplingParams) -> None:
-        """Let `row` sample by `params`."""
+        """Set the parameters of a row."""
         temperature = min(params.temperature, float(np.finfo(np.float32).max))
         is_greedy = params.top_k == 1
         narrows = params.top_k < self._vocab_size or params.top_p < 1 or params.min_p > 0
@@ -307,14 +315,14 @@ class SamplingRows:
         self._rows[row] = (temperature, params.top_p, params.min_p, top_k, is_greedy, narrows and not is_greedy)
 
     def move(self, source: int, target: int) -> None:
-        """Let `target` sample as `source` does."""
+        """Copy the parameters of row `source` to row `target`."""
         self._rows[target] = self._rows[source]
 
     def sample(self, rows: slice, logits: Floats, uniforms: Doubles) -> tuple[Ints, Floats]:
-        """Choose one token for each of `rows` by their logits [n, vocab_size], which are overwritten.
+        """Sample a token for each row from its logits [n, vocab_size], which are overwritten.
 
-        `uniforms` are [n] random numbers in [0, 1); greedy rows ignore theirs. Returns [n] token ids and [n] their
-        log-probabilities under softmax(logits / temperature), before top-k, top-p and min-p, as SGLang reports them.
+        `uniforms` are [n] random numbers in [0, 1), ignored for greedy rows. Returns [n] token ids and their [n] log
+        probabilities under softmax(logits / temperature), before top-k, top-p and min-p, as SGLang reports them.
         """
         settings = self._rows[rows]
         logits /= settings["temperature"][:, None]
@@ -328,26 +336,26 @@ class SamplingRows:
             if (narrowed := settings["narrowed"]).any():
                 limits = settings[narrowed]
                 weights[narrowed] = _narrow(weights[narrowed], limits["top_k"], limits["top_p"], limits["min_p"])
-            tokens = _drawn(weights, uniforms)
+            tokens = _draw_tokens(weights, uniforms)
             tokens[greedy] = logits[greedy].argmax(axis=1)
         return tokens, logits[np.arange(len(tokens)), tokens] - log_totals
 
 
-def _drawn(weights: Floats, uniforms: Doubles) -> Ints:
+def _draw_tokens(weights: Floats, uniforms: Doubles) -> Ints:
     edges = weights.astype(np.float64)
     np.add.accumulate(edges, axis=1, out=edges)
     totals = edges[:, -1]
-    # Strictly below the total, so that the token found always has weight.
+    # Strictly below the total, so that the drawn token never has weight 0.
     targets = np.minimum(uniforms * totals, np.nextafter(totals, 0))
     drawn: Ints = (edges > targets[:, None]).argmax(axis=1)
     return drawn
 
 
 def _narrow(weights: Floats, top_k: Ints, top_p: Doubles, min_p: Doubles) -> Floats:
-    """Zero the [n, vocab_size] weights outside top-k, top-p and min-p ([n] each), and return them.
+    """Set the [n, vocab_size] weights outside top-k, top-p and min-p ([n] each) to zero, and return them.
 
-    Each of the three looks at the whole distribution, as in SGLang: a token stays while the probability of those before
-    it is at most top-p, and if its own is at least min-p's share of the greatest.
+    Each of the three is applied to the whole distribution, as in SGLang: a token stays if the tokens ranked before it
+    have a total probability of at most top-p, and if its own probability is at least min-p times the greatest.
     """
     ranked = -np.sort(-weights, axis=1)
     shares = ranked.astype(np.float64)
@@ -360,7 +368,7 @@ def _narrow(weights: Floats, top_k: Ints, top_p: Doubles, min_p: Doubles) -> Flo
     least = np.take_along_axis(ranked, counts[:, None] - 1, axis=1)
     weights[weights < least] = 0
     for row in np.flatnonzero(np.count_nonzero(weights >= least, axis=1) > counts):
-        # Of the tokens that weigh as much as the last one kept, those with the lowest ids stay.
+        # Among tokens with the same weight as the last kept token, those with the lowest ids stay.
         tied = np.flatnonzero(weights[row] == least[row])
         surplus = np.count_nonzero(weights[row] >= least[row]) - counts[row]
         weights[row, tied[len(tied) - surplus :]] = 0
@@ -368,7 +376,7 @@ def _narrow(weights: Floats, top_k: Ints, top_p: Doubles, min_p: Doubles) -> Flo
 
 
 class DecodeBatch:
-    """Up to `rows` generations; the first len(batch) rows are in use."""
+    """Up to `rows` generations that decode together; the first len(batch) rows are in use."""
 
     def __init__(self, config: ModelConfig, rows: int, context_length: int, decode: Callable[[list[int]], str]) -> None:
         self.generations: list[InFlightGeneration] = []
@@ -382,7 +390,7 @@ class DecodeBatch:
         self._counts = np.zeros(rows, np.int64)
         self._limits = np.zeros(rows, np.int64)
         self._is_stop = np.zeros((rows, config.vocab_size), bool)
-        self._uniforms = np.zeros((rows, context_length))
+        self._random_numbers = np.zeros((rows, context_length))
         self._tokens = np.zeros((rows, context_length), np.int64)
         self._logprobs = np.zeros((rows, context_length), np.float32)
         self._watched = np.zeros(rows, bool)
@@ -392,11 +400,11 @@ class DecodeBatch:
         return len(self.generations)
 
     def is_full(self) -> bool:
-        """Whether no further generation can join."""
+        """Return True if no further generation can join."""
         return len(self.generations) == self._rows
 
     def join(self, generation: InFlightGeneration, length: int, seed: int) -> int:
-        """Add a generation whose prompt and earlier output, `length` tokens, are prefilled; returns its row."""
+        """Add a generation whose prompt and earlier output (`length` tokens) are prefilled; return its row."""
         row, request = len(self.generations), generation.request
         params, earlier = request.sampling, len(generation.output_ids)
         stop_ids = set() if params.ignore_eos else {*params.stop_token_ids, *self._eos_ids}
@@ -413,19 +421,19 @@ class DecodeBatch:
         self._is_stop[row] = False
         self._is_stop[row, list(stop_ids)] = True
         left = request.max_new_tokens - earlier
-        self._uniforms[row, earlier : request.max_new_tokens] = _uniforms(seed, length, left)
+        self._random_numbers[row, earlier : request.max_new_tokens] = _random_numbers(seed, length, left)
         self._tokens[row, :earlier] = generation.output_ids
         self._logprobs[row, :earlier] = generation.output_logprobs
         return row
 
     def leave(self, row: int) -> int:
-        """Remove `row`, whose generation gets its whole output; returns the row that took its place."""
+        """Remove a row and write the whole output to its generation; return the row that was moved to its place."""
         generation, count = self.generations[row], int(self._counts[row])
         generation.output_logprobs = self._logprobs[row, :count].tolist()
         generation.output_ids = self._tokens[row, :count].tolist()
         last = len(self.generations) - 1
         limit = self._limits[last]
-        for columns in (self._tokens, self._logprobs, self._uniforms):
+        for columns in (self._tokens, self._logprobs, self._random_numbers):
             columns[row, :limit] = columns[last, :limit]
         for column in (self.lengths, self.last_tokens, self._counts, self._limits, self._is_stop, self._watched):
             column[row] = column[last]
@@ -436,33 +444,33 @@ class DecodeBatch:
         return last
 
     def tokens(self, row: int) -> Ints:
-        """The row's prompt and output."""
+        """Return the row's prompt and output ids."""
         prompt = np.array(self.generations[row].request.input_ids, np.int64)
         return np.concatenate([prompt, self._tokens[row, : self._counts[row]]])
 
     def output_count(self, row: int) -> int:
-        """How many tokens the row's generation has."""
+        """Return the number of output tokens of the row's generation."""
         return int(self._counts[row])
 
     def advance(self, rows: slice, logits: Floats) -> list[tuple[int, dict[str, Any]]]:
-        """Sample the next token of each of `rows` from its logits [n, vocab_size].
+        """Sample the next token of each row from its logits [n, vocab_size].
 
-        Returns the rows whose generations end with this token, ascending, each with its finish reason.
+        Returns the rows, ascending, whose generations end with this token, each with its finish reason.
         """
         for row in np.flatnonzero(self._watched[rows]) + rows.start:
             if (penalties := self._penalties[row]) is not None:
                 penalties.apply(logits[row - rows.start])
         index, counts = np.arange(rows.start, rows.stop), self._counts[rows]
-        tokens, logprobs = self._sampling.sample(rows, logits, self._uniforms[index, counts])
+        tokens, logprobs = self._sampling.sample(rows, logits, self._random_numbers[index, counts])
         self._tokens[index, counts], self._logprobs[index, counts] = tokens, logprobs
         self.last_tokens[rows] = tokens
         counts += 1
-        to_settle = self._is_stop[index, tokens] | (counts >= self._limits[rows]) | self._watched[rows]
-        settled = [(int(row), self._settle(row)) for row in np.flatnonzero(to_settle) + rows.start]
-        return [(row, finish) for row, finish in settled if finish is not None]
+        to_check = self._is_stop[index, tokens] | (counts >= self._limits[rows]) | self._watched[rows]
+        checked = [(int(row), self._check_finish(row)) for row in np.flatnonzero(to_check) + rows.start]
+        return [(row, finish) for row, finish in checked if finish is not None]
 
-    def _settle(self, row: int) -> dict[str, Any] | None:
-        """Do a row's own work after a token; returns why its generation ends, or None."""
+    def _check_finish(self, row: int) -> dict[str, Any] | None:
+        """Do a row's own work after a token; return the finish reason if its generation ends, else None."""
         generation, token = self.generations[row], int(self.last_tokens[row])
         if (penalties := self._penalties[row]) is not None:
             penalties.observe(token)
@@ -470,7 +478,7 @@ class DecodeBatch:
             generation.output_logprobs.append(float(self._logprobs[row, self._counts[row] - 1]))
             generation.output_ids.append(token)
         if strings := generation.request.sampling.stop:
-            # Every token has at least one byte, so this window holds any stop string that the last token completes.
+            # Each token has at least one byte, so this window contains any stop string that the last token completes.
             window = max(len(string.encode()) for string in strings)
             tail = self._decode(generation.output_ids[-window:])
             for string in strings:
@@ -479,17 +487,17 @@ class DecodeBatch:
         if self._is_stop[row, token]:
             return {"type": "stop", "matched": token}
         if self._counts[row] >= self._limits[row]:
-            return out_of_length(generation.request.max_new_tokens)
+            return length_finish(generation.request.max_new_tokens)
         if generation.request.stream:
             generation.notify()
         return None
 
 
-def _uniforms(seed: int, position: int, count: int) -> Doubles:
-    """The random numbers of tokens at `position`, position + 1, ... in a sequence that is sampled with `seed`.
+def _random_numbers(seed: int, position: int, count: int) -> Doubles:
+    """Return the random numbers for the tokens from `position` on of a sequence that is sampled with `seed`.
 
-    They depend on seed and position only, as in SGLang, whose numbers are others: a request that continues a sequence
-    from its own partial output gets those that the rest would have had.
+    They depend on seed and position only, as SGLang's (which are other numbers): a request that continues a partial
+    output gets the same tokens as the uninterrupted generation.
     """
     bits = np.random.PCG64(seed)
     bits.advance(position)

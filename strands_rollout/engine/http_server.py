@@ -27,9 +27,9 @@ T = TypeVar("T")
 _ENGINE: web.AppKey[Engine] = web.AppKey("engine")
 _ROUTES = web.RouteTableDef()
 _MAX_BODY_BYTES = 64 * 2**20
-# Smaller bodies are parsed and encoded within milliseconds.
-_QUICK_BYTES = 16_384
-_LONG_WORK = threading.Semaphore(4)
+# Smaller bodies take milliseconds to parse and encode, so they need no thread.
+_INLINE_BYTES = 16_384
+_THREAD_SLOTS = threading.Semaphore(4)
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]", "::1")
 _PAUSE_MODES = ("abort", "retract", "in_place")
 _FLUSHED = (
@@ -43,7 +43,7 @@ _NOT_FLUSHED = (
 
 
 def engine_app(engine: Engine, host: str = "127.0.0.1") -> web.Application:
-    """The web application that serves `engine` on the address `host`; the caller starts and stops the engine."""
+    """Return the web application that serves `engine` on the address `host`; the caller starts and stops the engine."""
     app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_errors_as_json, _refuse_browsers(host)])
     app[_ENGINE] = engine
     app.add_routes(_ROUTES)
@@ -51,11 +51,11 @@ def engine_app(engine: Engine, host: str = "127.0.0.1") -> web.Application:
 
 
 def _refuse_browsers(host: str) -> Middleware:
-    """Refuse what a page of another site can make a browser send.
+    """Return middleware that refuses requests which another site's page makes a browser send.
 
-    On loopback the request's Host must name this machine, or a site whose name is made to point here (DNS rebinding)
-    could use the engine; its port may be another's, as behind a tunnel. A server that was opened to the network has any
-    name, but browsers must use its address. Requests of another origin are refused on both.
+    On loopback, the Host header must name this machine: otherwise a site could point its own name here (DNS rebinding).
+    The port may differ, as behind a tunnel. A server on the network may have any name, but browsers must use its
+    address. Requests of another origin are refused in both cases.
     """
     is_local = host in _LOCAL_NAMES or (_is_address(host) and ip_address(host).is_loopback)
     names = {*_LOCAL_NAMES, host.lower(), f"[{host.lower()}]"}
@@ -66,11 +66,12 @@ def _refuse_browsers(host: str) -> Middleware:
         name = re.sub(r":\d*$", "", given[0]).lower() if len(given) == 1 else ""
         is_browser = origin is not None or "Sec-Fetch-Site" in request.headers
         if name not in names and (is_local or (is_browser and not _is_address(name.strip("[]")))):
-            reason = f"the Host header {given!r:.200} does not name this server: use its address, or localhost"
+            reason = f"the Host header {given!r:.200} does not name this server; use its address, or localhost"
             raise web.HTTPForbidden(reason="Forbidden", text=reason)
         is_foreign = origin is not None and re.sub("^https?://", "", origin) != given[0]
         if is_foreign or request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-            raise web.HTTPForbidden(reason="Forbidden", text=f"requests from pages of another origin ({origin!r:.200})")
+            reason = f"requests from pages of another origin ({origin!r:.200}) are refused"
+            raise web.HTTPForbidden(reason="Forbidden", text=reason)
         return await handler(request)
 
     return refuse
@@ -86,11 +87,11 @@ def _is_address(name: str) -> bool:
 
 @web.middleware
 async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer refusals with SGLang's bodies, and an unknown path or method with FastAPI's."""
+    """Turn exceptions into responses: refusals with SGLang's bodies, unknown paths and methods with FastAPI's."""
     try:
         return await handler(request)
     except RequestRefusedError as e:
-        return _json(_refusal(e), status=400)
+        return _json(_refusal_body(e), status=400)
     except EngineCrashedError as e:
         return _json({"error": {"message": str(e)}}, status=500)
     except web.HTTPForbidden as e:
@@ -99,8 +100,8 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         return _json({"detail": e.reason}, status=e.status)
 
 
-def _refusal(error: RequestRefusedError) -> dict[str, object]:
-    """The body depends on who refuses at SGLang: its JSON schema, or its validation."""
+def _refusal_body(error: RequestRefusedError) -> dict[str, object]:
+    """Return the body of a refusal, which depends on the part of SGLang that refuses: JSON schema or validation."""
     message = str(error)
     if isinstance(error, SchemaError):
         return {"object": "error", "message": message, "type": "Bad Request", "param": None, "code": 400}
@@ -115,7 +116,7 @@ async def _read_json(request: web.Request) -> Json:
     if request.content_type != "application/json":
         raise SchemaError(f"1 validation error: the content type must be application/json, got {request.content_type}")
     try:
-        return await _beside_loop(request, orjson.loads, await request.read())
+        return await _run_off_loop(request, orjson.loads, await request.read())
     except orjson.JSONDecodeError as e:
         raise SchemaError(f"1 validation error: JSON decode error: {e}") from e
 
@@ -127,22 +128,22 @@ async def _read_object(request: web.Request) -> dict[str, Any]:
     return body
 
 
-async def _beside_loop(request: web.Request, work: Callable[..., T], *args: object) -> T:
-    """Do `work` for a request whose body was read: in a thread if that is large.
+async def _run_off_loop(request: web.Request, work: Callable[..., T], *args: object) -> T:
+    """Run `work` for a request, in a thread if its body is large.
 
-    The thread is a daemon, unlike asyncio's own: work under way does not hold up the end of the process.
+    The thread is a daemon, unlike asyncio's, so that running work doesn't delay the exit of the process.
     """
-    if len(await request.read()) < _QUICK_BYTES:
+    if len(await request.read()) < _INLINE_BYTES:
         return work(*args)
     future: Future[T] = Future()
 
     def run() -> None:
-        with _LONG_WORK:
+        with _THREAD_SLOTS:
             if not future.set_running_or_notify_cancel():
                 return
             try:
                 future.set_result(work(*args))
-            except BaseException as e:  # whatever it is, the request's handler gets it
+            except BaseException as e:  # raised again in the request's handler
                 future.set_exception(e)
 
     threading.Thread(target=run, name="engine-request", daemon=True).start()
@@ -167,11 +168,11 @@ async def _generate(request: web.Request) -> web.StreamResponse:
     engine, body = request.app[_ENGINE], await _read_object(request)
     streams = body.get("stream") is True
     try:
-        calls, is_list = await _beside_loop(request, read_generate_call, body, engine.limits, engine.codec.encode)
+        calls, is_list = await _run_off_loop(request, read_generate_call, body, engine.limits, engine.codec.encode)
     except RequestRefusedError as e:
         if not streams or isinstance(e, SchemaError):
             raise
-        # SGLang has sent its 200 by then.
+        # SGLang has already sent status 200 at this point.
         response = await _start_events(request)
         error = {"message": str(e), "type": "invalid_request_error", "code": 400, "retryable": False}
         await _send_event(response, {"error": error})
@@ -193,13 +194,13 @@ async def _generate(request: web.Request) -> web.StreamResponse:
         return response
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(engine.generate(one)) for one in calls]
+            tasks = [group.create_task(engine.generate(call)) for call in calls]
     except* (RequestRefusedError, EngineCrashedError) as e:
         raise e.exceptions[0] from None
     answers = []
     for task in tasks:
         answers.append(answer(task.result()))
-        await asyncio.sleep(0)  # decoding a thousand of them at once would hold up everything else
+        await asyncio.sleep(0)  # decoding a thousand answers at once would block the loop
     return _json(answers if is_list else answers[0])
 
 

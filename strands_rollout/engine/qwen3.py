@@ -1,7 +1,7 @@
-"""A Qwen3 causal LM in NumPy, fp32: shape and weights from a Hugging Face folder, forward pass, keys and values.
+"""A Qwen3 causal LM in NumPy, fp32: config and weights of a Hugging Face folder, forward pass, keys and values.
 
-fp32, fp16 and bf16 safetensors files are read here (https://github.com/huggingface/safetensors#format), because NumPy
-has no bf16.
+Reads fp32, fp16 and bf16 safetensors files itself (https://github.com/huggingface/safetensors#format), since NumPy has
+no bf16.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ Doubles = npt.NDArray[np.float64]
 Complexes = npt.NDArray[np.complex64]
 Ints = npt.NDArray[np.int64]
 _DTYPES: dict[str, type[np.generic]] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
-# Far above those of real checkpoints (a few hundred bytes per tensor): parsing one stops all other threads.
+# Far above real checkpoints' headers (a few hundred bytes per tensor); parsing JSON holds the GIL.
 _MAX_HEADER_BYTES = 16_000_000
 Number = TypeVar("Number", bound=np.generic)
-# Stores a layer's queries, keys and values and mixes: (layer, q, k, v) -> [tokens, heads * head_dim].
+# Stores a layer's keys and values and attends: (layer, q, k, v) -> [tokens, heads * head_dim].
 Attend: TypeAlias = Callable[[int, Floats, Floats, Floats], Floats]
-# BLAS computes a row by another kernel, with other last bits, according to how many there are. So that a token's logits
-# don't depend on what else is computed, whatever is multiplied by weights is multiplied this many rows at a time.
+# BLAS chooses kernels, with other last bits, by the number of rows. All products with weights have this many rows, so
+# that a token's logits don't depend on the other tokens of a step.
 _TILE_ROWS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What the forward pass needs to know of a checkpoint.
+    """The configuration of a checkpoint, as the forward pass needs it.
 
     Attributes:
-        context_length: The longest sequence in tokens (max_position_embeddings).
-        eos_token_ids: Token ids that end a generation, of both config files.
+        context_length: Maximum tokens of a sequence (max_position_embeddings).
+        eos_token_ids: Token ids that end a generation, from config.json and generation_config.json.
     """
 
     vocab_size: int
@@ -60,7 +60,7 @@ class ModelConfig:
     eos_token_ids: frozenset[int]
 
     def weight_shape_fields(self) -> tuple[int, ...]:
-        """The fields that two checkpoints must share for one to replace the other in a running engine."""
+        """Return the fields that must be equal for a weight update in a running engine."""
         sizes = (self.vocab_size, self.hidden_size, self.intermediate_size, self.layers)
         return (*sizes, self.heads, self.kv_heads, self.head_dim)
 
@@ -68,14 +68,15 @@ class ModelConfig:
 def read_model_config(folder: Path) -> ModelConfig:
     """Read and check the configuration of the model in `folder`.
 
-    ConfigError where it is missing or unreadable, or the model is not a Qwen3 causal LM that this engine computes.
+    Raises:
+        ConfigError: It is missing or unreadable, or the model is no Qwen3 causal LM that this engine supports.
     """
     try:
         is_folder = folder.is_dir()
     except OSError as e:
         raise ConfigError(f"can't read the model folder {str(folder)!r:.500}: {e.strerror}") from e
     if not is_folder:
-        raise ConfigError(f"model folder not found: {folder}. Give a folder with config.json and model.safetensors")
+        raise ConfigError(f"model folder not found: {folder}; pass a folder with config.json and model.safetensors")
     raw = _read_json(folder / "config.json")
     generation_path = folder / "generation_config.json"
     generation = _read_json(generation_path) if generation_path.exists() else {}
@@ -83,12 +84,12 @@ def read_model_config(folder: Path) -> ModelConfig:
         _refuse_unsupported(raw, folder)
         return _model_config(raw, generation)
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as e:
-        raise ConfigError(f"{folder / 'config.json'}: missing or wrong Qwen3 setting: {e!r}") from e
+        raise ConfigError(f"{folder / 'config.json'}: missing or invalid Qwen3 setting: {e!r}") from e
 
 
 def _model_config(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
     heads, hidden_size = int(raw["num_attention_heads"]), int(raw["hidden_size"])
-    # transformers 5 writes rope_theta inside rope_parameters, transformers 4 beside it.
+    # transformers 5 writes rope_theta inside rope_parameters, transformers 4 at the top level.
     rope_theta = (raw.get("rope_parameters") or {}).get("rope_theta", raw.get("rope_theta", 10000.0))
     return ModelConfig(
         vocab_size=int(raw["vocab_size"]),
@@ -113,7 +114,7 @@ def _token_ids(value: int | list[int] | None) -> frozenset[int]:
 def _refuse_unsupported(raw: dict[str, Any], folder: Path) -> None:
     architectures = raw.get("architectures") or []
     if _ARCHITECTURE not in architectures:
-        raise ConfigError(f"{folder}: architectures is {architectures}; this engine runs {_ARCHITECTURE} only")
+        raise ConfigError(f"{folder}: architectures is {architectures}; the embedded engine runs {_ARCHITECTURE} only")
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     rope_type = rope.get("rope_type") or rope.get("type") or "default"
     unsupported = {
@@ -138,21 +139,21 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as e:
         raise ConfigError(f"can't read {path}: {e}") from e
     if not isinstance(value, dict):
-        raise ConfigError(f"{path} holds a {type(value).__name__}, expected a JSON object")
+        raise ConfigError(f"{path} contains a {type(value).__name__}; expected a JSON object")
     return value
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer, each matrix as [in, out], with the RMSNorm weights multiplied into the matrix that follows.
+    """The weights of one decoder layer; matrices are [in, out], and each RMSNorm's weights are part of the next matrix.
 
     Attributes:
-        qkv: Queries, keys and values side by side. Within each query and key head the dimensions are interleaved, so
-            that dimensions 2i and 2i + 1 are the pair that RoPE turns.
-        qk_norm: [heads + kv_heads, head_dim] weights of the per-head norms, interleaved alike; the queries' rows also
-            carry the attention scale.
-        gate_up: The gate's part is negated, which spares a pass over its product: silu(g) is g / (1 + exp(-g)).
-        minus_down: Negated likewise, so that the two signs cancel out exactly.
+        qkv: Queries, keys and values, concatenated. The dimensions of each query and key head are interleaved, so that
+            RoPE rotates dimensions 2i and 2i + 1 as a pair.
+        qk_norm: [heads + kv_heads, head_dim] weights of the per-head norms, interleaved likewise; the queries' rows
+            include the attention scale.
+        gate_up: The gate's part is negated, which saves a pass over its product: silu(g) is g / (1 + exp(-g)).
+        minus_down: Negated, so that the two signs cancel exactly.
     """
 
     qkv: Floats
@@ -164,7 +165,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """All weights of a model; `head` carries the final norm's weights."""
+    """All weights of a model; `head` includes the final norm's weights."""
 
     embedding: Floats
     layers: tuple[LayerWeights, ...]
@@ -174,13 +175,14 @@ class ModelWeights:
 def load_weights(folder: Path, config: ModelConfig) -> ModelWeights:
     """Read the weights of the model in `folder`.
 
-    ConfigError where a file is missing or broken, or a tensor is missing or has another shape than config.json says.
+    Raises:
+        ConfigError: A file is missing or broken, or a tensor is missing or has another shape than in config.json.
     """
     tensors, c = _stored_tensors(folder), config
 
     def take(name: str, *shape: int) -> Floats:
         if name not in tensors:
-            raise ConfigError(f"{folder}: the weights have no tensor {name}")
+            raise ConfigError(f"{folder}: the weights lack the tensor {name}")
         stored_shape, read = tensors[name]
         if stored_shape != shape:
             raise ConfigError(f"{folder}: tensor {name} has shape {stored_shape}, config.json says {shape}")
@@ -190,15 +192,19 @@ def load_weights(folder: Path, config: ModelConfig) -> ModelWeights:
     head = embedding if c.tied_embeddings else take("lm_head.weight", c.vocab_size, c.hidden_size)
     final_norm = take("model.norm.weight", c.hidden_size)
     layers = tuple(_layer(take, c, f"model.layers.{index}.") for index in range(c.layers))
-    return ModelWeights(embedding, layers, _in_out(head, final_norm))
+    return ModelWeights(embedding, layers, _transpose_scaled(head, final_norm))
 
 
 def read_tensors(folder: Path) -> dict[str, Floats]:
-    """Read every tensor of `folder`, single file or sharded, as fp32; ConfigError where one is missing or broken."""
+    """Read all tensors of `folder`, single file or sharded, as fp32.
+
+    Raises:
+        ConfigError: A file is missing or broken.
+    """
     return {name: read() for name, (_, read) in _stored_tensors(folder).items()}
 
 
-# The shape of a tensor of a file, and what reads it: that the shape fits must be known before memory is taken for it.
+# A stored tensor's shape, and a function that reads it: the shape is checked before memory is allocated.
 _StoredTensor: TypeAlias = tuple[tuple[int, ...], Callable[[], Floats]]
 
 
@@ -217,10 +223,10 @@ def _tensors_of_file(path: Path) -> dict[str, _StoredTensor]:
         with open_regular(path) as file:
             raw = np.memmap(file, dtype=np.uint8, mode="r")
         header_bytes = int.from_bytes(raw[:8].tobytes(), "little")
-        # cut short, it is not JSON
+        # a longer header is cut, and then is no JSON
         header = json.loads(raw[8 : 8 + min(header_bytes, _MAX_HEADER_BYTES)].tobytes())
         body = raw[8 + header_bytes :]
-        return {name: _stored(body, spec, path) for name, spec in header.items() if name != "__metadata__"}
+        return {name: _stored_tensor(body, spec, path) for name, spec in header.items() if name != "__metadata__"}
     except FileNotFoundError as e:
         raise ConfigError(f"weights not found: {path}") from e
     except OSError as e:
@@ -229,10 +235,10 @@ def _tensors_of_file(path: Path) -> dict[str, _StoredTensor]:
         raise ConfigError(f"{path} is not a readable safetensors file: {e!r:.200}") from e
 
 
-def _stored(body: npt.NDArray[np.uint8], spec: dict[str, Any], path: Path) -> _StoredTensor:
+def _stored_tensor(body: npt.NDArray[np.uint8], spec: dict[str, Any], path: Path) -> _StoredTensor:
     dtype, shape, (start, end) = spec["dtype"], spec["shape"], spec["data_offsets"]
     if dtype not in _DTYPES:
-        raise ValueError(f"tensor of dtype {dtype!r:.40}; supported: {', '.join(_DTYPES)}")
+        raise ValueError(f"tensor of dtype {dtype!r:.40}; expected one of {', '.join(_DTYPES)}")
     numbers = [*shape, start, end]
     if any(type(number) is not int or number < 0 for number in numbers):
         raise ValueError(f"tensor with the shape and offsets {numbers!r:.80}; expected whole numbers")
@@ -256,7 +262,7 @@ def _stored(body: npt.NDArray[np.uint8], spec: dict[str, Any], path: Path) -> _S
 def _layer(take: Callable[..., Floats], c: ModelConfig, prefix: str) -> LayerWeights:
     q_dim, kv_dim = c.heads * c.head_dim, c.kv_heads * c.head_dim
     attention = prefix + "self_attn."
-    # the order of a head's dimensions that puts i and i + head_dim / 2 side by side
+    # order of a head's dimensions in which i and i + head_dim / 2 are neighbours
     interleaved = np.arange(c.head_dim).reshape(2, -1).T.ravel()
 
     def take_heads(name: str, rows: int) -> Floats:
@@ -271,21 +277,23 @@ def _layer(take: Callable[..., Floats], c: ModelConfig, prefix: str) -> LayerWei
     up = take(prefix + "mlp.up_proj.weight", c.intermediate_size, c.hidden_size)
     qk_norm = np.concatenate([np.tile(q_norm, (c.heads, 1)), np.tile(k_norm, (c.kv_heads, 1))])
     return LayerWeights(
-        qkv=_in_out(np.concatenate([q, k, v]), take(prefix + "input_layernorm.weight", c.hidden_size)),
+        qkv=_transpose_scaled(np.concatenate([q, k, v]), take(prefix + "input_layernorm.weight", c.hidden_size)),
         qk_norm=np.ascontiguousarray(qk_norm[:, interleaved]),
-        out=_in_out(take(attention + "o_proj.weight", c.hidden_size, q_dim)),
-        gate_up=_in_out(np.concatenate([-gate, up]), take(prefix + "post_attention_layernorm.weight", c.hidden_size)),
-        minus_down=_in_out(-take(prefix + "mlp.down_proj.weight", c.hidden_size, c.intermediate_size)),
+        out=_transpose_scaled(take(attention + "o_proj.weight", c.hidden_size, q_dim)),
+        gate_up=_transpose_scaled(
+            np.concatenate([-gate, up]), take(prefix + "post_attention_layernorm.weight", c.hidden_size)
+        ),
+        minus_down=_transpose_scaled(-take(prefix + "mlp.down_proj.weight", c.hidden_size, c.intermediate_size)),
     )
 
 
-def _in_out(weight: Floats, norm: Floats | None = None) -> Floats:
-    """[out, in] to contiguous [in, out], scaled per input by the norm that comes before."""
+def _transpose_scaled(weight: Floats, norm: Floats | None = None) -> Floats:
+    """Return an [out, in] matrix as contiguous [in, out], scaled by the weights of the preceding norm."""
     return np.ascontiguousarray((weight if norm is None else weight * norm).T)
 
 
 class Qwen3:
-    """A Qwen3 model with its weights; keys and values live in the `KvRows` that each call is given."""
+    """A Qwen3 model with its weights; keys and values are in the `KvRows` that each call is given."""
 
     def __init__(self, config: ModelConfig, weights: ModelWeights, context_length: int) -> None:
         self.config = config
@@ -294,9 +302,9 @@ class Qwen3:
         self._eps = np.float32(config.rms_norm_eps)
 
     def decode(self, kv: KvRows, tokens: Ints, lengths: Ints) -> Floats:
-        """Extend rows 0..n-1 by one token each; a row's logits don't depend on the others.
+        """Extend rows 0..n-1 by one token each; a row's logits don't depend on the other rows.
 
-        `lengths[i]` tokens of row i are in place in `kv`. Returns [n, vocab_size] logits of the tokens that follow.
+        `kv` holds `lengths[i]` tokens of row i. Returns [n, vocab_size] logits of the next tokens.
         """
         kv.begin_step(lengths)
         return self._logits(self._forward(tokens, lengths, partial(kv.attend_step, lengths)))
@@ -304,7 +312,7 @@ class Qwen3:
     def prefill(self, kv: KvRows, row: int, start: int, tokens: Ints) -> Floats:
         """Extend one row by a chunk of tokens whose first position is `start`.
 
-        Returns [vocab_size] logits of the token that follows the chunk, as `decode` would get them token by token.
+        Returns [vocab_size] logits of the token after the chunk, bit for bit as `decode` computes them token by token.
         """
         attend = partial(kv.attend_chunk, row, start)
         hidden = self._forward(tokens, np.arange(start, start + len(tokens)), attend)
@@ -313,37 +321,37 @@ class Qwen3:
 
     def _forward(self, tokens: Ints, positions: Ints, attend: Attend) -> Floats:
         count = len(tokens)
-        rotation = self._rotations[_filled(positions), None]
-        x = self.weights.embedding[_filled(tokens)]
+        rotation = self._rotations[_pad_rows(positions), None]
+        x = self.weights.embedding[_pad_rows(tokens)]
         mixed = np.zeros((len(x), self.config.heads * self.config.head_dim), np.float32)
         with np.errstate(over="ignore"):  # exp of a very negative gate is inf, and gate * up / inf is the right 0
             for index, layer in enumerate(self.weights.layers):
                 q, k, v = self._attention_inputs(layer, x, rotation)
                 mixed[:count] = attend(index, q[:count], k[:count], v[:count])
-                x += _product(mixed, layer.out)
+                x += _multiply(mixed, layer.out)
                 x += self._feed_forward(layer, x)
         return x[:count]
 
     def _attention_inputs(self, layer: LayerWeights, x: Floats, rotation: Complexes) -> tuple[Floats, Floats, Floats]:
-        """Queries, keys and values: [tokens, heads, head_dim] each, normed and turned."""
+        """Return queries, keys (both normalized and rotated) and values, [tokens, heads, head_dim] each."""
         c = self.config
-        qkv = _product(self._normed(x), layer.qkv).reshape(len(x), -1, c.head_dim)
-        qk = self._normed(qkv[:, : c.heads + c.kv_heads])
+        qkv = _multiply(self._rms_normalize(x), layer.qkv).reshape(len(x), -1, c.head_dim)
+        qk = self._rms_normalize(qkv[:, : c.heads + c.kv_heads])
         qk *= layer.qk_norm
         turned = (qk.view(np.complex64) * rotation).view(np.float32)
         return turned[:, : c.heads], turned[:, c.heads :], qkv[:, c.heads + c.kv_heads :]
 
     def _feed_forward(self, layer: LayerWeights, x: Floats) -> Floats:
-        gate_up = _product(self._normed(x), layer.gate_up)
+        gate_up = _multiply(self._rms_normalize(x), layer.gate_up)
         minus_gate, up = gate_up[:, : self.config.intermediate_size], gate_up[:, self.config.intermediate_size :]
         divisor = np.exp(minus_gate)
         divisor += np.float32(1)
         minus_gate *= up
         np.divide(minus_gate, divisor, out=divisor)
-        return _product(divisor, layer.minus_down)
+        return _multiply(divisor, layer.minus_down)
 
-    def _normed(self, x: Floats) -> Floats:
-        """Divide by the root mean square along the last axis; the norm's weights are in the matrix that follows."""
+    def _rms_normalize(self, x: Floats) -> Floats:
+        """Divide by the root mean square along the last axis; the norm's weights are in the next matrix."""
         mean_square = np.einsum("...i,...i->...", x, x)
         mean_square /= x.shape[-1]
         mean_square += self._eps
@@ -352,17 +360,17 @@ class Qwen3:
         return normed
 
     def _logits(self, hidden: Floats) -> Floats:
-        return _product(self._normed(_filled(hidden)), self.weights.head)[: len(hidden)]
+        return _multiply(self._rms_normalize(_pad_rows(hidden)), self.weights.head)[: len(hidden)]
 
 
-def _filled(x: npt.NDArray[Number]) -> npt.NDArray[Number]:
-    """`x` with zeros after its rows, up to a multiple of _TILE_ROWS."""
+def _pad_rows(x: npt.NDArray[Number]) -> npt.NDArray[Number]:
+    """Append zero rows up to a multiple of _TILE_ROWS."""
     fill = -len(x) % _TILE_ROWS
     return np.concatenate([x, np.zeros((fill, *x.shape[1:]), x.dtype)]) if fill else x
 
 
-def _product(x: Floats, weight: Floats) -> Floats:
-    """[n, in] times [in, out], where n is a multiple of _TILE_ROWS."""
+def _multiply(x: Floats, weight: Floats) -> Floats:
+    """Return [n, in] times [in, out], _TILE_ROWS rows at a time; n is a multiple of _TILE_ROWS."""
     if len(x) == _TILE_ROWS:
         product: Floats = x @ weight
         return product
@@ -371,21 +379,21 @@ def _product(x: Floats, weight: Floats) -> Floats:
 
 
 def _rotations(config: ModelConfig, context_length: int) -> Complexes:
-    """[positions, head_dim / 2] turns of RoPE as unit complex numbers, in fp32 as transformers computes them."""
+    """Return the [positions, head_dim / 2] rotations of RoPE as unit complex numbers, in fp32 as in transformers."""
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
     frequencies = np.float32(1) / np.float32(config.rope_theta) ** exponents
     angles = np.outer(np.arange(context_length, dtype=np.float32), frequencies)
     return (np.cos(angles) + 1j * np.sin(angles)).astype(np.complex64)
 
 
-_TOGETHER = 4
-_HEADS = 2
-_LONGEST_TRIED = 2048
+_TRIED_TOKENS = 4
+_TRIED_HEADS = 2
+_TRIED_LENGTH = 2048
 _MASKED = np.float32(-1e30)
 _FIRST_CAPACITY = 512
-# A token attends alike to the last bit in any batch and chunk, so that a seed gives the same tokens whatever else runs.
-# BLAS orders its sums by the shapes that it is given: therefore each token has products of its own, over runs of tokens
-# that end at a multiple of _TOKEN_STEP, and values are mixed _MIX_TOKENS at a time.
+# A token's attention is bit for bit the same in any batch and chunk, so that a seed gives the same tokens whatever else
+# runs. BLAS orders its sums by the shapes of the operands. Therefore each token has products of its own, over runs of
+# tokens that end at a multiple of _TOKEN_STEP, and values are mixed _MIX_TOKENS at a time.
 _TOKEN_STEP = 64
 _MIX_TOKENS = 256
 # A stride of a power of two would map all dimensions of a token to the same few cache sets.
@@ -396,33 +404,32 @@ _RAGGED_WASTE = 1.25
 
 
 def tokens_at_once(group: int, head_dim: int) -> int:
-    """How many tokens' queries this machine's BLAS may multiply at once without changing the last bit of any.
+    """Return how many tokens' queries this machine's BLAS can multiply in one product without changing any bit.
 
-    Some of its kernels sum a row's products in an order that depends on how many rows there are, some don't; which one
-    runs is BLAS's own choice. So it is tried, on the shapes that attention has: `group` queries of `head_dim`
-    dimensions per key and token.
+    Some BLAS kernels sum a row's products in an order that depends on the number of rows, and BLAS chooses the kernel.
+    So this function tries it on the shapes of attention: `group` queries of `head_dim` dimensions per key and token.
     """
     random = np.random.default_rng(0)
-    queries = random.standard_normal((_HEADS, _TOGETHER, group, head_dim), np.float32)
-    stored = random.standard_normal((_HEADS, 1, head_dim, _LONGEST_TRIED + _STRIDE_PAD), np.float32)
-    scores = random.random((_HEADS, _TOGETHER, group, _MIX_TOKENS), np.float32)
-    keys = [stored[..., :stop] for stop in range(_TOKEN_STEP, _LONGEST_TRIED + 1, _TOKEN_STEP)]
+    queries = random.standard_normal((_TRIED_HEADS, _TRIED_TOKENS, group, head_dim), np.float32)
+    stored = random.standard_normal((_TRIED_HEADS, 1, head_dim, _TRIED_LENGTH + _STRIDE_PAD), np.float32)
+    scores = random.random((_TRIED_HEADS, _TRIED_TOKENS, group, _MIX_TOKENS), np.float32)
+    keys = [stored[..., :stop] for stop in range(_TOKEN_STEP, _TRIED_LENGTH + 1, _TOKEN_STEP)]
     values = [stored[..., :stop].swapaxes(-1, -2) for stop in range(_TOKEN_STEP, _MIX_TOKENS + 1, _TOKEN_STEP)]
     products = [(queries, some) for some in keys] + [(scores[..., : some.shape[-2]], some) for some in values]
 
     def is_same(left: Floats, right: Floats) -> bool:
-        together = left.reshape(_HEADS, 1, _TOGETHER * group, -1) @ right
-        return np.array_equal(together.reshape(_HEADS, _TOGETHER, group, -1), left @ right)
+        together = left.reshape(_TRIED_HEADS, 1, _TRIED_TOKENS * group, -1) @ right
+        return np.array_equal(together.reshape(_TRIED_HEADS, _TRIED_TOKENS, group, -1), left @ right)
 
-    return _TOGETHER if all(is_same(left, right) for left, right in products) else 1
+    return _TRIED_TOKENS if all(is_same(left, right) for left, right in products) else 1
 
 
 class KvRows:
-    """`rows` sequences of up to `context_length` tokens.
+    """Keys and values of `rows` sequences of up to `context_length` tokens.
 
-    Memory is taken as sequences grow: the token capacity doubles when one needs more. Rows 0..n-1 decode together, so
-    their owner keeps the decoding ones at the front (`move`). Tokens are the last axis of everything stored:
-    a decode step then multiplies few queries by long contiguous runs, which BLAS does three times faster.
+    The token capacity doubles when a sequence needs more. Rows 0..n-1 decode together, so the owner keeps the decoding
+    rows at the front (`move`). Tokens are the last axis of all arrays: a decode step then multiplies few queries by
+    long contiguous runs, which BLAS does three times faster.
     """
 
     def __init__(self, config: ModelConfig, rows: int, context_length: int) -> None:
@@ -433,21 +440,21 @@ class KvRows:
         self._bias: Floats = np.zeros((rows, 0), np.float32)
         self._index: Ints = np.arange(0)
         self._blocks: list[tuple[slice, int, int]] = []
-        # lets query i of a tile see keys 0..i from the tile's first on: [queries, keys up to the end of a step]
+        # query i of a tile sees the keys 0..i of the tile: [queries, keys up to the end of a step]
         seen = np.arange(_CHUNK_TILE_TOKENS + _TOKEN_STEP) <= np.arange(_CHUNK_TILE_TOKENS)[:, None]
         self._causal_bias = np.where(seen, np.float32(0), _MASKED)
         self._scratch: Floats = np.empty(0, np.float32)
-        self._together = tokens_at_once(config.heads // config.kv_heads, config.head_dim)
-        # Rows beyond these were never written: their memory is not there yet, and growing must not touch it.
+        self._tokens_per_product = tokens_at_once(config.heads // config.kv_heads, config.head_dim)
+        # Later rows were never written: their memory is not allocated yet, and growing must not touch it.
         self._written_rows = 0
         self.reserve(min(_FIRST_CAPACITY, context_length))
 
     def reserve(self, tokens: int) -> None:
-        """Make room for sequences of `tokens` tokens."""
+        """Grow the capacity to sequences of `tokens` tokens."""
         if tokens <= self._capacity:
             return
         old = self._capacity
-        self._capacity = _rounded_up(min(self._context_length, max(tokens, 2 * old)))
+        self._capacity = _round_up(min(self._context_length, max(tokens, 2 * old)))
         cache = np.zeros((*self._cache.shape[:-1], self._capacity + _STRIDE_PAD), np.float32)
         rows = slice(0, self._written_rows)
         cache[:, :, rows, ..., :old] = self._cache[:, :, rows, ..., :old]
@@ -456,16 +463,16 @@ class KvRows:
         self._cache, self._bias = cache, bias
 
     def load(self, row: int, start: int, block: Floats) -> None:
-        """Write a `copy_out` block as tokens start, start + 1, ... of `row`."""
+        """Write a block of `copy_out` as the tokens start, start + 1, ... of `row`."""
         self._written_rows = max(self._written_rows, row + 1)
         self._cache[:, :, row, :, :, start : start + block.shape[-1]] = block
 
     def copy_out(self, row: int, start: int, stop: int) -> Floats:
-        """Keys and values of tokens start..stop-1 of `row`: [2, layers, kv_heads, head_dim, tokens]."""
+        """Return keys and values of the tokens start..stop-1 of `row`: [2, layers, kv_heads, head_dim, tokens]."""
         return self._cache[:, :, row, :, :, start:stop].copy()
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Make `target` hold the first `length` tokens of `source`, ready to decode."""
+        """Copy the first `length` tokens of `source` to `target`, and set its mask for decoding."""
         self._written_rows = max(self._written_rows, target + 1)
         if source != target:
             self._cache[:, :, target, :, :, :length] = self._cache[:, :, source, :, :, :length]
@@ -480,14 +487,14 @@ class KvRows:
         keys, values = self._cache[:, layer, row]
         keys[:, :, start:stop] = k.transpose(1, 2, 0)
         values[:, :, start:stop] = v.transpose(1, 2, 0)
-        queries = self._side_by_side(q, len(keys))
+        queries = self._group_tokens(q, len(keys))
         mixed = np.empty_like(queries)
         for first in range(0, tokens, _CHUNK_TILE_TOKENS):
-            seen, end = start + first, _rounded_up(start + min(first + _CHUNK_TILE_TOKENS, tokens))
-            tile = slice(first // self._together, (first + _CHUNK_TILE_TOKENS) // self._together)
+            seen, end = start + first, _round_up(start + min(first + _CHUNK_TILE_TOKENS, tokens))
+            tile = slice(first // self._tokens_per_product, (first + _CHUNK_TILE_TOKENS) // self._tokens_per_product)
             shape = (*queries[:, tile].shape[:-1], end)
             size = math.prod(shape)
-            if size > len(self._scratch):  # fresh memory would cost as much as the products
+            if size > len(self._scratch):  # allocating each time would cost as much as the products
                 self._scratch = np.empty(size, np.float32)
             scores = self._scratch[:size].reshape(shape)
             np.matmul(queries[:, tile], keys[:, None, :, :end], out=scores)
@@ -497,17 +504,17 @@ class KvRows:
         by_head = mixed.reshape(len(keys), -1, heads // len(keys) * head_dim)
         return by_head.swapaxes(0, 1)[:tokens].reshape(tokens, heads * head_dim)
 
-    def _side_by_side(self, q: Floats, kv_heads: int) -> Floats:
-        """[tokens, heads, head_dim] to [kv_heads, products, rows, head_dim]: `_together` tokens in each product.
+    def _group_tokens(self, q: Floats, kv_heads: int) -> Floats:
+        """Arrange [tokens, heads, head_dim] as [kv_heads, products, rows, head_dim], `_tokens_per_product` in each.
 
-        The last product is filled up with zeros.
+        The last product is padded with zeros.
         """
         tokens, heads, head_dim = q.shape
         group = heads // kv_heads
-        products = -(-tokens // self._together)
-        queries = np.zeros((kv_heads, products * self._together, group, head_dim), np.float32)
+        products = -(-tokens // self._tokens_per_product)
+        queries = np.zeros((kv_heads, products * self._tokens_per_product, group, head_dim), np.float32)
         queries[:, :tokens] = q.reshape(tokens, kv_heads, group, head_dim).swapaxes(0, 1)
-        return queries.reshape(kv_heads, products, self._together * group, head_dim)
+        return queries.reshape(kv_heads, products, self._tokens_per_product * group, head_dim)
 
     def begin_step(self, lengths: Ints) -> None:
         """Prepare the `attend_step` calls of one step: rows 0..n-1 each get a token at position `lengths`."""
@@ -518,7 +525,7 @@ class KvRows:
         size = _RAGGED_BLOCK_ROWS if ragged else rows
         blocks = [slice(first, min(first + size, rows)) for first in range(0, rows, size)]
         self._blocks = [
-            (block, int(lengths[block].min()) + 1, _rounded_up(int(lengths[block].max()) + 1)) for block in blocks
+            (block, int(lengths[block].min()) + 1, _round_up(int(lengths[block].max()) + 1)) for block in blocks
         ]
 
     def attend_step(self, lengths: Ints, layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
@@ -538,7 +545,7 @@ class KvRows:
 
 
 def _softmax_mix(scores: Floats, values: Floats) -> Floats:
-    """Softmax over the last axis of `scores` (overwritten), then the mean of `values` [..., head_dim, tokens] by it."""
+    """Return the mean of `values` [..., head_dim, tokens], weighted by softmax(`scores`); overwrite `scores`."""
     scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)
     mixed: Floats = scores[..., :_MIX_TOKENS] @ values[..., :_MIX_TOKENS].swapaxes(-1, -2)
@@ -550,5 +557,5 @@ def _softmax_mix(scores: Floats, values: Floats) -> Floats:
     return mixed
 
 
-def _rounded_up(tokens: int) -> int:
+def _round_up(tokens: int) -> int:
     return -(-tokens // _TOKEN_STEP) * _TOKEN_STEP

@@ -1,7 +1,7 @@
-"""The body of POST /generate as checked values: SGLang's fields, defaults, limits and error messages (0.5.23).
+"""Validation of the body of POST /generate, with SGLang's fields, defaults, limits and error messages (0.5.23).
 
-Unknown top-level fields are ignored, as SGLang does; the known ones that would change an answer and are not supported
-here are refused. An unknown sampling parameter is refused, as SGLang does.
+Unknown top-level fields are ignored and unknown sampling parameters refused, as in SGLang. Known fields that would
+change the answer but are not supported here are refused.
 """
 
 import math
@@ -16,12 +16,13 @@ from strands_rollout.files.json_codec import Json
 
 Encode: TypeAlias = Callable[[str], list[int]]
 TOP_K_ALL = 1 << 30
-# Of one call, prompts times n: each takes memory at once, whether it runs or waits.
+# Maximum prompts times n of one call: each generation takes memory, also in the queue.
 MAX_GENERATIONS = 1024
-# SGLang keeps one token of the context for itself and one more per request, and five more of a prompt.
+# SGLang reserves a token of the context for itself and one for each request, and five more of a prompt.
 _CONTEXT_RESERVE = 2
 _PROMPT_RESERVE = 6
-# No text has so many characters per token that this many of them, encoded, would not tell that it is too long.
+# More characters per token than in any text: this many times the context length, encoded, shows that a text is too
+# long.
 _CHARS_PER_TOKEN = 32
 _GREEDY_BELOW = 1e-6
 _MAX_STOP_STRINGS = 32
@@ -37,7 +38,7 @@ _UNSUPPORTED = (
     "top_logprobs_num",
     "token_ids_logprob",
 )
-# Sampling parameters: SGLang's names in SGLang's order, which its message about an unknown name repeats.
+# SGLang's sampling parameters in SGLang's order, in which its error about an unknown name lists them.
 _KINDS = (
     {"max_new_tokens": "i64", "stop": "strings", "stop_token_ids": "ids", "stop_regex": "unsupported"}
     | {"temperature": "f64", "top_p": "f64", "top_k": "i64", "min_p": "f64"}
@@ -54,23 +55,23 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {"i64": (int,), "f64": (int, float)
 
 
 class RequestRefusedError(RolloutError):
-    """A request that can't be served; its message goes to the client with status 400."""
+    """A request that can't be served; the client gets the message with status 400."""
 
 
 class ContractError(RequestRefusedError):
-    """A sampling parameter is unknown or of the wrong type."""
+    """A sampling parameter is unknown or has the wrong type."""
 
 
 class SchemaError(RequestRefusedError):
-    """The body is not JSON, or a top-level field is of the wrong type."""
+    """The body is not JSON, or a top-level field has the wrong type."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose the tokens of one generation, checked.
+    """Checked sampling parameters of one generation.
 
-    A greedy request has top_k 1 and, as in SGLang, temperature 1.0, at which its logprobs are taken. Without
-    max_new_tokens the context is the limit.
+    A greedy request has top_k 1 and, as in SGLang, temperature 1.0, which also determines its logprobs. With
+    max_new_tokens None, the context is the limit.
     """
 
     max_new_tokens: int | None = 128
@@ -91,17 +92,19 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether logits change with what was generated."""
+        """True if logits depend on the generated tokens."""
         additive = self.frequency_penalty or self.presence_penalty
         return bool(additive) or self.repetition_penalty != 1.0 or self.min_new_tokens > 0
 
 
 def read_sampling_params(raw: dict[str, Any]) -> SamplingParams:
-    """Turn the JSON object `sampling_params` of a request into checked parameters; null means the default.
+    """Turn the JSON object `sampling_params` of a request into checked parameters; null stands for the default.
 
-    ContractError where a name is unknown or a type wrong, RequestRefusedError where a value can't be served.
+    Raises:
+        ContractError: A name is unknown, or a type is wrong.
+        RequestRefusedError: A value can't be served.
     """
-    values = {name: _checked_type(name, value) for name, value in raw.items()}
+    values = {name: _check_type(name, value) for name, value in raw.items()}
     values = {name: value for name, value in values.items() if value is not None and name not in _IGNORED}
     if "max_new_tokens" in raw and raw["max_new_tokens"] is None:
         values["max_new_tokens"] = None
@@ -114,7 +117,7 @@ def read_sampling_params(raw: dict[str, Any]) -> SamplingParams:
     return params
 
 
-def _checked_type(name: str, value: Json) -> Json:
+def _check_type(name: str, value: Json) -> Json:
     kind = _KINDS.get(name)
     if kind is None:
         names = ", ".join(f"`{known}`" for known in _KINDS)
@@ -124,34 +127,34 @@ def _checked_type(name: str, value: Json) -> Json:
     if kind == "unsupported":
         raise RequestRefusedError(f"sampling parameter {name} is not supported by the embedded engine")
     if kind in ("strings", "ids"):
-        return _strings(value) if kind == "strings" else _ids(value)
+        return _stop_strings(value) if kind == "strings" else _stop_ids(value)
     if not isinstance(value, _PYTHON_TYPES[kind]) or (isinstance(value, bool) and kind != "a boolean"):
-        raise _wrong_type(value, kind)
+        raise _type_error(value, kind)
     return value
 
 
-def _strings(value: Json) -> tuple[str, ...]:
+def _stop_strings(value: Json) -> tuple[str, ...]:
     strings: list[str] = value if isinstance(value, list) else [value]
     for item in strings:
         if not isinstance(item, str):
-            raise _wrong_type(item, "a string")
+            raise _type_error(item, "a string")
     if len(strings) > _MAX_STOP_STRINGS:
         raise RequestRefusedError(f"at most {_MAX_STOP_STRINGS} stop strings are allowed, got {len(strings)}")
     return tuple(item for item in strings if item)
 
 
-def _ids(value: object) -> frozenset[int]:
+def _stop_ids(value: object) -> frozenset[int]:
     if not isinstance(value, list):
-        raise _wrong_type(value, "a sequence")
+        raise _type_error(value, "a sequence")
     ids = [item for item in value if item is not None]
     for item in ids:
         if type(item) is not int:
-            raise _wrong_type(item, "i64")
+            raise _type_error(item, "i64")
     return frozenset(ids)
 
 
-def _wrong_type(value: object, expected: str) -> ContractError:
-    """The refusal of a value, named as SGLang's JSON decoder names it."""
+def _type_error(value: object, expected: str) -> ContractError:
+    """Return the error for a value of the wrong type, in the words of SGLang's JSON decoder."""
     if isinstance(value, bool):
         got = f"boolean `{str(value).lower()}`"
     elif isinstance(value, str):
@@ -185,22 +188,23 @@ def _check_ranges(p: SamplingParams) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What bounds a request: the served context length in tokens and the vocabulary size."""
+    """Limits of a request: the served context length in tokens and the vocabulary size."""
 
     context_length: int
     vocab_size: int
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Prompts must be shorter than this (SGLang's max_req_input_len)."""
+        """Exclusive maximum of prompt tokens (SGLang's max_req_input_len)."""
         return self.context_length - _PROMPT_RESERVE
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One generation to make: at least one id, all in the vocabulary, and no more new tokens than there is room for.
+    """A checked request for one generation.
 
-    The rid, by which it can be aborted, is unique among those in flight.
+    It has at least one input id, all ids are in the vocabulary, and `max_new_tokens` fits the context. The rid, which
+    aborts name, is unique among the requests in flight.
     """
 
     rid: str
@@ -213,34 +217,34 @@ class EngineRequest:
 
 
 def read_generate_call(body: dict[str, Any], limits: RequestLimits, encode: Encode) -> tuple[list[EngineRequest], bool]:
-    """Turn the JSON body of a /generate call into requests, several where the input is a batch or n > 1.
+    """Turn the JSON body of a /generate call into requests, several for a batch or n > 1.
 
     Returns:
-        The requests, and whether a list answers them.
+        The requests, and True if the response is a list.
 
     Raises:
         SchemaError: A top-level field has the wrong type.
-        ContractError: So has one that SGLang checks by other means.
+        ContractError: A field that SGLang's JSON schema doesn't check has the wrong type.
         RequestRefusedError: The input is missing, empty or too long, or a parameter is refused.
     """
     for name in _UNSUPPORTED:
         if body.get(name):
             raise RequestRefusedError(f"{name} is not supported by the embedded engine")
-    if _typed(body, "logprob_start_len", int) not in (-1, None):
+    if _read_field(body, "logprob_start_len", int) not in (-1, None):
         raise RequestRefusedError("logprob_start_len is not supported by the embedded engine: output logprobs only")
     inputs, is_batch = _inputs(body)
     raw_params = _sampling_params(body, len(inputs))
-    copies = _copies(raw_params)
+    copies = _samples_per_prompt(raw_params)
     if len(inputs) * copies > MAX_GENERATIONS:
         raise RequestRefusedError(
             f"at most {MAX_GENERATIONS} generations per request are allowed, got {len(inputs)} inputs with n={copies}"
         )
-    rids = _rids(body, len(inputs), copies, is_batch=is_batch)
+    rids = _request_ids(body, len(inputs), copies, is_batch=is_batch)
     names = ("stream", "return_logprob", "return_text_in_logprobs")
-    flags = {name: bool(_typed(body, name, bool)) for name in names}
+    flags = {name: bool(_read_field(body, name, bool)) for name in names}
     requests: list[EngineRequest] = []
     for given, raw in zip(inputs, raw_params, strict=True):
-        prompt = encoded(given, limits, encode) if isinstance(given, str) else given
+        prompt = encode_within_limits(given, limits, encode) if isinstance(given, str) else given
         sampling, max_new_tokens = check_generation(prompt, raw, limits)
         input_ids = tuple(prompt)
         own_rids = rids[len(requests) : len(requests) + copies]
@@ -251,11 +255,11 @@ def read_generate_call(body: dict[str, Any], limits: RequestLimits, encode: Enco
     return requests, is_list
 
 
-def encoded(text: str, limits: RequestLimits, encode: Encode) -> list[int]:
-    """The ids of a text; one that is far too long is refused before its end, which would take seconds and gigabytes."""
+def encode_within_limits(text: str, limits: RequestLimits, encode: Encode) -> list[int]:
+    """Return the ids of a text; refuse a far too long text early, since encoding it takes seconds and gigabytes."""
     head = text[: limits.context_length * _CHARS_PER_TOKEN]
     ids = encode(head)
-    # The last tokens of the beginning could be others in the whole text, but never half of them.
+    # The last tokens of the head may differ in the whole text, but never half of them.
     if len(head) < len(text) and len(ids) >= 2 * limits.context_length:
         raise _too_long(f"more than {len(ids)}", limits)
     return ids if len(head) == len(text) else encode(text)
@@ -264,16 +268,19 @@ def encoded(text: str, limits: RequestLimits, encode: Encode) -> list[int]:
 def check_generation(
     prompt: list[int], raw_params: dict[str, Any], limits: RequestLimits
 ) -> tuple[SamplingParams, int]:
-    """Check a prompt and its parameters against the limits, in SGLang's order; RequestRefusedError where one is wrong.
+    """Check a prompt and its parameters against the limits, in SGLang's order.
 
-    Returns the parameters and the number of tokens to generate at most.
+    Returns the parameters and the maximum number of new tokens.
+
+    Raises:
+        RequestRefusedError: The prompt or a parameter is out of its limits.
     """
     count, context_length = len(prompt), limits.context_length
     if not count:
         raise RequestRefusedError("input_ids cannot be empty.")
     outside = next((token for token in prompt if not 0 <= token < limits.vocab_size), None)
     if outside is not None:
-        # The real server's scheduler dies of such an id; a clear refusal is the one place where this engine differs.
+        # SGLang's scheduler crashes on such an id; this refusal is a deliberate difference.
         raise RequestRefusedError(
             f"input_ids contains out-of-vocabulary token id {outside}; valid range is [0, {limits.vocab_size})."
         )
@@ -293,8 +300,8 @@ def check_generation(
             f"Input length ({count} tokens) exceeds the maximum allowed length ({limits.max_prompt_tokens} tokens). "
             "Use a shorter input."
         )
-    room = context_length - _CONTEXT_RESERVE - count
-    return sampling, room if new is None else min(new, room)
+    remaining = context_length - _CONTEXT_RESERVE - count
+    return sampling, remaining if new is None else min(new, remaining)
 
 
 def _too_long(count: int | str, limits: RequestLimits) -> RequestRefusedError:
@@ -304,7 +311,7 @@ def _too_long(count: int | str, limits: RequestLimits) -> RequestRefusedError:
 
 
 def _inputs(body: dict[str, Any]) -> tuple[Sequence[list[int] | str], bool]:
-    """The prompts as ids or text, and whether they came as a batch."""
+    """Return the prompts as ids or text, and True if they are a batch."""
     ids, text = body.get("input_ids"), body.get("text")
     if ids is not None:
         return _id_prompts(ids)
@@ -330,32 +337,32 @@ def _id_prompts(ids: object) -> tuple[list[list[int]], bool]:
             raise SchemaError("1 validation error: input_ids must hold ids or lists of ids, not both")
         wrong = next((item for item in prompt if type(item) is not int), None)
         if isinstance(wrong, bool):
-            raise _wrong_type(wrong, "a sequence")
+            raise _type_error(wrong, "a sequence")
         if wrong is not None:
             raise SchemaError(f"1 validation error: elements must be int or list; got {type(wrong).__name__}")
     return prompts, is_batch
 
 
 def _sampling_params(body: dict[str, Any], count: int) -> list[dict[str, Any]]:
-    """The parameters of each of `count` prompts; one object stands for all."""
+    """Return the parameters of each of `count` prompts; a single object applies to all."""
     value = body.get("sampling_params")
     if not isinstance(value, list):
-        return [_typed(body, "sampling_params", dict) or {}] * count
+        return [_read_field(body, "sampling_params", dict) or {}] * count
     if len(value) != count or not all(isinstance(item, dict) for item in value):
         raise SchemaError(f"1 validation error: sampling_params must hold one dict for each of {count} inputs")
     return value
 
 
-def _copies(raw_params: list[dict[str, Any]]) -> int:
-    """How many answers each prompt gets; an `n` that is no number is for the sampling parameters to refuse."""
+def _samples_per_prompt(raw_params: list[dict[str, Any]]) -> int:
+    """Return the number of answers per prompt; `read_sampling_params` refuses an `n` that is no integer."""
     counts = {raw["n"] if type(raw.get("n")) is int else 1 for raw in raw_params}
     if len(counts) > 1:
         raise RequestRefusedError("The parallel_sample_num should be the same for all samples in sample params.")
     return max(counts.pop(), 1)
 
 
-def _rids(body: dict[str, Any], prompts: int, copies: int, *, is_batch: bool) -> list[str]:
-    """An id for each generation: the request's own, numbered for several prompts, fresh for several copies."""
+def _request_ids(body: dict[str, Any], prompts: int, copies: int, *, is_batch: bool) -> list[str]:
+    """Return a rid for each generation: the request's rid, numbered for a batch; new rids for n > 1."""
     rid = body.get("rid")
     rids: list[Any] = rid if isinstance(rid, list) else [rid] * prompts
     if not all(isinstance(item, str | None) for item in rids):
@@ -373,11 +380,11 @@ def _rids(body: dict[str, Any], prompts: int, copies: int, *, is_batch: bool) ->
     return [item or uuid.uuid4().hex for item in rids]
 
 
-def _typed(body: dict[str, Any], name: str, kind: type) -> Json:
-    """A field of this type, or None where it is absent or null."""
+def _read_field(body: dict[str, Any], name: str, kind: type) -> Json:
+    """Return a field of this type; None if it is missing or null."""
     value = body.get(name)
     if value is None or (isinstance(value, kind) and not (kind is int and isinstance(value, bool))):
         return value
     if kind is dict:
         raise SchemaError(f"1 validation error: {name} must be a dict, got {type(value).__name__}")
-    raise _wrong_type(value, "a boolean" if kind is bool else "an integer")
+    raise _type_error(value, "a boolean" if kind is bool else "an integer")

@@ -1,7 +1,7 @@
-"""Decides what the model computes next: which generations wait, prefill and decode, and what interrupts them.
+"""Continuous batching: `Scheduler` decides which generations are queued, prefilled and decoded in the next step.
 
-Continuous batching: generations join between steps, prompts are prefilled in chunks so that none stalls the others,
-and what they share with those seen before comes from a prefix cache. Everything here runs in the worker's thread.
+Generations join between steps. Prompts are prefilled in chunks, so that a long prompt doesn't stall the others, and a
+prefix cache supplies the beginnings that earlier sequences share. All code here runs in the worker's thread.
 """
 
 from __future__ import annotations
@@ -14,17 +14,23 @@ from typing import Any, Literal
 
 import numpy as np
 
-from strands_rollout.engine.generation import ABORTED_IN_QUEUE, DecodeBatch, InFlightGeneration, aborted, out_of_length
+from strands_rollout.engine.generation import (
+    ABORTED_IN_QUEUE,
+    DecodeBatch,
+    InFlightGeneration,
+    abort_finish,
+    length_finish,
+)
 from strands_rollout.engine.qwen3 import Floats, Ints, KvRows, ModelWeights, Qwen3
 
 PauseMode = Literal["abort", "retract", "in_place"]
-# After an overflow the cache shrinks to this share of its capacity, so that not every insertion has to evict.
-_KEPT_SHARE = 0.9
+# After an overflow, the cache shrinks to this share of its capacity, so that not each insertion evicts.
+_EVICTION_TARGET_SHARE = 0.9
 
 
 @dataclass(slots=True, eq=False)
 class _CacheNode:
-    """A run of tokens below its parent's; `block` is [2, layers, kv_heads, head_dim, tokens]."""
+    """A run of tokens that follows its parent's tokens; `block` is [2, layers, kv_heads, head_dim, tokens]."""
 
     tokens: Ints
     block: Floats
@@ -34,10 +40,10 @@ class _CacheNode:
 
 
 class PrefixCache:
-    """Maps token sequences to their keys and values, for at most `capacity_tokens` tokens.
+    """Keys and values of token sequences, for at most `capacity_tokens` tokens.
 
-    A radix tree: each node holds a run of tokens, so that shared prefixes are stored once. The runs that were not used
-    for longest are dropped first, leaves before their parents.
+    A radix tree: each node holds a run of tokens, so that shared prefixes are stored once. The least recently used runs
+    are evicted first, leaves before their parents.
     """
 
     def __init__(self, capacity_tokens: int) -> None:
@@ -45,19 +51,19 @@ class PrefixCache:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all entries."""
         self._root = _CacheNode(np.empty(0, np.int64), np.empty(0, np.float32), None)
         self.size_tokens = 0
         self._clock = 0
 
     def match(self, tokens: Ints) -> list[Floats]:
-        """The blocks of the longest known prefix of `tokens`, in order; they must not be written to."""
+        """Return the blocks of the longest cached prefix of `tokens`, in order; callers must not write to them."""
         return [node.block[..., :count] for node, count in self._walk(tokens)]
 
     def insert(self, tokens: Ints, copy_out: Callable[[int, int], Floats]) -> None:
-        """Remember `tokens`, a whole sequence from position 0.
+        """Add `tokens`, a whole sequence from position 0.
 
-        `copy_out` gives the block of tokens start..stop-1 to keep; it is called once, for what is not yet known.
+        `copy_out` returns the block of tokens start..stop-1; it is called once, for the tokens that are not cached yet.
         """
         path = self._walk(tokens)
         known = sum(count for _, count in path)
@@ -71,10 +77,10 @@ class PrefixCache:
         parent.children[int(node.tokens[0])] = node
         self.size_tokens += len(node.tokens)
         if self.size_tokens > self.capacity_tokens:
-            self._evict(int(self.capacity_tokens * _KEPT_SHARE))
+            self._evict(int(self.capacity_tokens * _EVICTION_TARGET_SHARE))
 
     def _walk(self, tokens: Ints) -> list[tuple[_CacheNode, int]]:
-        """The nodes along `tokens` with how many of each one's tokens match; all but the last match whole."""
+        """Return the nodes along `tokens`, each with the number of its tokens that match: all, except for the last."""
         self._clock += 1
         path: list[tuple[_CacheNode, int]] = []
         node, done = self._root, 0
@@ -93,8 +99,8 @@ class PrefixCache:
         return path
 
     def _split(self, node: _CacheNode, count: int) -> _CacheNode:
-        """Cut `node` after `count` tokens and return the new upper part."""
-        # Copies, because a view would keep the whole block alive after one of the parts is evicted.
+        """Split `node` after `count` tokens, and return the new upper part."""
+        # Copies, since a view would keep the whole block in memory after one part is evicted.
         upper = _CacheNode(node.tokens[:count].copy(), node.block[..., :count].copy(), node.parent, self._clock)
         (node.parent or self._root).children[int(upper.tokens[0])] = upper
         node.tokens, node.block = node.tokens[count:].copy(), node.block[..., count:].copy()
@@ -104,7 +110,7 @@ class PrefixCache:
 
     def _evict(self, target_tokens: int) -> None:
         while self.size_tokens > target_tokens:
-            # What this very insertion used must survive it.
+            # Nodes that the current insertion uses must stay.
             leaves = [leaf for leaf in self._leaves() if leaf.last_used != self._clock]
             if not leaves:
                 return
@@ -125,7 +131,7 @@ class PrefixCache:
 
 
 class _Prefill:
-    """The generation whose prompt is being computed, in KV row `row`; `done` of `tokens` are in place."""
+    """The generation whose prompt is being computed in KV row `row`; the first `done` of `tokens` are computed."""
 
     __slots__ = ("done", "generation", "row", "tokens")
 
@@ -137,10 +143,10 @@ class _Prefill:
 
 
 class Scheduler:
-    """Runs generations on one model.
+    """The scheduler of one model.
 
-    `seeds` gives a seed for each generation that brings none, `decode` the text of token ids, for stop strings; for the
-    numbers see `EngineSettings`.
+    `seeds` returns a seed for each generation without its own. `decode` returns the text of token ids, for stop
+    strings. For the numbers, see `EngineSettings`.
     """
 
     def __init__(
@@ -157,51 +163,51 @@ class Scheduler:
         self._model = model
         self._prefill_chunk = prefill_chunk
         self._seeds = seeds
-        # One more row, in which the next generation prefills.
+        # The additional row is for the generation that is being prefilled.
         self._kv = KvRows(model.config, max_running + 1, context_length)
         self._batch = DecodeBatch(model.config, max_running, context_length, decode)
         self._cache = PrefixCache(cache_tokens)
         self._waiting: deque[InFlightGeneration] = deque()
-        # In front of a pause or of an update: SGLang's scheduler does not know of these yet, its front end has them.
+        # Held back by a pause or an update: SGLang keeps these in its front end, where its scheduler can't see them.
         self._held: deque[InFlightGeneration] = deque()
         self._prefill: _Prefill | None = None
-        self._doomed: set[InFlightGeneration] = set()
+        self._aborted: set[InFlightGeneration] = set()
         self._when_idle: deque[Callable[[Scheduler], None]] = deque()
         self.paused = False
         self.weight_version = "default"
 
     def has_work(self) -> bool:
-        """Whether `step` would compute anything."""
+        """Return True if `step` would compute anything."""
         return not self.paused and (self.is_busy() or bool(self._waiting))
 
     def is_busy(self) -> bool:
-        """Whether any generation is prefilling or decoding."""
+        """Return True if a generation is being prefilled or decoded."""
         return bool(len(self._batch)) or self._prefill is not None
 
     def counts(self) -> tuple[int, int]:
-        """How many generations run and how many are queued; those held back by a pause or an update don't count."""
+        """Return the numbers of running and of queued generations, without those held back by a pause or an update."""
         return len(self._running()), len(self._waiting)
 
     def in_flight(self) -> list[InFlightGeneration]:
-        """Every unfinished generation."""
+        """Return all unfinished generations."""
         return [*self._running(), *self._waiting, *self._held]
 
     def submit(self, generation: InFlightGeneration) -> None:
-        """Queue a generation; while paused or before a `when_idle_or_paused`, it is held back."""
+        """Queue a generation; while paused, or while an action waits for idle, hold it back."""
         seed = generation.request.sampling.sampling_seed
         generation.seed = self._seeds() if seed is None else seed % 2**64
         (self._held if self.paused or self._when_idle else self._waiting).append(generation)
 
     def when_idle_or_paused(self, action: Callable[[Scheduler], None]) -> None:
-        """Run `action` at once if paused, else once nothing is in flight; new generations wait until it has run."""
+        """Run `action` immediately if paused, else when nothing is in flight; new generations wait until then."""
         if self.paused:
             action(self)
             return
         self._when_idle.append(action)
-        self.settle()
+        self.run_idle_actions()
 
-    def settle(self) -> None:
-        """Run what waits for this moment; to be called between steps."""
+    def run_idle_actions(self) -> None:
+        """Run the actions of `when_idle_or_paused` if nothing is in flight; called between steps."""
         if self._when_idle and not (self.is_busy() or self._waiting):
             while self._when_idle:
                 self._when_idle.popleft()(self)
@@ -210,11 +216,11 @@ class Scheduler:
     def pause(self, mode: PauseMode) -> None:
         """Stop computing until `resume`.
 
-        "abort" ends running and queued generations with what they have, "retract" puts running ones at the end of the
-        queue, to be prefilled anew with their output, "in_place" freezes them.
+        "abort" ends running and queued generations with their output so far. "retract" moves running generations to the
+        end of the queue; they are prefilled again with their output. "in_place" freezes them.
         """
         if mode == "abort":
-            self._end([*self._running(), *self._waiting])
+            self._abort_now([*self._running(), *self._waiting])
         elif mode == "retract":
             retracted = [self._remove(row) for row in reversed(range(len(self._batch)))][::-1] + self._prefilling()
             self._prefill = None
@@ -229,20 +235,20 @@ class Scheduler:
         self._release_held()
 
     def flush(self) -> bool:
-        """Empty the prefix cache; refused (False) while generations run or, unless paused, wait."""
+        """Empty the prefix cache; return False, and do nothing, while generations run or, unless paused, are queued."""
         if self.is_busy() or (self._waiting and not self.paused):
             return False
         self._cache.clear()
         return True
 
     def replace_weights(self, weights: ModelWeights, version: str | None) -> None:
-        """Compute with other weights from the next step on."""
+        """Use other weights from the next step on."""
         self._model.weights = weights
         if version is not None:
             self.rename_weights(version)
 
     def rename_weights(self, version: str) -> None:
-        """Call the weights `version` from the next token on; generations with output note the change."""
+        """Report the weights as `version` from the next token on; generations with output close their version span."""
         for row, generation in enumerate(self._batch.generations):
             generation.close_span(self.weight_version, self._batch.output_count(row))
         for generation in (*self._prefilling(), *self._waiting):
@@ -251,25 +257,25 @@ class Scheduler:
         self.weight_version = version
 
     def abort(self, rid: str | None) -> None:
-        """End every generation whose request's id begins with `rid`, or every one (None), as SGLang does.
+        """Abort each generation whose rid begins with `rid`, or all (None), as SGLang does.
 
-        Queued ones end at once. Running ones get one more token, which while paused means after `resume`. Those held
-        back by a pause or an update are not found.
+        Queued generations end immediately. Running ones end with the next token, so after `resume` if paused. Those
+        held back by a pause or an update are not aborted.
         """
-        self._end([g for g in self._waiting if rid is None or g.request.rid.startswith(rid)])
-        self._doomed.update(g for g in self._running() if rid is None or g.request.rid.startswith(rid))
+        self._abort_now([g for g in self._waiting if rid is None or g.request.rid.startswith(rid)])
+        self._aborted.update(g for g in self._running() if rid is None or g.request.rid.startswith(rid))
 
-    def withdraw(self, generation: InFlightGeneration) -> None:
-        """End a generation whose client is gone, at once and wherever it is."""
-        self._end([generation])
+    def cancel(self, generation: InFlightGeneration) -> None:
+        """End a generation whose client has disconnected, immediately and in any state."""
+        self._abort_now([generation])
 
-    def end_all(self) -> None:
-        """End everything at once."""
-        self._end(self.in_flight())
+    def abort_all(self) -> None:
+        """End all generations immediately."""
+        self._abort_now(self.in_flight())
 
     def step(self) -> None:
-        """Compute one decode step of every running generation and up to a chunk of waiting prompts."""
-        self._end([generation for generation in self._prefilling() if generation in self._doomed])
+        """Compute one decode step of all running generations, and up to one chunk of prompt tokens."""
+        self._abort_now([generation for generation in self._prefilling() if generation in self._aborted])
         if len(self._batch):
             rows = slice(0, len(self._batch))
             lengths = self._batch.lengths[rows]
@@ -296,7 +302,7 @@ class Scheduler:
         if self._prefill is None and self._waiting and not self._batch.is_full():
             self._prefill = prefill = _Prefill(self._waiting.popleft(), len(self._batch))
             self._kv.reserve(len(prefill.tokens))
-            # The last token is always computed: its logits give the first new one.
+            # The last token is always computed, since its logits give the first new token.
             for block in self._cache.match(prefill.tokens[:-1]):
                 self._kv.load(prefill.row, prefill.done, block)
                 prefill.done += block.shape[-1]
@@ -305,7 +311,7 @@ class Scheduler:
         return self._prefill
 
     def _prefill_step(self, prefill: _Prefill) -> int:
-        """Compute the next chunk of the prompt; its bounds depend on the prompt alone. Returns its tokens."""
+        """Compute the next chunk of the prompt, and return its length; its bounds depend on the prompt only."""
         chunk = prefill.tokens[prefill.done : prefill.done + self._prefill_chunk]
         logits = self._model.prefill(self._kv, prefill.row, prefill.done, chunk)
         prefill.done += len(chunk)
@@ -315,11 +321,11 @@ class Scheduler:
         return len(chunk)
 
     def _start_decoding(self, prefill: _Prefill, logits: Floats) -> None:
-        """Let a prefilled generation join the batch with its first token, sampled from [vocab_size] logits."""
+        """Add a prefilled generation to the batch, and sample its first token from the [vocab_size] logits."""
         generation, length = prefill.generation, len(prefill.tokens)
         self._cache.insert(prefill.tokens, partial(self._kv.copy_out, prefill.row))
         if generation.request.max_new_tokens == 0:
-            self._finish(generation, out_of_length(0))
+            self._finish(generation, length_finish(0))
             return
         row = self._batch.join(generation, length, generation.seed)
         self._kv.move(prefill.row, row, length)
@@ -327,34 +333,34 @@ class Scheduler:
 
     def _advance(self, rows: slice, logits: Floats) -> None:
         endings = dict(self._batch.advance(rows, logits))
-        if self._doomed:
-            last = [row for row in range(rows.start, rows.stop) if self._batch.generations[row] in self._doomed]
-            endings |= dict.fromkeys(last, aborted())
-        # Backwards, so that the last row, which moves into a gap, is never one that ends as well.
+        if self._aborted:
+            last = [row for row in range(rows.start, rows.stop) if self._batch.generations[row] in self._aborted]
+            endings |= dict.fromkeys(last, abort_finish())
+        # Backwards, so that the last row, which is moved into the gap, is never a row that ends, too.
         for row in sorted(endings, reverse=True):
-            self._leave(row, endings[row])
+            self._end_row(row, endings[row])
 
-    def _end(self, generations: list[InFlightGeneration]) -> None:
-        """Abort `generations` now, wherever they are; those that run keep what they have."""
+    def _abort_now(self, generations: list[InFlightGeneration]) -> None:
+        """Abort generations immediately, in any state; running ones keep their output."""
         for row in reversed(range(len(self._batch))):
             if self._batch.generations[row] in generations:
-                self._leave(row, aborted())
+                self._end_row(row, abort_finish())
         for generation in [generation for generation in generations if generation.finish is None]:
             if self._prefill and generation is self._prefill.generation:
                 self._prefill = None
             else:
                 (self._held if generation in self._held else self._waiting).remove(generation)
-            generation.drop_unsent()
+            generation.drop_unsent_tokens()
             self._finish(generation, ABORTED_IN_QUEUE)
 
-    def _leave(self, row: int, finish: dict[str, Any]) -> None:
-        """End the generation of a batch row and keep its keys and values for a request that continues it."""
+    def _end_row(self, row: int, finish: dict[str, Any]) -> None:
+        """End the generation of a batch row, and cache its keys and values for a request that continues it."""
         tokens = self._batch.tokens(row)[: self._batch.lengths[row]]
         self._cache.insert(tokens, partial(self._kv.copy_out, row))
         self._finish(self._remove(row), finish)
 
     def _remove(self, row: int) -> InFlightGeneration:
-        """Take a generation with its output out of the batch."""
+        """Remove a generation, with its output, from the batch."""
         generation = self._batch.generations[row]
         moved = self._batch.leave(row)
         if moved != row:
@@ -362,8 +368,8 @@ class Scheduler:
         return generation
 
     def _finish(self, generation: InFlightGeneration, finish: dict[str, Any]) -> None:
-        self._doomed.discard(generation)
+        self._aborted.discard(generation)
         generation.close_span(self.weight_version, len(generation.output_ids))
-        # Last: readers take this for the sign that the generation is complete.
+        # Set last: readers take it as the sign that the generation is complete.
         generation.finish = finish
         generation.notify()

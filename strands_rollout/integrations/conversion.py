@@ -1,6 +1,7 @@
-"""What the integrations share: finished samples, checked before they are handed on, and sampling parameters.
+"""Code that the integrations share: checked finished samples, and the conversion of sampling parameters.
 
-Other engines' sampling parameters are converted to SGLang's names; what SGLang can't do is refused, never dropped.
+Other engines' sampling parameters are converted to SGLang's names; a parameter without equivalent is refused, never
+dropped.
 """
 
 from collections import defaultdict
@@ -17,24 +18,26 @@ from strands_rollout.slime_plugin.sample_contract import export_violations
 
 Value: TypeAlias = Json
 
-_CONVERTED: Final[Mapping[str, Callable[[Value], Value]]] = {
-    "top_k": lambda value: -1 if value == 0 else value,  # all tokens are 0 in vLLM, and -1 in SGLang
-    "logit_bias": lambda value: {str(token): bias for token, bias in value.items()},  # ids are text in JSON
-    "do_sample": lambda value: None if value else 0.0,  # of transformers: greedy, or nothing
+_VALUE_CONVERSIONS: Final[Mapping[str, Callable[[Value], Value]]] = {
+    "top_k": lambda value: -1 if value == 0 else value,  # "all tokens" is 0 in vLLM, and -1 in SGLang
+    "logit_bias": lambda value: {str(token): bias for token, bias in value.items()},  # JSON keys are strings
+    "do_sample": lambda value: None if value else 0.0,  # transformers: False means greedy
 }
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedEpisode:
-    """What a trainer needs of one sample; the three response lists have one entry per response token, and are copies.
+    """A finished sample as trainers take it.
+
+    The lists are copies; `response_ids`, `loss_mask` and `logprobs` have one entry per response token.
 
     Attributes:
-        prompt_ids: At least one.
-        response_ids: At least one; sampled tokens and context between them.
-        loss_mask: 1 where the policy wrote the token and is trained on it; all 0 where the sample is not trained.
-        logprobs: At the sampling temperature; 0.0 for context.
+        prompt_ids: Prompt tokens, at least one.
+        response_ids: Sampled tokens and the context between them, at least one.
+        loss_mask: 1 for tokens to train on; all 0 if the sample is not trained.
+        logprobs: Log probabilities at the sampling temperature; 0.0 for context.
         status: "completed", "truncated" or "failed".
-        facts: Of the episode; none are known of a foreign sample.
+        facts: The episode's facts; empty for a sample of another program.
     """
 
     sample: SampleLike
@@ -48,36 +51,39 @@ class FinishedEpisode:
 
     @property
     def is_trained(self) -> bool:
-        """Whether its reward is compared with others': the infrastructure did not fail it, and it was not removed."""
+        """True if its reward counts in its group: it did not fail and was not removed."""
         return self.status != "failed" and not self.sample.remove_sample
 
 
 def finished_episodes(
-    samples: Iterable[Any], *, reward_key: str = REWARD_KEY, may_lose_images: bool = False
+    samples: Iterable[Any], *, reward_key: str = REWARD_KEY, allow_images: bool = False
 ) -> list[FinishedEpisode]:
-    """The samples, slime's or ours, finished and rewarded, flat and in order; none is changed.
+    """Check finished samples (slime's or this package's) and return them in order; samples are not changed.
 
-    `reward_key` is where the number is in a reward that is a dict. No form takes images along.
+    Args:
+        samples: A flat iterable of samples with rewards.
+        reward_key: Key of the number in a reward that is a dict.
+        allow_images: Accept samples with images, which no form exports.
 
     Raises:
-        ExportError: A sample is unfinished, has no such reward, has images, or its tokens, mask and logprobs disagree;
-            the message says all that is wrong with the first such sample.
+        ExportError: A sample is unfinished, has no such reward, has images, or its tokens, mask and logprobs disagree.
+            The message lists all problems of the first such sample.
     """
     episodes = [_episode(sample, number, reward_key) for number, sample in enumerate(samples)]
     for number, episode in enumerate(episodes):
-        if not may_lose_images and getattr(episode.sample, "multimodal_train_inputs", None) is not None:
+        if not allow_images and getattr(episode.sample, "multimodal_train_inputs", None) is not None:
             raise ExportError(
-                f"{_where(episode.sample, number)} has images; expected text only: this form would hand on their "
-                "tokens without them, and what is trained would not be what was sampled"
+                f"{_describe_sample(episode.sample, number)} has images; expected text only: the export has the image "
+                "tokens without the images, so that a trainer would not train what was sampled"
             )
     return episodes
 
 
 def _episode(sample: SampleLike, number: int, reward_key: str) -> FinishedEpisode:
-    where = _where(sample, number)
+    where = _describe_sample(sample, number)
     if not hasattr(sample, "response_length"):
-        hint = ": hand over the samples of a fan-out one by one" if isinstance(sample, list | tuple) else ""
-        raise ExportError(f"{where} is a {type(sample).__name__}; expected slime's Sample or ours{hint}")
+        hint = "; flatten the lists of a fan-out" if isinstance(sample, list | tuple) else ""
+        raise ExportError(f"{where} is a {type(sample).__name__}; expected a Sample of slime or strands_rollout{hint}")
     found = export_violations(sample, reward_key=reward_key if isinstance(sample.reward, dict) else None)
     if found:
         raise ExportError(f"{where} can't be exported: {'; '.join(found)}; export samples after generate and reward")
@@ -95,15 +101,15 @@ def _episode(sample: SampleLike, number: int, reward_key: str) -> FinishedEpisod
     )
 
 
-def _where(sample: object, number: int) -> str:
+def _describe_sample(sample: object, number: int) -> str:
     return f"sample {number} (index={getattr(sample, 'index', None)})"
 
 
 def compared_rewards(episodes: Sequence[FinishedEpisode]) -> list[float]:
-    """The rewards, for a trainer that compares all samples of a prompt, whether they are trained or not.
+    """Return rewards for a trainer that compares all samples of a prompt, including those that are not trained.
 
-    One that is not trained gets the mean of the trained ones of its `group_index`, so that their mean stays their own;
-    0.0 where there is none.
+    A sample that is not trained gets the mean reward of its group's trained samples, so that it doesn't shift the
+    baseline; 0.0 if its group has none. Groups are samples with the same `group_index`.
     """
     trained: dict[Hashable, list[float]] = defaultdict(list)
     for episode in episodes:
@@ -117,10 +123,14 @@ def compared_rewards(episodes: Sequence[FinishedEpisode]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class SamplingNames:
-    """SGLang's names for one engine's parameters.
+    """A mapping of another engine's sampling parameters to SGLang's.
 
-    Of `neutral` names, the values that ask for nothing are dropped, and any other is refused; `missing` have no equal
-    whatever their value.
+    Attributes:
+        source: The other engine's name.
+        names: SGLang's name for each parameter with an equivalent.
+        neutral: Parameters without equivalent, with their values that change nothing; these are dropped, others
+            refused.
+        missing: Parameters without equivalent, refused with any value except None.
     """
 
     source: str
@@ -129,22 +139,22 @@ class SamplingNames:
     missing: frozenset[str]
 
     def to_sglang(self, params: Mapping[str, Value]) -> dict[str, Value]:
-        """The same by SGLang's names. None asks for nothing, whatever the name.
+        """Return the parameters with SGLang's names; a value of None is dropped.
 
         Raises:
-            ConfigError: A name is unknown, has no equal in SGLang, or two ask for the same and differ.
+            ConfigError: A name is unknown or has no equivalent in SGLang, or two names of the same parameter differ.
         """
         found: dict[str, Value] = {}
         for name, value in params.items():
             if name not in self.names:
                 self._check_neutral(name, value)
                 continue
-            converted = value if value is None else _CONVERTED.get(name, lambda same: same)(value)
-            theirs = self.names[name]
-            if converted is not None and found.setdefault(theirs, converted) != converted:
+            converted = value if value is None else _VALUE_CONVERSIONS.get(name, lambda same: same)(value)
+            sglang_name = self.names[name]
+            if converted is not None and found.setdefault(sglang_name, converted) != converted:
                 raise ConfigError(
-                    f"got {self.source}'s {name}={value!r}, and SGLang's {theirs}={found[theirs]!r} by another name; "
-                    "expected one of them"
+                    f"got {self.source}'s {name}={value!r} and, by another name, {found[sglang_name]!r} for SGLang's "
+                    f"{sglang_name}; remove one of them"
                 )
         return found
 
@@ -153,15 +163,15 @@ class SamplingNames:
         if name not in known:
             near = get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"got the sampling parameter {name!r}, which {self.source} does not have{hint}")
+            raise ConfigError(f"{self.source} has no sampling parameter {name!r}{hint}")
         neutral = self.neutral.get(name, ())
-        # True is not 1 here: a flag is no number
-        if value is not None and not any(value == one and type(value) is type(one) for one in neutral):
-            allowed = f"; expected one of {', '.join(map(repr, neutral))}" if neutral else "; leave it out"
-            raise ConfigError(f"got {self.source}'s {name}={value!r:.80}, which SGLang has no equal for{allowed}")
+        # compare types too, since True == 1
+        if value is not None and not any(value == allowed and type(value) is type(allowed) for allowed in neutral):
+            remedy = f"; expected one of {', '.join(map(repr, neutral))}" if neutral else "; remove it"
+            raise ConfigError(f"got {self.source}'s {name}={value!r:.80}, which has no equivalent in SGLang{remedy}")
 
 
-_SAME: Final = (
+_SHARED_NAMES: Final = (
     "temperature",
     "top_p",
     "top_k",
@@ -175,8 +185,8 @@ _SAME: Final = (
     "skip_special_tokens",
     "spaces_between_special_tokens",
 )
-_COMMON: Final = {
-    **{name: name for name in _SAME},
+_SHARED_MAPPING: Final = {
+    **{name: name for name in _SHARED_NAMES},
     "max_tokens": "max_new_tokens",
     "min_tokens": "min_new_tokens",
     "seed": "sampling_seed",
@@ -186,14 +196,14 @@ _COMMON: Final = {
 VLLM: Final = SamplingNames(
     source="vLLM",
     names={
-        **_COMMON,
+        **_SHARED_MAPPING,
         "logit_bias": "logit_bias",
-        "max_generate_length": "max_new_tokens",  # SkyRL's own name, in its configuration
+        "max_generate_length": "max_new_tokens",  # SkyRL's name in its configuration
     },
     neutral={
         "n": (1,),
-        "logprobs": (0, 1),  # the sampled token's own are always there
-        "detokenize": (True, False),  # text is made of the ids here
+        "logprobs": (0, 1),  # the sampled token's logprob is always returned
+        "detokenize": (True, False),  # this package decodes the ids itself
         "flat_logprobs": (False,),
         "skip_clone": (True, False),
         "routed_experts_prompt_start": (0,),
@@ -224,12 +234,12 @@ VLLM: Final = SamplingNames(
         }
     ),
 )
-"""vLLM's SamplingParams (vllm-project/vllm, vllm/sampling_params.py; the last two lines: of older versions)."""
+"""vLLM's SamplingParams (vllm-project/vllm, vllm/sampling_params.py), including names of older versions."""
 
 TORCHRL: Final = SamplingNames(
     source="TorchRL",
     names={
-        **_COMMON,
+        **_SHARED_MAPPING,
         "max_new_tokens": "max_new_tokens",
         "stop_sequences": "stop",
         "do_sample": "temperature",
@@ -240,7 +250,7 @@ TORCHRL: Final = SamplingNames(
         "num_beams": (1,),
         "length_penalty": (1.0, 1),
         "early_stopping": (False,),
-        "logprobs": (True, False, 0, 1),  # the sampled token's own are always there
+        "logprobs": (True, False, 0, 1),  # the sampled token's logprob is always returned
         "detokenize": (True, False),
         "return_dict_in_generate": (True, False),
     },
@@ -263,4 +273,4 @@ TORCHRL: Final = SamplingNames(
         }
     ),
 )
-"""TorchRL's generate_kwargs (torchrl 0.14, torchrl/modules/llm/policies/common.py), with those of its vLLM wrapper."""
+"""TorchRL's generate_kwargs (torchrl 0.14, torchrl/modules/llm/policies/common.py), and those of its vLLM wrapper."""

@@ -1,7 +1,7 @@
-"""The gateway alone, for other trainers: sessions by HTTP, and their samples in the dump's format.
+"""The gateway as a server for other trainers: sessions over HTTP, and their samples in the dump's format.
 
-`POST /sessions` begins one and gives its key, `GET /sessions/{id}/samples` its samples so far, and
-`DELETE /sessions/{id}` ends it; what the key is for is in `strands_rollout.gateway`.
+`POST /sessions` begins a session and returns its API key, `GET /sessions/{id}/samples` returns its samples so far, and
+`DELETE /sessions/{id}` ends it. For the use of the key, see `strands_rollout.gateway`.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ _Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
 class SessionOptions(BaseModel):
-    """What `POST /sessions` takes; all of it may be left out."""
+    """The body of `POST /sessions`; all fields are optional."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     sampling_params: dict[str, Any] = {}
-    """SGLang's. They hold for all requests; what is not among them, a client may set. `max_new_tokens` is the budget of
-    the whole response."""
+    """SGLang's sampling parameters for all requests of the session; clients may set the others. `max_new_tokens` is the
+    budget of the whole response."""
     max_context_tokens: int | None = Field(default=None, ge=1)
-    """Tokens of prompt and response together; default: the engine's own context."""
+    """Maximum tokens of prompt plus response; default: the engine's context length."""
     index: int | None = None
-    """Of the samples."""
+    """Index of the samples."""
     label: str | None = None
-    """Of the samples."""
+    """Label of the samples."""
     metadata: dict[str, Any] = {}
-    """Of the samples."""
+    """Metadata of the samples."""
 
 
 @dataclass(slots=True)
-class _Open:
-    """A session that runs."""
+class _OpenSession:
+    """An open session with its API key and options."""
 
     session: Session
     key: str
@@ -74,14 +74,14 @@ def _new_model(tokenizer: PreTrainedTokenizerBase, base_url: str, **more: Any) -
 
 
 class SessionServer:
-    """The sessions of one gateway, which its owner may begin, read and end.
+    """The sessions of one gateway, and the HTTP routes with which its owner begins, reads and ends them.
 
     Args:
-        tokenizer: The policy's.
-        base_url: The engine's, or the router's.
-        owner_key: Bearer token that the owner's requests must carry; None accepts them from every local client.
-        idle_s: Seconds after which a session that nobody uses is ended.
-        **model: Further settings of `SGLangModel`.
+        tokenizer: The policy's tokenizer.
+        base_url: URL of the engine or router.
+        owner_key: Bearer token of the owner's requests; None accepts them from all local clients.
+        idle_s: Seconds without a request after which a session is ended.
+        **model: Further arguments of `SGLangModel`.
     """
 
     def __init__(
@@ -98,48 +98,48 @@ class SessionServer:
         self._texts = TokenTexts(tokenizer)
         self._owner_key = owner_key
         self._idle_s = idle_s
-        self._open: dict[str, _Open] = {}
-        self._new_model()  # a template that can't be used is said before the first session
+        self._open: dict[str, _OpenSession] = {}
+        self._new_model()  # raises the error of an unusable chat template before the first session
 
     @property
     def has_owner(self) -> bool:
-        """Whether a key keeps others from beginning sessions."""
+        """True if the owner's requests need a key."""
         return self._owner_key is not None
 
     def routes(self) -> list[web.RouteDef]:
-        """Those of the owner."""
+        """Return the owner's routes."""
         return [
-            web.post("/sessions", self._guarded(self._begin)),
-            web.get("/sessions/{id}", self._guarded(self._show)),
-            web.get("/sessions/{id}/samples", self._guarded(self._samples)),
-            web.delete("/sessions/{id}", self._guarded(self._end)),
+            web.post("/sessions", self._checked_handler(self._begin)),
+            web.get("/sessions/{id}", self._checked_handler(self._show)),
+            web.get("/sessions/{id}/samples", self._checked_handler(self._samples)),
+            web.delete("/sessions/{id}", self._checked_handler(self._end)),
         ]
 
-    def _guarded(self, answer: _Handler) -> _Handler:
-        async def guarded(request: web.Request) -> web.Response:
+    def _checked_handler(self, answer: _Handler) -> _Handler:
+        async def checked(request: web.Request) -> web.Response:
             given = request.headers.get("Authorization", "").removeprefix("Bearer ")
             if self._owner_key is not None and not hmac.compare_digest(given.encode(), self._owner_key.encode()):
-                return _said(401, "got no key of the gateway's owner; expected it as Authorization: Bearer KEY")
+                return _error_response(401, "the owner's key is missing or wrong; send it as Authorization: Bearer KEY")
             try:
                 return await answer(request)
             except KeyError:
-                return _said(404, f"there is no session {request.match_info['id']!r}; it has ended, or never was")
+                return _error_response(404, f"no session {request.match_info['id']!r}; it has ended or never existed")
             except ValidationError as e:
-                return _said(400, explain_errors(e, SessionOptions))
+                return _error_response(400, explain_errors(e, SessionOptions))
             except RolloutError as e:
-                return _said(problem_of(e)[0], str(e))
+                return _error_response(problem_of(e)[0], str(e))
 
-        return guarded
+        return checked
 
     async def _begin(self, request: web.Request) -> web.Response:
         now = time.monotonic()
-        for name in [name for name, one in self._open.items() if now - one.session.last_used_at > self._idle_s]:
-            await self._ended(name)
-        options = SessionOptions.model_validate(_given(await request.read()))
+        for name in [name for name, opened in self._open.items() if now - opened.session.last_used_at > self._idle_s]:
+            await self._close_session(name)
+        options = SessionOptions.model_validate(_decode_body(await request.read()))
         params, name = dict(options.sampling_params), uuid.uuid4().hex
         limits = TokenLimits(params.pop("max_new_tokens", None), options.max_context_tokens)
         session = Session(self._new_model(sampling_params=params, limits=limits, headers={ROUTING_HEADER: name}))
-        self._open[name] = _Open(session, self.gateway.add(session), options)
+        self._open[name] = _OpenSession(session, self.gateway.add(session), options)
         url = f"{request.scheme}://{request.host}"
         return web.json_response({"id": name, "api_key": self._open[name].key, "base_url": f"{url}/v1"}, status=201)
 
@@ -147,28 +147,28 @@ class SessionServer:
         return web.json_response(self._open[request.match_info["id"]].session.facts.as_json())
 
     async def _samples(self, request: web.Request) -> web.Response:
-        one = self._open[request.match_info["id"]]
-        one.session.last_used_at = time.monotonic()
-        if one.session.is_busy:
-            return _said(409, "a request of this session is being answered; ask for its samples when it is not")
-        lines = [record_line(DumpRecord.from_sample(sample, self._texts)) for sample in samples_of(one)]
+        opened = self._open[request.match_info["id"]]
+        opened.session.last_used_at = time.monotonic()
+        if opened.session.is_busy:
+            return _error_response(409, "a request of this session is in flight; ask for the samples when it has ended")
+        lines = [record_line(DumpRecord.from_sample(sample, self._texts)) for sample in samples_of(opened)]
         return web.Response(body=b"".join(lines), content_type="application/jsonl")
 
     async def _end(self, request: web.Request) -> web.Response:
-        await self._ended(request.match_info["id"])
+        await self._close_session(request.match_info["id"])
         return web.Response(status=204)
 
-    async def _ended(self, name: str) -> None:
-        one = self._open.pop(name)
-        await self.gateway.remove(one.key, SessionEndedError("the session was ended by its owner"))
-        await one.session.model.finish(0.0)
+    async def _close_session(self, name: str) -> None:
+        opened = self._open.pop(name)
+        await self.gateway.remove(opened.key, SessionEndedError("the session was ended by its owner"))
+        await opened.session.model.finish(0.0)
 
 
-def samples_of(one: _Open) -> list[SampleLike]:
-    """What a session has sampled so far: the main conversation's sample first, then one for each other history."""
-    session, model = one.session, one.session.model
+def samples_of(opened: _OpenSession) -> list[SampleLike]:
+    """Return a session's samples so far: the main conversation's first, then one for each other history."""
+    session, model, options = opened.session, opened.session.model, opened.options
     session.settle_main()
-    sample = Sample(prompt="", index=one.options.index, label=one.options.label, metadata={**one.options.metadata})
+    sample = Sample(prompt="", index=options.index, label=options.label, metadata={**options.metadata})
     reason = StopReason.COMPLETED if model.conversation.branch.stop_reason != "max_tokens" else StopReason.TURN_LENGTH
     calls = sum(message["role"] == "assistant" for message in session.main_messages)
     episode = Episode(
@@ -177,7 +177,7 @@ def samples_of(one: _Open) -> list[SampleLike]:
         calls,
         calls,
         ToolStats(),
-        time.monotonic() - one.started,
+        time.monotonic() - opened.started,
         EpisodeLimits(),
         EpisodeProgress(session.main_messages, model.conversation.branch.covered),
     )
@@ -187,13 +187,13 @@ def samples_of(one: _Open) -> list[SampleLike]:
 
 
 async def serve_sessions(sessions: SessionServer, host: str, port: int, on_ready: Callable[[str], None]) -> None:
-    """Serve until this is cancelled; `on_ready` is called with the URL once requests are accepted.
+    """Serve until cancelled; `on_ready` is called with the URL when requests are accepted.
 
     Raises:
-        ConfigError: The port is taken, or is open to the network without an owner's key.
+        ConfigError: The port is in use, or is open to the network without an owner's key.
     """
     if not sessions.has_owner and host not in ("127.0.0.1", "localhost", "::1"):
-        raise ConfigError(f"got the host {host} and no key of the owner; expected one: others can reach the port")
+        raise ConfigError(f"got the host {host} without an owner's key; set a key, since others can reach the port")
     runner = await start(sessions.gateway, host, port, sessions.routes())
     try:
         on_ready(sessions.gateway.base_url)
@@ -203,7 +203,7 @@ async def serve_sessions(sessions: SessionServer, host: str, port: int, on_ready
 
 
 def chat_endpoint(model_dir: Path) -> Gateway:
-    """A gateway without sessions beside an engine on the same port: each request is a conversation of its own."""
+    """Return a gateway without sessions for an engine on the same port: each request is a conversation of its own."""
 
     async def fresh(request: web.Request) -> Session:
         host, port = request.transport.get_extra_info("sockname")[:2] if request.transport else ("127.0.0.1", 80)
@@ -213,12 +213,12 @@ def chat_endpoint(model_dir: Path) -> Gateway:
     return Gateway(fresh)
 
 
-def _given(body: bytes) -> Json:
+def _decode_body(body: bytes) -> Json:
     try:
         return decode_json(body or b"{}")
     except ValueError as e:
-        raise PromptError(f"got a body that is no JSON: {e}") from e
+        raise PromptError(f"the body is no JSON: {e}") from e
 
 
-def _said(status: int, words: str) -> web.Response:
-    return web.json_response({"error": {"message": words}}, status=status)
+def _error_response(status: int, message: str) -> web.Response:
+    return web.json_response({"error": {"message": message}}, status=status)

@@ -1,7 +1,7 @@
-"""SkyRL: samples as its GeneratorOutput, and a generator that answers its GeneratorInput with our rollouts.
+"""SkyRL: samples as its GeneratorOutput, and a generator that plays its GeneratorInput with this package.
 
-Both are plain dicts and SkyRL is not imported. Read in NovaSky-AI/SkyRL: skyrl/train/generators/base.py (the fields),
-skyrl/train/utils/trainer_utils.py (what its validator asks for), skyrl/train/trainer.py.
+Both are plain dicts; SkyRL is not imported. Sources in NovaSky-AI/SkyRL: skyrl/train/generators/base.py (the fields),
+skyrl/train/utils/trainer_utils.py (its validator), skyrl/train/trainer.py.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 from strands_rollout.errors import ConfigError, ExportError
 from strands_rollout.files.json_codec import Json
 from strands_rollout.integrations.conversion import VLLM, FinishedEpisode, compared_rewards, finished_episodes
-from strands_rollout.play.player import Reward, open_player
+from strands_rollout.play.player import Reward
 from strands_rollout.samples import Sample
 from strands_rollout.settings import REWARD_KEY, settings_from_args
 from strands_rollout.slime_plugin.inputs import ROW_SETTINGS_KEY
@@ -22,14 +22,14 @@ from strands_rollout.slime_plugin.sample_writer import exclude_from_training
 
 GeneratorOutput: TypeAlias = dict[str, Any]
 STOP_REASONS: Final = {"completed": "stop", "truncated": "length", "failed": "error"}
-"""SkyRL's filters ask only whether it is "stop"."""
+"""SkyRL's stop reason by status; its filters only distinguish "stop" from others."""
 _METRICS: Final = ("turns", "tool_calls", "parse_failures")
 
 
 def to_generator_output(samples: Iterable[Any], *, reward_key: str = REWARD_KEY) -> GeneratorOutput:
-    """SkyRL's GeneratorOutput of finished samples, in order; of no sample, the same keys with nothing in them.
+    """Return finished samples as SkyRL's GeneratorOutput, in order; without samples, the lists are empty.
 
-    A sample that is not trained has a mask of zeros; its reward: see `compared_rewards`. For what is refused see
+    A sample that is not trained has a loss mask of zeros, and the reward of `compared_rewards`. Raises the errors of
     `finished_episodes`.
     """
     episodes = finished_episodes(samples, reward_key=reward_key)
@@ -54,7 +54,7 @@ def to_generator_output(samples: Iterable[Any], *, reward_key: str = REWARD_KEY)
 
 
 def _metrics(episodes: Sequence[FinishedEpisode]) -> dict[str, float]:
-    """Named so that SkyRL, which joins batches by what a name holds, takes means of means and sums of counts."""
+    """Return metrics with names by which SkyRL averages means and sums counts when it joins batches."""
     metrics: dict[str, float] = {}
     for name in _METRICS:
         values = [value for episode in episodes if (value := getattr(episode.facts, name)) is not None]
@@ -66,21 +66,21 @@ def _metrics(episodes: Sequence[FinishedEpisode]) -> dict[str, float]:
 
 
 class StrandsGenerator:
-    """SkyRL's generator over `strands_rollout.generate`: each prompt is one agent episode on an SGLang engine.
+    """A SkyRL generator over `strands_rollout.generate`: each prompt is one agent episode on an SGLang engine.
 
-    SkyRL asks no more of a generator than `generate`; where a subclass is wanted, name both:
+    SkyRL only calls `generate`. If it asks for a subclass, inherit from both:
     `class Generator(StrandsGenerator, GeneratorInterface)`.
 
     Args:
-        base_url: The engine's, or a router's. Its weights are the caller's to update.
+        base_url: URL of the engine or router. The caller updates its weights.
         tokenizer_dir: Folder of the served model's tokenizer.
         settings: The mapping under `strands_rollout:` of a configuration.
-        concurrency: Episodes at once.
-        reward: Grades a finished sample, called as slime's `--custom-rm-path`.
-        reward_key: Where the number is in a reward that is a dict.
+        concurrency: Maximum episodes at the same time.
+        reward: Grades a finished sample; called as slime's `--custom-rm-path`.
+        reward_key: Key of the number in a reward that is a dict.
 
     Raises:
-        ConfigError: A setting is unknown, or `fan_out` is on: SkyRL takes one response per prompt.
+        ConfigError: A setting is unknown, or `fan_out` is on, though SkyRL takes one response per prompt.
     """
 
     def __init__(
@@ -94,28 +94,28 @@ class StrandsGenerator:
         reward_key: str = REWARD_KEY,
     ) -> None:
         if settings_from_args(SimpleNamespace(strands_rollout=settings)).fan_out:
-            raise ConfigError("got fan_out: true; SkyRL takes one response per prompt, so that it must be off")
+            raise ConfigError("got fan_out: true; set it to false, since SkyRL takes one response per prompt")
         self._base_url, self._tokenizer_dir, self._settings = base_url, Path(tokenizer_dir), settings
-        self._gate = concurrency
+        self._concurrency = concurrency
         self._reward, self._reward_key = reward, reward_key
 
     async def generate(self, input_batch: Mapping[str, Any], disable_tqdm: bool = False) -> GeneratorOutput:  # noqa: ARG002, FBT001, FBT002 - SkyRL's signature
-        """Play all prompts; the responses are in their order.
+        """Play all prompts, and return the responses in the same order.
 
-        The right answer is `reward_spec.ground_truth` of a prompt's `env_extras`, as in SkyRL's data, or `label`, as in
-        slime's; prompts of one `instance_id` are one group. `sampling_params` are vLLM's: `max_tokens` is the budget of
-        a whole response, tool results included, and `seed` the first prompt's, the next one's is one more. No bar is
-        shown, whatever `disable_tqdm` says.
+        The ground truth is `reward_spec.ground_truth` of a prompt's `env_extras`, as in SkyRL's data, or `label`, as in
+        slime's. Prompts with the same `instance_id` are a group. `sampling_params` are vLLM's: `max_tokens` is the
+        budget of a whole response including tool results; `seed` is the first prompt's and increases by one per prompt.
+        `disable_tqdm` is ignored; no progress bar is shown.
 
         Raises:
-            ExportError: Lists of the input differ in length, or a row has no right answer.
-            ConfigError: A sampling parameter has no equal in SGLang, or the engine's URL can't be used.
+            ExportError: Lists of the input differ in length, or a row has no ground truth.
+            ConfigError: A sampling parameter has no equivalent in SGLang, or the engine's URL can't be used.
         """
         samples = _samples(input_batch)
         params = VLLM.to_sglang(input_batch.get("sampling_params") or {})
         phase = getattr(input_batch.get("batch_metadata"), "training_phase", "train")
-        gate = asyncio.Semaphore(self._gate)
-        async with open_player(
+        semaphore = asyncio.Semaphore(self._concurrency)
+        async with playing(
             self._base_url,
             self._tokenizer_dir,
             self._settings,
@@ -127,9 +127,9 @@ class StrandsGenerator:
             async def play(sample: Sample, number: int) -> None:
                 seed = params.get("sampling_seed")
                 own = params if seed is None else {**params, "sampling_seed": seed + number}
-                async with gate:
+                async with semaphore:
                     await player.play(sample, own)
-                if sample.status is Sample.Status.ABORTED:  # SkyRL waits for each prompt's whole episode
+                if sample.status is Sample.Status.ABORTED:  # SkyRL doesn't resume episodes
                     exclude_from_training(sample)
                     sample.status = Sample.Status.FAILED
                     await player.grade(sample)
@@ -141,19 +141,19 @@ class StrandsGenerator:
 
 
 def _samples(input_batch: Mapping[str, Any]) -> list[Sample]:
-    """A new sample for each prompt."""
+    """Return a new sample for each prompt."""
     prompts = input_batch["prompts"]
     extras = input_batch.get("env_extras") or [{} for _ in prompts]
     ids = input_batch.get("trajectory_ids") or [None for _ in prompts]
     if not len(prompts) == len(extras) == len(ids):
         raise ExportError(
-            f"got {len(prompts)} prompts, {len(extras)} env_extras and {len(ids)} trajectory_ids; expected one each"
+            f"got {len(prompts)} prompts, {len(extras)} env_extras and {len(ids)} trajectory_ids; expected as many"
         )
     groups: dict[Hashable, int] = {}
     samples = []
     for number, (prompt, extra, trajectory) in enumerate(zip(prompts, extras, ids, strict=True)):
         group = number if trajectory is None else groups.setdefault(trajectory.instance_id, len(groups))
-        # for the episode's own settings, and for an environment, which knows the row by it
+        # an environment reads the row from env_extras; the settings are the row's own
         metadata = {
             "env_extras": extra,
             **({ROW_SETTINGS_KEY: extra[ROW_SETTINGS_KEY]} if ROW_SETTINGS_KEY in extra else {}),
@@ -169,7 +169,7 @@ def _label(extra: Mapping[str, Any], number: int) -> Json:
         return spec["ground_truth"]
     if "label" not in extra:
         raise ExportError(
-            f"prompt {number} has env_extras with {', '.join(map(str, extra)) or 'nothing'}; expected the right answer "
+            f"prompt {number} has env_extras with {', '.join(map(str, extra)) or 'no keys'}; expected the ground truth "
             "as reward_spec.ground_truth or as label"
         )
     return extra["label"]

@@ -1,6 +1,6 @@
-"""Samples as rows of a table: Parquet or datasets.Dataset for any other trainer, and back without a loss; or of wandb.
+"""Samples as rows of a table: Parquet or datasets.Dataset for other trainers (lossless in both directions), or wandb.
 
-The first needs the extra `data`, the second wandb, for which no key is read or written here.
+Parquet and datasets need the extra `data`, wandb the extra `wandb`. No wandb key is read or written here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import wandb
 
 
-_AS_THEY_ARE: Final = (
+_PLAIN_COLUMNS: Final = (
     "index",
     "group_index",
     "rollout_id",
@@ -39,31 +39,31 @@ _AS_THEY_ARE: Final = (
     "response",
     "remove_sample",
 )
-_AS_JSON: Final = ("prompt", "label", "reward", "weight_versions", "metadata")
+_JSON_COLUMNS: Final = ("prompt", "label", "reward", "weight_versions", "metadata")
 
 
 def to_rows(samples: Iterable[Any], *, reward_key: str = REWARD_KEY) -> list[dict[str, Any]]:
-    """One row per sample, in order.
+    """Return one row per sample, in order.
 
-    Fields of the sample go by their names: as they are, or as JSON text (`prompt`, `label`, `reward`,
-    `weight_versions`, `metadata`). `status` is its word, `score` the reward's number, `prompt_length` counts the first
-    tokens, which are the prompt; `loss_mask` and `rollout_log_probs` are of the tokens after it.
+    Columns have the names of the sample's fields. `prompt`, `label`, `reward`, `weight_versions` and `metadata` are
+    JSON text. `status` is its value, `score` the reward's number, `prompt_length` the number of prompt tokens at the
+    beginning of `tokens`. `loss_mask` and `rollout_log_probs` are of the tokens after the prompt.
 
     Raises:
-        ExportError: A sample is unfinished, has no reward, its lengths disagree, or a value has no JSON.
+        ExportError: A sample is unfinished, has no reward, its lengths disagree, or a value can't be written as JSON.
     """
-    episodes = finished_episodes(samples, reward_key=reward_key, may_lose_images=True)
+    episodes = finished_episodes(samples, reward_key=reward_key, allow_images=True)
     return [_row(episode, number) for number, episode in enumerate(episodes)]
 
 
 def _row(episode: FinishedEpisode, number: int) -> dict[str, Any]:
     sample = episode.sample
     return {
-        **{name: getattr(sample, name) for name in _AS_THEY_ARE},
+        **{name: getattr(sample, name) for name in _PLAIN_COLUMNS},
         "prompt_length": len(episode.prompt_ids),
         "status": episode.status,
         "score": episode.reward,
-        **{name: _json(getattr(sample, name), name, number, sample.index) for name in _AS_JSON},
+        **{name: _json(getattr(sample, name), name, number, sample.index) for name in _JSON_COLUMNS},
     }
 
 
@@ -74,18 +74,18 @@ def _json(value: object, name: str, number: int, index: int | None) -> str:
         raise ExportError(f"sample {number} (index={index}): its {name} can't be written as JSON: {e}") from e
     if json.loads(text) != value:
         raise ExportError(
-            f"sample {number} (index={index}): its {name} would come back from JSON as another value; expected keys "
-            "that are text, and lists instead of tuples"
+            f"sample {number} (index={index}): its {name} changes when it is written as JSON; expected string keys, "
+            "and lists instead of tuples"
         )
     return text
 
 
 def from_rows(rows: Iterable[Mapping[str, Any]]) -> list[Sample]:
-    """Our Samples of such rows; fields that a row has no column for have their defaults."""
+    """Return the samples of rows of `to_rows`; fields without a column have their defaults."""
     return [
         Sample(
-            **{name: row[name] for name in _AS_THEY_ARE},
-            **{name: json.loads(row[name]) for name in _AS_JSON},
+            **{name: row[name] for name in _PLAIN_COLUMNS},
+            **{name: json.loads(row[name]) for name in _JSON_COLUMNS},
             status=Sample.Status(row["status"]),
         )
         for row in rows
@@ -93,14 +93,14 @@ def from_rows(rows: Iterable[Mapping[str, Any]]) -> list[Sample]:
 
 
 def to_dataset(samples: Iterable[Any], *, reward_key: str = REWARD_KEY) -> datasets.Dataset:
-    """The rows as a `datasets.Dataset`, whose columns have the same types whatever the samples hold; see `to_rows`."""
+    """Return the rows of `to_rows` as a `datasets.Dataset`; column types don't depend on the samples."""
     from datasets import Dataset
 
     return Dataset(_table(to_rows(samples, reward_key=reward_key)))
 
 
 def to_parquet(samples: Iterable[Any], path: Path, *, reward_key: str = REWARD_KEY) -> None:
-    """Write the rows as a Parquet file, there whole or not at all; see `to_rows`.
+    """Write the rows of `to_rows` as a Parquet file, atomically.
 
     Raises:
         ExportError: See `to_rows`; or the file can't be written.
@@ -116,7 +116,7 @@ def to_parquet(samples: Iterable[Any], path: Path, *, reward_key: str = REWARD_K
 
 
 def read_parquet(path: Path) -> list[Sample]:
-    """The samples of a file that `to_parquet` has written."""
+    """Return the samples of a file that `to_parquet` has written."""
     import pyarrow.parquet
 
     return from_rows(pyarrow.parquet.read_table(path).to_pylist())
@@ -133,34 +133,34 @@ def _table(rows: list[dict[str, Any]]) -> pyarrow.Table:
         "rollout_log_probs": pa.list_(pa.float64()),
         "remove_sample": pa.bool_(),
         "score": pa.float64(),
-        **dict.fromkeys(("response", "status", *_AS_JSON), text),
+        **dict.fromkeys(("response", "status", *_JSON_COLUMNS), text),
     }
     return pa.Table.from_pylist(rows, schema=pa.schema(types))
 
 
-_WITHOUT_KEY: Final = frozenset({"offline", "dryrun", "disabled"})
+_KEYLESS_MODES: Final = frozenset({"offline", "dryrun", "disabled"})
 
 
-def check_wandb(asked_by: str = "--wandb") -> None:
-    """Refuse to log, naming the option that asks for it, before anything runs.
+def check_wandb(option: str = "--wandb") -> None:
+    """Check that wandb can log, before anything runs; `option` names the option that asks for it in messages.
 
     Raises:
         ConfigError: wandb is not installed, or would ask for a key.
     """
     if find_spec("wandb") is None:
-        raise ConfigError(f"{asked_by} needs wandb, which is not installed; pip install 'strands-rollout[wandb]'")
+        raise ConfigError(f"{option} needs wandb, which is not installed; run pip install 'strands-rollout[wandb]'")
     mode = os.environ.get("WANDB_MODE", "")
-    if mode not in _WITHOUT_KEY and not os.environ.get("WANDB_API_KEY"):
+    if mode not in _KEYLESS_MODES and not os.environ.get("WANDB_API_KEY"):
         raise ConfigError(
-            f"{asked_by} found no WANDB_API_KEY in the environment; set it, or WANDB_MODE=offline to upload later"
+            f"{option} needs WANDB_API_KEY in the environment; set it, or WANDB_MODE=offline to upload later"
         )
 
 
 def start_run(**settings: Any) -> wandb.Run:  # noqa: ANN401 - those of wandb.init
-    """Start a run with settings of `wandb.init`; the rest says the environment (WANDB_MODE, WANDB_RUN_ID ...).
+    """Start a wandb run with settings of `wandb.init`; environment variables (WANDB_MODE, WANDB_RUN_ID ...) apply.
 
-    No command line, no output, no code and no name of a git remote goes along, as any of these may hold a secret;
-    nothing secret may be among the settings.
+    Command line, output, code and git remote are not uploaded, since they may contain secrets. The settings must not
+    contain secrets.
 
     Raises:
         ConfigError: wandb can't start a run.
@@ -179,13 +179,13 @@ def start_run(**settings: Any) -> wandb.Run:  # noqa: ANN401 - those of wandb.in
     try:
         return wandb.init(settings=quiet, **settings)
     except (wandb.Error, OSError) as e:
-        raise ConfigError(f"wandb can't start a run: {e}; mend that, or set WANDB_MODE=offline") from e
+        raise ConfigError(f"wandb can't start a run: {e}; fix that, or set WANDB_MODE=offline") from e
 
 
 def sample_table(dump: Path, *, reward_key: str, with_contents: bool) -> Table:
-    """A row for each sample of a dump, in order, with the columns of the metrics' transcripts.
+    """Return a row for each sample of a dump, in order, with the columns of the metrics' transcripts.
 
-    With contents prompt, response and label come along, long ones cut in the middle.
+    With contents, rows include prompt, response and label; long texts are cut in the middle.
     """
     count = len(SAMPLE_COLUMNS) - (0 if with_contents else len(TEXT_COLUMNS))
     rows, secrets = [], find_secrets(os.environ)
@@ -196,17 +196,19 @@ def sample_table(dump: Path, *, reward_key: str, with_contents: bool) -> Table:
 
 
 def log_table(table: Table, project: str | None, name: str) -> None:
-    """Log the table as `samples` in a run of wandb, with this name where the environment names none.
+    """Log the table as `samples` in a wandb run, which has this name unless the environment names one.
 
     Raises:
         ConfigError: wandb can't start a run.
-        ExportError: The table has more rows than wandb logs of one.
+        ExportError: The table has more rows than wandb accepts.
     """
     import wandb
 
-    most = wandb.Table.MAX_ROWS
-    if len(table.rows) > most:
-        raise ExportError(f"got {len(table.rows)} samples; wandb logs tables of at most {most}: export single files")
+    max_rows = wandb.Table.MAX_ROWS
+    if len(table.rows) > max_rows:
+        raise ExportError(
+            f"got {len(table.rows)} samples; wandb accepts at most {max_rows} per table, so export single files"
+        )
     is_named = any(os.environ.get(variable) for variable in ("WANDB_NAME", "WANDB_RUN_ID"))
     with start_run(project=project, name=None if is_named else name) as run:
         run.log({"samples": wandb.Table(columns=list(table.columns), data=[list(row) for row in table.rows])})

@@ -1,9 +1,9 @@
-"""TorchRL: finished samples as one TensorDict that its LLM losses take, and a policy that samples from an engine.
+"""TorchRL: finished samples as a TensorDict for its LLM losses, and a policy that samples from an engine.
 
-Needs the extra `torchrl`. Read in torchrl 0.14: torchrl/objectives/llm/grpo.py (what the losses and MCAdvantage read;
-tokens without a logprob are left out), torchrl/modules/llm/policies/common.py (the containers), vllm_wrapper.py (NaN in
-`LogProbs.full` where there is no logprob, and no `LogProbs.prompt` where the engine gave none for it) and
-sglang_wrapper.py, in whose place `SGLangPolicy` stands, with the same keys.
+Needs the extra `torchrl`. Sources in torchrl 0.14: torchrl/objectives/llm/grpo.py (keys that the losses and MCAdvantage
+read; tokens without a logprob are left out), torchrl/modules/llm/policies/common.py (the containers), vllm_wrapper.py
+(NaN in `LogProbs.full` for tokens without logprob; no `LogProbs.prompt` without the engine's logprobs of the prompt)
+and sglang_wrapper.py, which `SGLangPolicy` replaces with the same keys.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TURN_ENDS: Final = "<|im_end|>"
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """What a policy read and wrote; `loss_mask` and `logprobs` are of the response, context in it included."""
+    """The tokens of one sample; `loss_mask` and `logprobs` have an entry per response token, including context."""
 
     prompt_ids: Sequence[int]
     response_ids: Sequence[int]
@@ -45,10 +45,10 @@ class TokenRow:
 
 
 def containers_of(rows: Sequence[TokenRow], tokenizer: PreTrainedTokenizerBase, *, padded: bool) -> list[TensorDict]:
-    """A TensorDict for each row, without batch dimensions, under TorchRL's default keys.
+    """Return a TensorDict for each row, without batch dimensions, with TorchRL's default keys.
 
-    Where `padded`, all rows have the same lengths: prompts are padded on the left and responses on the right, so that a
-    whole sequence may be padded on both sides.
+    With `padded`, all rows have equal lengths: prompts are padded on the left and responses on the right, so that the
+    full sequence may be padded on both sides.
     """
     prompts = max((len(row.prompt_ids) for row in rows), default=0) if padded else 0
     responses = max((len(row.response_ids) for row in rows), default=0) if padded else 0
@@ -58,7 +58,7 @@ def containers_of(rows: Sequence[TokenRow], tokenizer: PreTrainedTokenizerBase, 
 def _containers(
     row: TokenRow, tokenizer: PreTrainedTokenizerBase, prompt_length: int, response_length: int, *, padded: bool
 ) -> TensorDict:
-    """Prompt and response padded to these lengths, or not at all where they are as long."""
+    """Return the TensorDict of a row, with prompt and response padded to at least these lengths."""
     before = max(0, prompt_length - len(row.prompt_ids))
     after = max(0, response_length - len(row.response_ids))
     pad_ids = [tokenizer.pad_token_id, tokenizer.eos_token_id, 0]
@@ -90,15 +90,15 @@ def _containers(
 
 
 def chat_history(row: TokenRow, tokenizer: PreTrainedTokenizerBase) -> ChatHistory:
-    """The conversation by the template's control tokens: no text of a message can end it or speak as another role.
+    """Return the conversation, split at the template's control tokens, so that no text of a message can forge a turn.
 
-    Roles are those of the rendered template (Qwen shows tool results as a user's). Contents are whole: calls are in the
-    assistant's text, and in no field of their own, since a template would render them twice. Where the tokenizer has no
-    such control tokens, or the prompt none, the prompt is one user's message and the response one assistant's.
+    Roles are those of the rendered template (Qwen renders tool results as user messages). Tool calls stay in the
+    assistant's content and have no field, since a template would render them twice. If the tokenizer or the prompt has
+    no such control tokens, the prompt is one user message and the response one assistant message.
     """
     begins, ends = (tokenizer.convert_tokens_to_ids(token) for token in (_TURN_BEGINS, _TURN_ENDS))
     ids, prompt_length = [*row.prompt_ids, *row.response_ids], len(row.prompt_ids)
-    # one that the policy sampled is part of its turn
+    # a control token that the policy sampled belongs to its turn
     untrained = [True] * prompt_length + [not mask for mask in row.loss_mask]
     starts = [n for n, token in enumerate(ids) if token == begins and token != tokenizer.unk_token_id and untrained[n]]
     opened = [start for start in starts if start < prompt_length]
@@ -107,7 +107,7 @@ def chat_history(row: TokenRow, tokenizer: PreTrainedTokenizerBase) -> ChatHisto
         messages, asked = [(role, _text(part, tokenizer), True) for role, part in parts], 1
     else:
         messages = [_message(ids[start + 1 : stop], ends, tokenizer) for start, stop in pairwise([*starts, len(ids)])]
-        # what opens the policy's first turn ends the prompt, and belongs to its answer
+        # the opening of the policy's first turn is at the end of the prompt, but belongs to the response
         asked = len(opened) - (ends not in row.prompt_ids[opened[-1] :])
     return ChatHistory(prompt=_history(messages[:asked]), response=_history(messages[asked:]), full=_history(messages))
 
@@ -116,7 +116,7 @@ _Message = tuple[str, str, bool]
 
 
 def _message(ids: Sequence[int], ends: int, tokenizer: PreTrainedTokenizerBase) -> _Message:
-    """Role, content, and whether it was ended, of the message that these ids are."""
+    """Return the role and content of a message, and True if it has an end token."""
     end = next((position for position in range(len(ids) - 1, -1, -1) if ids[position] == ends), None)
     role, _, content = _text(ids if end is None else ids[:end], tokenizer).partition("\n")
     return role, content, end is not None
@@ -139,35 +139,37 @@ def to_tensordict(
     padded: bool = False,
     reward_key: str = REWARD_KEY,
 ) -> TensorDictBase:
-    """One row per sample, in order, of batch size [samples].
+    """Return a TensorDict of batch size [samples], one row per sample, in order.
 
-    Under TorchRL's default keys: `text`, `tokens`, `masks`, `log_probs`, `history` (see `containers_of`), `query`
+    It has TorchRL's default keys: `text`, `tokens`, `masks`, `log_probs`, `history` (see `containers_of`) and `query`
     (the prompt's text, by which MCAdvantage groups); under `next`: `reward` [samples, 1, 1], `done`, `terminated` and
     `truncated` [samples, 1].
 
-    `masks.all_assistant_mask` is true where a token is trained, in every turn: give losses `masking_strategy="rlhf"`.
-    `log_probs` are NaN elsewhere, which the losses leave out. Of a sample that is not trained it is true nowhere; its
-    reward: see `compared_rewards`.
+    `masks.all_assistant_mask` is True for all trained tokens of all turns: pass `masking_strategy="rlhf"` to losses.
+    `log_probs` are NaN for the other tokens, which the losses leave out. For a sample that is not trained, the mask is
+    False everywhere, and its reward is that of `compared_rewards`.
 
     Args:
-        samples: slime's or ours, flat, with a reward.
-        tokenizer: Of the policy.
-        padded: Tensors of equal lengths in place of ragged ones, for which ask `get(key, as_nested_tensor=True)`,
+        samples: A flat iterable of samples (slime's or this package's) with rewards.
+        tokenizer: The policy's tokenizer.
+        padded: Return tensors of equal lengths. Ragged tensors are read with `get(key, as_nested_tensor=True)`,
             `as_list=True` or `as_padded_tensor=True`.
-        reward_key: Where the number is in a reward that is a dict.
+        reward_key: Key of the number in a reward that is a dict.
 
     Raises:
         ExportError: A sample is unfinished, has no reward, or its lengths disagree.
     """
     episodes = finished_episodes(samples, reward_key=reward_key)
-    rows = [TokenRow(one.prompt_ids, one.response_ids, one.loss_mask, one.logprobs) for one in episodes]
+    rows = [
+        TokenRow(episode.prompt_ids, episode.response_ids, episode.loss_mask, episode.logprobs) for episode in episodes
+    ]
     dicts = containers_of(rows, tokenizer, padded=padded)
-    for one, episode, reward in zip(dicts, episodes, compared_rewards(episodes), strict=True):
-        is_cut = episode.status == "truncated"
-        flags = {"done": True, "terminated": not is_cut, "truncated": is_cut}
-        one["query"] = one["text"].prompt
-        one["next"] = TensorDict({name: torch.tensor([flag]) for name, flag in flags.items()})
-        one["next", "reward"] = torch.tensor([[reward]], dtype=torch.float32)
+    for row, episode, reward in zip(dicts, episodes, compared_rewards(episodes), strict=True):
+        is_truncated = episode.status == "truncated"
+        flags = {"done": True, "terminated": not is_truncated, "truncated": is_truncated}
+        row["query"] = row["text"].prompt
+        row["next"] = TensorDict({name: torch.tensor([flag]) for name, flag in flags.items()})
+        row["next", "reward"] = torch.tensor([[reward]], dtype=torch.float32)
     return lazy_stack(dicts) if dicts else TensorDict(batch_size=[0])
 
 
@@ -175,36 +177,37 @@ _INPUT_MODES: Final = ("history", "text", "tokens")
 _Key = str | tuple[str, ...]
 
 
-class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not there when types are checked
-    """Samples one answer to each prompt of a batch.
+class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not installed for type checks
+    """A TorchRL policy that samples answers to the prompts of a batch from an SGLang engine.
 
-    Reads `("history", "prompt")`, `("text", "prompt")` or `("tokens", "prompt")`, and sets `text`, `tokens`, `masks`,
-    `log_probs` and `history`; see `containers_of`. The chat template renders a history, in which no message's text
-    makes a control token; a text is taken as rendered; tokens are sent as they are. There is no batching to set: SGLang
-    batches what arrives, at any time.
+    It reads `("history", "prompt")`, `("text", "prompt")` or `("tokens", "prompt")`, and sets `text`, `tokens`,
+    `masks`, `log_probs` and `history`; see `containers_of`. A history is rendered with the chat template, and no
+    message's text becomes a control token; text is encoded as rendered text; tokens are sent unchanged. SGLang batches
+    requests itself.
 
-    It waits for the engine without an event loop: from a coroutine call it with `asyncio.to_thread`.
+    `forward` blocks; in a coroutine, call it with `asyncio.to_thread`.
 
     Args:
-        base_url: The engine's, or a router's.
+        base_url: URL of the engine or router.
         tokenizer: A Hugging Face fast tokenizer.
         input_mode: "history", "text" or "tokens".
-        input_key: Of the prompts; default: as above.
-        prefer_tokens: In the mode "history", send a row's own `prompt` under `tokens_key` where it has one.
-        chat_template: Instead of the tokenizer's.
-        generate_kwargs: By TorchRL's names; a `seed` is the first prompt's, the next one's is one more.
-        pad_output: Tensors of equal lengths in place of ragged ones.
-        num_samples: Answers to each prompt, in a last batch dimension of their own; None for one, without it.
-        concurrency: Requests at once.
-        generate: Always True: logprobs of given tokens are a matter of the model that is trained.
-        text_key: Where the answers are set; None leaves them out.
-        masks_key: The same for masks.
-        tokens_key: The same for tokens.
-        log_probs_key: The same for logprobs.
-        history_key: The same for the conversation.
+        input_key: Key of the prompts; default: `(input_mode, "prompt")`.
+        prefer_tokens: With "history", send a row's `prompt` under `tokens_key` instead, if it has one.
+        chat_template: Chat template; default: the tokenizer's.
+        generate_kwargs: Sampling parameters with TorchRL's names; `seed` is the first prompt's and increases by one per
+            prompt.
+        pad_output: Return tensors of equal lengths instead of ragged tensors.
+        num_samples: Answers per prompt, in an additional last batch dimension; None for one answer without it.
+        concurrency: Maximum requests at the same time.
+        generate: Must be True: the trained model computes the logprobs of given tokens.
+        text_key: Key of the output text; None leaves it out.
+        masks_key: Key of the masks; None leaves them out.
+        tokens_key: Key of the tokens; None leaves them out.
+        log_probs_key: Key of the logprobs; None leaves them out.
+        history_key: Key of the conversation; None leaves it out.
 
     Raises:
-        ConfigError: A keyword has no equal in SGLang, or the mode is unknown.
+        ConfigError: A keyword has no equivalent in SGLang, or the mode is unknown.
     """
 
     def __init__(
@@ -230,7 +233,7 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not there
         given = {name: value for name, value in locals().items() if name not in {"self", "__class__"}}
         super().__init__()
         _check_arguments(input_mode, num_samples, generate=generate)
-        self._given = given
+        self._arguments = given
         self.base_url, self.tokenizer, self.input_mode = base_url, tokenizer, input_mode
         self.num_samples, self.prefer_tokens = num_samples, prefer_tokens
         self.sampling_params = TORCHRL.to_sglang(generate_kwargs or {})
@@ -245,36 +248,36 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not there
         self._template = ChatTemplate(tokenizer, **own) if input_mode == "history" else None
 
     def get_new_version(self, **changes: object) -> Self:
-        """The same policy with other arguments, by the constructor's names."""
-        return type(self)(**{**self._given, **changes})
+        """Return a copy of this policy with other arguments of the constructor."""
+        return type(self)(**{**self._arguments, **changes})
 
     def get_dist(self, *_: object, **__: object) -> NoReturn:
-        """Refused, since an engine returns the logprobs of sampled tokens and no logits.
+        """Raise an error, since an engine returns logprobs of sampled tokens and no logits.
 
         Raises:
             NotImplementedError: Always.
         """
-        raise NotImplementedError("SGLang returns no logits; torchrl's TransformersWrapper has the distribution")
+        raise NotImplementedError("SGLang returns no logits; use torchrl's TransformersWrapper for the distribution")
 
     def forward(self, tensordict: TensorDictBase, **_: object) -> TensorDictBase:
-        """A new TensorDict: the given one, and the answers.
+        """Return a new TensorDict with the given entries and the answers.
 
         Raises:
             ExportError: The prompts can't be read.
-            RolloutError: The engine did not deliver all of them.
+            RolloutError: The engine failed to answer a prompt.
         """
         if tensordict.ndim != 1:
             flat = tensordict.reshape(-1)
             done = self.forward(flat)
             return done.reshape(*tensordict.shape, *done.shape[1:]) if tensordict.ndim else done[0]
         if self.num_samples is None:
-            return self._answered(tensordict)
+            return self._generate_answers(tensordict)
         count = self.num_samples
-        rows = self._answered(lazy_stack([row for row in tensordict.unbind(0) for _ in range(count)])).unbind(0)
+        rows = self._generate_answers(lazy_stack([row for row in tensordict.unbind(0) for _ in range(count)])).unbind(0)
         return lazy_stack([lazy_stack(list(rows[at : at + count])) for at in range(0, len(rows), count)])
 
-    def _answered(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """One answer to each prompt of a batch with one dimension."""
+    def _generate_answers(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Return the entries and one answer per prompt, for a batch with one dimension."""
         prompts = self._prompt_ids(tensordict)
         answers = asyncio.run(self._sample(prompts))
         rows = [
@@ -294,11 +297,11 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not there
         return lazy_stack(rows_out)
 
     async def _sample(self, prompts: Sequence[Sequence[int]]) -> list[Generation]:
-        gate, seed = asyncio.Semaphore(self.concurrency), self.sampling_params.get("sampling_seed")
+        semaphore, seed = asyncio.Semaphore(self.concurrency), self.sampling_params.get("sampling_seed")
 
-        async def one(number: int, prompt: Sequence[int]) -> Generation:
+        async def generate(number: int, prompt: Sequence[int]) -> Generation:
             own = {} if seed is None else {"sampling_seed": seed + number}
-            async with gate:
+            async with semaphore:
                 answer = await client.generate(prompt, {**self.sampling_params, **own})
             if answer.finish_reason.type == "abort":
                 raise EngineAbortedError(f"the engine aborted the answer to prompt {number}: {answer.finish_reason}")
@@ -307,8 +310,8 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not there
         async with SGLangClient(self.base_url) as client:
             try:
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(one(number, prompt)) for number, prompt in enumerate(prompts)]
-            except ExceptionGroup as e:  # all are of one outage
+                    tasks = [group.create_task(generate(number, prompt)) for number, prompt in enumerate(prompts)]
+            except ExceptionGroup as e:  # several exceptions are of the same outage
                 raise e.exceptions[0] from e
             return [task.result() for task in tasks]
 
@@ -317,36 +320,38 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not there
         if key not in tensordict.keys(include_nested=True):
             raise ExportError(f"got a TensorDict without {key}, which input_mode={self.input_mode!r} reads")
         if self.input_mode == "tokens":
-            return self._unpadded(tensordict, key)
+            return self._strip_padding(tensordict, key)
         if self.input_mode == "history":
             tokens = _path(self.tokens_key or "tokens", "prompt")
             if self.prefer_tokens and tokens in tensordict.keys(include_nested=True):
-                return self._unpadded(tensordict, tokens)
-            return [self._rendered(history) for history in tensordict[key].unbind(0)]
+                return self._strip_padding(tensordict, tokens)
+            return [self._render(history) for history in tensordict[key].unbind(0)]
         texts = _strings(tensordict[key], "texts")
         return [list(self.tokenizer.encode(text, add_special_tokens=False)) for text in texts]
 
-    def _rendered(self, history: History) -> list[int]:
+    def _render(self, history: History) -> list[int]:
         if self._template is None:
-            raise ConfigError("a history is read in input_mode='history' only")
+            raise ConfigError(f"got a history with input_mode={self.input_mode!r}; expected input_mode='history'")
         messages = list(zip(_strings(history.role, "roles"), _strings(history.content, "contents"), strict=True))
         return self._template.prompt_ids([{"role": role, "content": text} for role, text in messages])
 
-    def _unpadded(self, tensordict: TensorDictBase, key: _Key) -> list[list[int]]:
+    def _strip_padding(self, tensordict: TensorDictBase, key: _Key) -> list[list[int]]:
         prompts, parent = tensordict.get(key, as_list=True), _path(key)[:-1]
         if not parent or not getattr(tensordict[parent], "padded", False):
             return [prompt.tolist() for prompt in prompts]
         masks = tensordict.get(_path(self.masks_key or "masks", "all_attention_mask"), None)
         if masks is None:
-            raise ExportError("got padded tokens without masks.all_attention_mask, which tells padding from tokens")
+            raise ExportError(
+                "got padded tokens without masks.all_attention_mask, which is needed to remove the padding"
+            )
         return [prompt[mask[: len(prompt)]].tolist() for prompt, mask in zip(prompts, masks, strict=True)]
 
 
 def _check_arguments(input_mode: str, num_samples: int | None, *, generate: bool) -> None:
     if not generate:
         raise ConfigError(
-            "got generate=False; this policy samples. The logprobs of given tokens are those of the model that is "
-            "trained: torchrl's TransformersWrapper(generate=False) computes them"
+            "got generate=False; this policy only samples. For the logprobs of given tokens, use the trained model: "
+            "torchrl's TransformersWrapper(generate=False)"
         )
     if input_mode not in _INPUT_MODES:
         raise ConfigError(f"got input_mode={input_mode!r}; expected one of {', '.join(_INPUT_MODES)}")
@@ -355,7 +360,7 @@ def _check_arguments(input_mode: str, num_samples: int | None, *, generate: bool
 
 
 def _strings(values: Iterable[object], what: str) -> list[str]:
-    """The values, which other modalities and unknown containers would make something else of."""
+    """Return the values if all are strings; other modalities and unknown containers have other types."""
     found = list(values)
     if not all(isinstance(value, str) for value in found):
         raise ExportError(f"got {what} of {', '.join({type(value).__name__ for value in found})}; expected str")
@@ -363,5 +368,5 @@ def _strings(values: Iterable[object], what: str) -> list[str]:
 
 
 def _path(*keys: _Key) -> tuple[str, ...]:
-    """One key of several that lie in each other."""
+    """Return one nested key of several keys."""
     return tuple(part for key in keys for part in ((key,) if isinstance(key, str) else key))

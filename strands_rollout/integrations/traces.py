@@ -1,11 +1,11 @@
-"""Samples of a dump as traces, sent to an OpenTelemetry collector: the episode, its model turns and its tool calls.
+"""Samples of a dump as traces for an OpenTelemetry collector: spans of the episode, its model turns and its tool calls.
 
-Names and attributes are those of OpenTelemetry's conventions for generative AI (open-telemetry/semantic-conventions,
-docs/gen-ai: gen-ai-spans.md, gen-ai-agent-spans.md and gen-ai-output-messages.json, 1.41), and under
-`strands_rollout.` what they have no name for. What a record lacks is left out, never guessed.
+Names and attributes follow OpenTelemetry's conventions for generative AI (open-telemetry/semantic-conventions,
+docs/gen-ai: gen-ai-spans.md, gen-ai-agent-spans.md and gen-ai-output-messages.json, 1.41); facts without a name there
+have the prefix `strands_rollout.`. Attributes that a record lacks are left out.
 
-The sender has a provider of its own, apart from the process's spans and their sampling. The collector, the headers and
-the service may be given by the standard variables (OTEL_EXPORTER_OTLP_*, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES).
+The sender has its own tracer provider, independent of the process's spans and their sampling. The standard variables
+(OTEL_EXPORTER_OTLP_*, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES) configure collector, headers and service.
 """
 
 import json
@@ -31,16 +31,16 @@ from strands_rollout.dump.record import Step, steps_of
 from strands_rollout.errors import ConfigError, ExportError
 from strands_rollout.model.sampling import turn_params
 from strands_rollout.samples import FinishedSample, finite
-from strands_rollout.secret_mask import find_secrets, mask_text, mask_values
+from strands_rollout.secret_mask import mask_text, mask_values
 from strands_rollout.slime_plugin.metrics import MAX_LABEL_CHARS, MAX_PROMPT_CHARS, MAX_RESPONSE_CHARS, bounded_text
 
 Attribute = str | bool | int | float | list[str]
 
-OWN: Final = "strands_rollout."
-TIMES: Final = "as recorded"
-LAID_OUT: Final = "seconds as recorded, without start times: turns and calls are laid out one after the other"
+PREFIX: Final = "strands_rollout."
+RECORDED_TIMES: Final = "as recorded"
+SEQUENTIAL_TIMES: Final = "seconds as recorded, without start times: turns and calls are laid out one after the other"
 _PROVIDER: Final = "sglang"
-_MOST_SECONDS: Final = 1e8
+_MAX_SECONDS: Final = 1e8
 _REQUEST: Final = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -49,18 +49,21 @@ _REQUEST: Final = {
     "presence_penalty": "presence_penalty",
     "sampling_seed": "seed",
 }
-_FINISH: Final = {"completed": "stop", "turn_length": "length"}  # other ends may come before a turn is asked for
+_FINISH_REASONS: Final = {
+    "completed": "stop",
+    "turn_length": "length",
+}  # other reasons may end an episode before a turn
 _CALL_ID: Final = re.compile(r"call_(\d{1,9})_\d+")
 _ERROR_TYPE: Final = re.compile(r"\w+(?=: |$)")
 
-_OF_SAMPLE: Final = {
+_SAMPLE_ATTRIBUTES: Final = {
     "index": "index",
     "group": "group_index",
     "rollout_id": "rollout_id",
     "response_tokens": "response_length",
     "removed": "remove_sample",
 }
-_OF_EPISODE: Final = (
+_EPISODE_FACTS: Final = (
     "stop_reason",
     "turns",
     "tool_calls",
@@ -79,7 +82,7 @@ _BATCH: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class DumpSpan:
-    """One span; its times are seconds from the episode's start, its error one word."""
+    """A span; times are seconds since the episode's start, `error` is an error's class or a stop reason."""
 
     name: str
     start_s: float
@@ -92,10 +95,10 @@ class DumpSpan:
 def episode_spans(
     record: DumpRecord, *, reward_key: str, with_contents: bool, secrets: Collection[str] = ()
 ) -> list[DumpSpan]:
-    """The episode's span, then those of its turns, each followed by its calls.
+    """Return the episode's span, then the spans of its turns, each followed by its calls.
 
-    With contents texts come along, secrets masked and long ones cut in the middle: prompt, answer, label, error, and
-    what each turn read and wrote, where the dump has the texts of its tokens.
+    With contents, spans include prompt, answer, label, error, and each turn's context and output, if the dump has the
+    texts of its tokens. Secrets are masked, and long texts cut in the middle.
     """
     sample = FinishedSample(SimpleNamespace(**record.values), record.facts)
     turns = _turns(sample)
@@ -105,44 +108,46 @@ def episode_spans(
     before, last = 0, max(turns, default=None)
     for number, (bounds, seconds) in turns.items():
         called = calls.pop(number, [])
-        ended = _FINISH.get(sample.facts.stop_reason or "") if number == last else None
+        ended = _FINISH_REASONS.get(sample.facts.stop_reason or "") if number == last else None
         finish = "tool_call" if called else ended
         attributes = _turn_attributes(sample, number, bounds, finish)
         if with_contents and bounds is not None:
             attributes |= _turn_contents(record, before, *bounds, finish, secrets)
         before = bounds[1] if bounds is not None else before
-        times = _times(_place_of_turn(steps, number), seconds, spans)
-        spans.append(DumpSpan("chat", *times, _written(attributes), is_request=True))
+        times = _span_times(_recorded_turn_times(steps, number), seconds, spans)
+        spans.append(DumpSpan("chat", *times, _exportable(attributes), is_request=True))
         for call in called:
             spans.append(_call_span(call, spans, is_placed=bool(steps)))
     for call in calls.get(None, []):
         spans.append(_call_span(call, spans, is_placed=bool(steps)))
     attributes = _episode_attributes(record, sample, reward_key)
-    attributes[f"{OWN}times"] = TIMES if steps else LAID_OUT
+    attributes[f"{PREFIX}times"] = RECORDED_TIMES if steps else SEQUENTIAL_TIMES
     if with_contents:
         attributes |= _episode_contents(record, secrets)
-    end_s = max(_end_of(spans), _seconds(sample.facts.duration_s) or 0.0)
-    return [DumpSpan("invoke_agent", 0.0, end_s, _written(attributes), error=_error(sample)), *spans]
+    end_s = max(_last_end(spans), _seconds(sample.facts.duration_s) or 0.0)
+    return [DumpSpan("invoke_agent", 0.0, end_s, _exportable(attributes), error=_error(sample)), *spans]
 
 
-def _place_of_turn(steps: Sequence[Step], number: int) -> tuple[float, float] | None:
-    """From the beginning of a turn's first request to the end of its last one; a turn that is aborted has several."""
+def _recorded_turn_times(steps: Sequence[Step], number: int) -> tuple[float, float] | None:
+    """Return the start and end of a turn, which has several requests after an abort; None if not recorded."""
     own = [step for step in steps if step.kind == "generate" and step.turn == number]
     return (min(step.at_s for step in own), max(step.at_s + step.s for step in own)) if own else None
 
 
-def _times(place: tuple[float, float] | None, seconds: float | None, before: Sequence[DumpSpan]) -> tuple[float, float]:
-    """Start and end of the next span: its place, or else after the spans before it, without length if unknown."""
-    start_s, end_s = place or (_end_of(before), _end_of(before) + (seconds or 0.0))
-    return min(start_s, _MOST_SECONDS), min(end_s, _MOST_SECONDS)
+def _span_times(
+    place: tuple[float, float] | None, seconds: float | None, before: Sequence[DumpSpan]
+) -> tuple[float, float]:
+    """Return a span's recorded times; else place it after the spans before it, with length 0 if that is unknown."""
+    start_s, end_s = place or (_last_end(before), _last_end(before) + (seconds or 0.0))
+    return min(start_s, _MAX_SECONDS), min(end_s, _MAX_SECONDS)
 
 
-def _end_of(spans: Sequence[DumpSpan]) -> float:
+def _last_end(spans: Sequence[DumpSpan]) -> float:
     return max((span.end_s for span in spans), default=0.0)
 
 
 def _turns(sample: FinishedSample) -> dict[int, tuple[tuple[int, int] | None, float | None]]:
-    """Where turns begin and end in the tokens, and their seconds, by their numbers from 0, in order."""
+    """Return each turn's token bounds and seconds (None if unknown), by number from 0, in order."""
     bounds = sample.bounds_by_turn or {}
     seconds = dict(enumerate(sample.facts.turn_s or ()))
     numbers = sorted({*bounds, *seconds})
@@ -150,9 +155,9 @@ def _turns(sample: FinishedSample) -> dict[int, tuple[tuple[int, int] | None, fl
 
 
 def _seconds(value: object) -> float | None:
-    """A length that a span can have; its times are nanoseconds since 1970 in 64 bits."""
+    """Return a duration if a span can have it, else None; span times are nanoseconds since 1970 in 64 bits."""
     number = finite(value)
-    return number if number is not None and 0 <= number <= _MOST_SECONDS else None
+    return number if number is not None and 0 <= number <= _MAX_SECONDS else None
 
 
 def _turn_attributes(
@@ -165,20 +170,20 @@ def _turn_attributes(
     return {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": _PROVIDER,
-        # without max_new_tokens, which is the whole episode's
+        # without max_new_tokens, which applies to the whole episode
         **{f"gen_ai.request.{name}": asked.get(key) for key, name in _REQUEST.items()},
         "gen_ai.request.stop_sequences": [stop] if isinstance(stop, str) else stop,
         "gen_ai.usage.input_tokens": start,
         "gen_ai.usage.output_tokens": None if start is None or end is None else end - start,
         "gen_ai.response.finish_reasons": None if finish is None else [finish],
-        f"{OWN}turn": number,
+        f"{PREFIX}turn": number,
     }
 
 
 def _calls_by_turn(sample: FinishedSample, turns: Collection[int]) -> dict[int | None, list[Mapping[str, Any]]]:
-    """The calls by the number of the turn that made them, None where that is unknown.
+    """Return the calls by the number of their turn; None for calls of an unknown turn.
 
-    An id counts the turns of the whole episode from 1, those of a history that was rewritten included.
+    Call ids count the turns of the whole episode from 1, including turns of a history that was rewritten.
     """
     is_whole = sample.facts.segments in (None, 1)
     found: dict[int | None, list[Mapping[str, Any]]] = {}
@@ -198,12 +203,17 @@ def _call_span(call: Mapping[str, Any], before: Sequence[DumpSpan], *, is_placed
         "gen_ai.operation.name": "execute_tool",
         "gen_ai.tool.name": call.get("tool"),
         "gen_ai.tool.call.id": call.get("id"),
-        f"{OWN}tool.status": status,
-        **{f"{OWN}sandbox.{name}": ran.get(name) for name in ("queued_s", "run_s", "exit_code", "killed_by")},
+        f"{PREFIX}tool.status": status,
+        **{f"{PREFIX}sandbox.{name}": ran.get(name) for name in ("queued_s", "run_s", "exit_code", "killed_by")},
     }
-    error = _clean(status) if isinstance(status, str) and status != "success" else None
+    error = _replace_surrogates(status) if isinstance(status, str) and status != "success" else None
     name = f"execute_tool {call['tool']}" if "tool" in call else "execute_tool"
-    return DumpSpan(_clean(name), *_times(place, _seconds(call.get("s")), before), _written(attributes), error=error)
+    return DumpSpan(
+        _replace_surrogates(name),
+        *_span_times(place, _seconds(call.get("s")), before),
+        _exportable(attributes),
+        error=error,
+    )
 
 
 def _episode_attributes(record: DumpRecord, sample: FinishedSample, reward_key: str) -> dict[str, Any]:
@@ -213,50 +223,50 @@ def _episode_attributes(record: DumpRecord, sample: FinishedSample, reward_key: 
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.provider.name": _PROVIDER,
         "gen_ai.request.max_tokens": (facts.sampling_params or {}).get("max_new_tokens"),
-        **{f"{OWN}{name}": values.get(key) for name, key in _OF_SAMPLE.items()},
-        **{f"{OWN}{name}": getattr(facts, name) for name in _OF_EPISODE},
-        f"{OWN}status": sample.status,
-        f"{OWN}reward": sample.reward(reward_key),
-        f"{OWN}tokens": len(tokens) if isinstance(tokens, Sized) else None,
-        f"{OWN}weight_versions": sample.weight_versions or None,
-        **{f"{OWN}fan_out.{name}": part.get(name) for name in ("part", "of", "kind")},
-        f"{OWN}where": Path(record.where).name,
+        **{f"{PREFIX}{name}": values.get(key) for name, key in _SAMPLE_ATTRIBUTES.items()},
+        **{f"{PREFIX}{name}": getattr(facts, name) for name in _EPISODE_FACTS},
+        f"{PREFIX}status": sample.status,
+        f"{PREFIX}reward": sample.reward(reward_key),
+        f"{PREFIX}tokens": len(tokens) if isinstance(tokens, Sized) else None,
+        f"{PREFIX}weight_versions": sample.weight_versions or None,
+        **{f"{PREFIX}fan_out.{name}": part.get(name) for name in ("part", "of", "kind")},
+        f"{PREFIX}where": Path(record.where).name,
     }
 
 
 def _error(sample: FinishedSample) -> str | None:
-    """The error's class, or else the stop reason, of a failed sample."""
+    """Return a failed sample's error class, or else its stop reason; None if it did not fail."""
     if sample.status != "failed":
         return None
     named = _ERROR_TYPE.match(sample.facts.error or "")
-    return named[0] if named else _clean(sample.facts.stop_reason or "failed")
+    return named[0] if named else _replace_surrogates(sample.facts.stop_reason or "failed")
 
 
-def _written(attributes: Mapping[str, object]) -> dict[str, Attribute]:
-    """What an exporter can write; what is None or of another kind is left out."""
-    written = {name: _plain(value) for name, value in attributes.items()}
-    return {name: value for name, value in written.items() if value is not None}
+def _exportable(attributes: Mapping[str, object]) -> dict[str, Attribute]:
+    """Return the attributes that an exporter can write, without None and values of other types."""
+    values = {name: _attribute_value(value) for name, value in attributes.items()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def _plain(value: object) -> Attribute | None:
+def _attribute_value(value: object) -> Attribute | None:
     if isinstance(value, bool):
         return value
     if isinstance(value, int):
-        return value if value.bit_length() < 64 else str(value)  # the protocol's integers have 64 bits
+        return value if value.bit_length() < 64 else str(value)  # OTLP integers have 64 bits
     if isinstance(value, str):
-        return _clean(value)
+        return _replace_surrogates(value)
     if isinstance(value, list | tuple):
-        return [_clean(item) for item in value if isinstance(item, str)]
+        return [_replace_surrogates(item) for item in value if isinstance(item, str)]
     return finite(value)
 
 
-def _clean(text: str) -> str:
-    """Without lone surrogates, which no file takes."""
+def _replace_surrogates(text: str) -> str:
+    """Replace lone surrogates, which can't be encoded as UTF-8."""
     return text.encode("utf-8", "replace").decode()
 
 
 def _episode_contents(record: DumpRecord, secrets: Collection[str]) -> dict[str, Any]:
-    """Prompt, last answer, label and error of a sample, with these texts masked."""
+    """Return the attributes of a sample's prompt, last answer, label and error, with secrets masked."""
     values, facts = record.values, record.facts
     prompt = values.get("prompt")
     messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
@@ -270,7 +280,7 @@ def _episode_contents(record: DumpRecord, secrets: Collection[str]) -> dict[str,
         "gen_ai.input.messages": _json(asked),
         "gen_ai.output.messages": _json([_message("assistant", answer, MAX_RESPONSE_CHARS, secrets)]),
         "strands_rollout.label": bounded_text(values.get("label"), MAX_LABEL_CHARS, secrets),
-        # the error of a file that is not our dump may hold the password of a URL
+        # an error that another program wrote may contain a URL with a password
         "strands_rollout.error": mask_values(mask_text(facts.error), secrets) if facts.error is not None else None,
     }
 
@@ -278,7 +288,10 @@ def _episode_contents(record: DumpRecord, secrets: Collection[str]) -> dict[str,
 def _turn_contents(
     record: DumpRecord, before: int, start: int, end: int, finish: str | None, secrets: Collection[str]
 ) -> dict[str, Any]:
-    """What a turn from `start` to `end` wrote, and what the policy had read since the turn that ended at `before`."""
+    """Return the attributes of a turn's output, tokens `start` to `end`, and of the context since `before`.
+
+    `before` is the end of the previous turn.
+    """
     tokens = record.values["tokens"]
     read, wrote = (_text(record, tokens[first:last]) for first, last in ((before, start), (start, end)))
     written = None
@@ -292,7 +305,7 @@ def _turn_contents(
 
 
 def _text(record: DumpRecord, ids: Sequence[int]) -> str | None:
-    """None where the dump lacks the text of one of them."""
+    """Return the text of token ids; None if the dump lacks the text of one."""
     texts = [record.token_texts.get(token) for token in ids]
     return b"".join(text for text in texts if text is not None).decode(errors="replace") if None not in texts else None
 
@@ -306,19 +319,23 @@ def _json(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def otlp_exporter(endpoint: str | None) -> SpanExporter:
-    """The exporter for OTLP over HTTP to a collector's URL, with or without /v1/traces; None: the environment's.
+    """Return an exporter for OTLP over HTTP to a collector's URL, with or without /v1/traces.
+
+    With None, the environment's variables name the collector.
 
     Raises:
-        ConfigError: None is named, it is no URL, or the exporter is not installed.
+        ConfigError: No collector is named, the value is no URL, or the exporter is not installed.
     """
     if endpoint is None and not any(os.environ.get(name) for name in _VARIABLES):
-        raise ConfigError(f"no collector to send spans to; give --endpoint, or set {_VARIABLES[1]}, to its URL")
+        raise ConfigError(f"got no collector for the spans; pass its URL as --endpoint, or set {_VARIABLES[1]}")
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
         raise ConfigError(f"got --endpoint {endpoint}; expected a URL such as http://127.0.0.1:4318 (OTLP over HTTP)")
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as e:
-        raise ConfigError(f"--to otel needs OpenTelemetry's exporter: {e}; pip install 'strands-rollout[otel]'") from e
+        raise ConfigError(
+            f"--to otel needs OpenTelemetry's exporter: {e}; run pip install 'strands-rollout[otel]'"
+        ) from e
     if endpoint is None:
         return OTLPSpanExporter()
     return OTLPSpanExporter(endpoint=endpoint.rstrip("/").removesuffix(_PATH) + _PATH)
@@ -327,17 +344,17 @@ def otlp_exporter(endpoint: str | None) -> SpanExporter:
 def send_dump(
     dump: Path, exporter: SpanExporter, *, start_s: float | None, reward_key: str, with_contents: bool
 ) -> tuple[int, int]:
-    """Send a trace for each sample of a dump, and tell how many samples and spans; memory is a few episodes'.
+    """Send a trace for each sample of a dump; return the numbers of samples and spans.
 
-    Episodes begin at `start_s`, in seconds since 1970, or when their file was last written. The exporter is its
-    caller's.
+    Only a few episodes are in memory at a time. Episodes begin at `start_s`, in seconds since 1970, or at their file's
+    modification time. The caller shuts down the exporter.
 
     Raises:
-        DumpError: It can't be read.
-        ExportError: The collector doesn't take what is sent.
+        DumpError: The dump can't be read.
+        ExportError: The collector refuses spans.
     """
-    sender, samples, secrets = _Sender(exporter), 0, find_secrets(os.environ)
-    for file in dump_files(dump) or [dump]:  # a folder without any is refused by `read_dump`
+    sender, samples, secrets = _Sender(exporter), 0, secret_values(os.environ)
+    for file in dump_files(dump) or [dump]:  # `read_dump` refuses an empty folder
         start_ns = _ns(file.stat().st_mtime if start_s is None else start_s)
         for record in read_dump(file):
             spans = episode_spans(record, reward_key=reward_key, with_contents=with_contents, secrets=secrets)
@@ -348,9 +365,9 @@ def send_dump(
 
 
 class _Sender:
-    """Makes a trace of each episode and sends it in batches.
+    """Records the spans of episodes and sends them in batches.
 
-    Spans are kept until then in the SDK's memory, since its own batches drop spans of a collector that is slow.
+    The SDK's own batch processor is not used, since it drops spans when the collector is slow.
     """
 
     def __init__(self, exporter: SpanExporter) -> None:
@@ -364,15 +381,15 @@ class _Sender:
         self.sent = 0
 
     def send(self, spans: Sequence[DumpSpan], start_ns: int) -> None:
-        """Send an episode, its own span first, now or with the ones that follow.
+        """Record an episode, whose own span is the first; send a batch if it is full.
 
-        A further part of a fan-out is linked to the main agent's trace, where that was sent before.
+        A further part of a fan-out is linked to the main agent's trace, if that was sent before.
 
         Raises:
-            ExportError: The collector doesn't take what is sent.
+            ExportError: The collector refuses spans.
         """
         attributes = spans[0].attributes
-        rollout, part = attributes.get(f"{OWN}rollout_id"), attributes.get(f"{OWN}fan_out.part")
+        rollout, part = attributes.get(f"{PREFIX}rollout_id"), attributes.get(f"{PREFIX}fan_out.part")
         main = self._main_roots.get(rollout) if part else None
         root = self._record(spans[0], start_ns, Context(), [] if main is None else [Link(main)])
         if part == 0:
@@ -398,18 +415,18 @@ class _Sender:
         return recorded
 
     def flush(self) -> None:
-        """Send what is not sent yet.
+        """Send all recorded spans.
 
         Raises:
-            ExportError: The collector doesn't take it.
+            ExportError: The collector refuses spans.
         """
         spans = self._unsent.get_finished_spans()
         self._unsent.clear()
         for batch in (spans[start : start + _BATCH] for start in range(0, len(spans), _BATCH)):
             if self._exporter.export(batch) is not SpanExportResult.SUCCESS:
                 raise ExportError(
-                    f"the collector took {self.sent} spans and not the next {len(batch)}; see the message above, "
-                    "mend that, and export again"
+                    f"the collector accepted {self.sent} spans and refused the next {len(batch)}; fix the error in the "
+                    "message above, and export again"
                 )
             self.sent += len(batch)
 

@@ -1,7 +1,7 @@
 """verl: samples with the fields of its AgentLoopOutput, as plain dicts; verl is not imported.
 
-Read in verl-project/verl: verl/experimental/agent_loop/agent_loop.py (the fields, what becomes of them),
-verl/experimental/agent_loop/tool_agent_loop.py (what it counts as turns). An agent loop of verl's makes one of each:
+Sources in verl-project/verl: verl/experimental/agent_loop/agent_loop.py (the fields and their use),
+verl/experimental/agent_loop/tool_agent_loop.py (how it counts turns). In an agent loop of verl:
 `AgentLoopOutput(**to_agent_loop_outputs([sample])[0])`.
 """
 
@@ -15,11 +15,11 @@ from strands_rollout.settings import REWARD_KEY
 
 
 def to_agent_loop_outputs(samples: Iterable[Any], *, reward_key: str = REWARD_KEY) -> list[dict[str, Any]]:
-    """The fields of verl's AgentLoopOutput for each sample, in order; nothing is padded or cut.
+    """Return the fields of verl's AgentLoopOutput for each sample, in order; nothing is padded or cut.
 
-    A sample that is not trained has a mask of zeros; its reward: see `compared_rewards`. The episode's facts and status
-    are in `extra_fields`, a reward's further entries in `extra_fields["reward_extra_info"]`. For what is refused see
-    `finished_episodes`.
+    A sample that is not trained has a response mask of zeros, and the reward of `compared_rewards`. The episode's facts
+    and status are in `extra_fields`, a reward's further entries in `extra_fields["reward_extra_info"]`. Raises the
+    errors of `finished_episodes`.
     """
     episodes = finished_episodes(samples, reward_key=reward_key)
     return [_output(episode, reward) for episode, reward in zip(episodes, compared_rewards(episodes), strict=True)]
@@ -38,7 +38,7 @@ def _output(episode: FinishedEpisode, reward: float) -> dict[str, Any]:
         "routed_experts": None,
         "multi_modal_data": {},
         "reward_score": reward,
-        # as verl counts them: the prompt, each turn of the policy, and what it read between two of them
+        # as verl counts: the prompt, each turn of the policy, and the context between two turns
         "num_turns": 1 + max(0, 2 * turns - 1),
         "metrics": {
             "generate_sequences": facts.generate_s or 0.0,

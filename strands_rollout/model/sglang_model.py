@@ -19,7 +19,7 @@ from strands.models import Model
 from strands.tools import convert_pydantic_to_tool_spec
 from strands.types.exceptions import ContextWindowOverflowException
 
-from strands_rollout.aio import own_pass
+from strands_rollout.aio import admit_to_loop
 from strands_rollout.client.client import SGLangClient, shared_client
 from strands_rollout.client.retry import DEFAULT_PATIENCE_S, Fault
 from strands_rollout.control import ABORT_POLL_S, Control, never
@@ -221,7 +221,7 @@ class SGLangModel(Model):
         request = AgentRequest(*asked, is_sole=is_sole, only_grew=only_grew)
         if is_sole and self.conversation.is_busy:
             raise TrajectoryError(_CONCURRENT_TURN)
-        await own_pass()  # reading what is new in the history is the longest step of a turn
+        await admit_to_loop()  # reading what is new in the history is the longest step of a turn
         place, head = self.record.place_of(request), request.head
         # bound even if it is refused below, so that a repeated request is refused too
         if isinstance(place.conversation, Conversation) and not is_sole:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from strands_rollout import errors
-from strands_rollout.aio import own_pass
+from strands_rollout.aio import admit_to_loop
 from strands_rollout.exits import exits_as_errors
 from strands_rollout.samples import SampleLike, SlimeArgs
 from strands_rollout.slime_plugin.episode import fail_sample, play_sample
@@ -66,7 +66,7 @@ async def _play(call: GenerateCall) -> SampleLike | list[SampleLike]:
     Raises:
         FailedGroupsError: Episode workers keep dying.
     """
-    await own_pass()  # slime starts hundreds of samples at once: begin one in each pass of the event loop
+    await admit_to_loop()  # slime starts hundreds of samples at once: begin one in each pass of the event loop
     try:
         with exits_as_errors("the episode", RuntimeError):
             settings = run_settings(call.args)

@@ -314,7 +314,7 @@ async def _run_evaluator(path: str, judge: Judge | None, answer: GradedAnswer) -
     evaluator = _load_evaluator(path, judge)
     # the base class's evaluate_async uses a thread of the event loop's pool, which tools may occupy for long
     is_sync = type(evaluator).evaluate_async is Evaluator.evaluate_async
-    evaluate = in_own_thread(evaluator.evaluate, has_last_moment=False) if is_sync else evaluator.evaluate_async
+    evaluate = in_own_thread(evaluator.evaluate, has_grace_period=False) if is_sync else evaluator.evaluate_async
     ended = threading.Event()
     try:
         case = _build_case(answer, reads_session=getattr(evaluator, "evaluation_level", None) is not None)

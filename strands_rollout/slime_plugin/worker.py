@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from strands_rollout import __version__
-from strands_rollout.aio import own_pass
+from strands_rollout.aio import admit_to_loop
 from strands_rollout.errors import ConfigError
 from strands_rollout.record.store import EpisodeRecords, RecordStore, left_in
 from strands_rollout.record.weight_versions import KNOWN_VERSIONS
@@ -395,7 +395,7 @@ class EpisodeWorker:
         sample, sink = call.sample, _WorkerRecordSink(self._outbox, key, *left, self._store.open(str(key)))
         inputs = {name: getattr(sample, name, None) for name in _INPUT_FIELDS}
         with within_spans(call.spans):
-            await own_pass()
+            await admit_to_loop()
             local_call = GenerateCall(args, sample, call.sampling_params, call.evaluation)
             played = await play_sample(local_call, sink)
             samples = played if isinstance(played, list) else [played]

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from strands_rollout import errors
-from strands_rollout.aio import own_pass
+from strands_rollout.aio import admit_to_loop
 from strands_rollout.code_tool.sandbox.code_runner import shorten
 from strands_rollout.errors import RolloutError, WorkersLostError
 from strands_rollout.record.store import EpisodeRecords
@@ -103,7 +103,7 @@ async def play_on_worker(call: GenerateCall, settings: RolloutSettings) -> Sampl
     try:
         job.packed_call = pool.pack_call(job)
         result = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(pool.play(job), pool.loop))
-        await own_pass()  # results arrive in batches: fill one sample in each pass of the event loop
+        await admit_to_loop()  # results arrive in batches: fill one sample in each pass of the event loop
         return _fill_samples(job, result)
     except WorkersLostError as e:
         failed_groups_of(call.args).error = e  # slime's fully-async rollout loses exceptions, and reads this instead

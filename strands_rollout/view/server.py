@@ -135,7 +135,7 @@ def _handlers(dump: LiveDump, title: str) -> dict[str, Handler]:
 
     async def index(request: web.Request) -> web.Response:
         # a thread that does not delay the exit of the process
-        view, tag = await in_own_thread(dump.refresh, has_last_moment=False)()
+        view, tag = await in_own_thread(dump.refresh, has_grace_period=False)()
         tag = f'"{tag}"'
         if request.headers.get("If-None-Match") == tag:
             return _response(b"", "application/json", tag, status=304)

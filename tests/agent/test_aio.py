@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from strands_rollout.aio import once, own_pass
+from strands_rollout.aio import admit_to_loop, once
 
 TASKS = 50
 
@@ -16,7 +16,7 @@ async def test_between_two_steps_everything_else_that_is_ready_comes_to_its_turn
     is_over = False
 
     async def step(number: int) -> None:
-        await own_pass()
+        await admit_to_loop()
         seen.append(f"step {number}")
 
     async def watch() -> None:
@@ -39,7 +39,7 @@ async def test_a_cancelled_step_holds_up_nobody(cancelled: list[int]) -> None:
     done: list[int] = []
 
     async def step(number: int) -> None:
-        await own_pass()
+        await admit_to_loop()
         done.append(number)
 
     tasks = [asyncio.create_task(step(number)) for number in range(TASKS)]
@@ -49,7 +49,7 @@ async def test_a_cancelled_step_holds_up_nobody(cancelled: list[int]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
     assert [number for number in range(1, TASKS) if number not in done] == [n for n in cancelled if n]
     async with asyncio.timeout(5):
-        await own_pass()
+        await admit_to_loop()
 
 
 async def test_all_who_come_first_wait_for_one_thread_that_is_not_the_loops() -> None:

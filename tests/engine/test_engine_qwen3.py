@@ -44,13 +44,13 @@ def test_sharded_weights_and_a_config_of_transformers_5_are_read_as_the_same_mod
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ["LlamaForCausalLM"]}, "this engine runs Qwen3ForCausalLM only"),
+        ({"architectures": ["LlamaForCausalLM"]}, "the embedded engine runs Qwen3ForCausalLM only"),
         ({"attention_bias": True}, "does not support attention_bias"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "does not support rope type 'yarn'"),
         ({"quantization_config": {"bits": 4}}, "does not support quantization_config"),
-        ({"hidden_size": "absent"}, "missing or wrong Qwen3 setting: KeyError('hidden_size')"),
+        ({"hidden_size": "absent"}, "missing or invalid Qwen3 setting: KeyError('hidden_size')"),
         ({"intermediate_size": 50}, "mlp.gate_proj.weight has shape (48, 32), config.json says (50, 32)"),
-        ({"num_hidden_layers": 3}, "the weights have no tensor model.layers.2.self_attn.q_proj.weight"),
+        ({"num_hidden_layers": 3}, "the weights lack the tensor model.layers.2.self_attn.q_proj.weight"),
     ],
 )
 def test_a_model_that_cannot_be_run_is_refused_with_the_reason(tmp_path, changes, words):
@@ -65,7 +65,7 @@ def test_a_model_that_cannot_be_run_is_refused_with_the_reason(tmp_path, changes
     ("file", "content", "words"),
     [
         ("config.json", None, "has no config.json"),
-        ("config.json", b"[]", "holds a list, expected a JSON object"),
+        ("config.json", b"[]", "contains a list; expected a JSON object"),
         ("model.safetensors", None, "weights not found"),
         ("model.safetensors", b"\xff" * 8, "is not a readable safetensors file"),
         ("model.safetensors.index.json", b"{}", "can't read"),

@@ -42,7 +42,7 @@ def test_a_long_prompt_does_not_stall_a_running_generation(scheduler):
     while waiting.finish is None and steps < 100:
         scheduler.step()
         steps += 1
-    scheduler.end_all()
+    scheduler.abort_all()
     assert (steps, len(running.output_ids)) == (20, 1 + 20)
 
 

@@ -150,7 +150,7 @@ async def test_it_ends_when_its_parent_is_killed() -> None:
 
 
 async def test_a_model_that_can_not_be_served_is_an_error_that_says_why(tmp_path: Path) -> None:
-    words = r"exit code 2 before it was ready. It printed: error: .*config\.json"
+    words = r"exited with code 2 before it was ready. It printed: error: .*config\.json"
     with pytest.raises(EngineUnavailableError, match=words):
         async with engine_process(tmp_path):
             pass

@@ -303,7 +303,7 @@ async def test_a_form_without_pixels_refuses_images(llava: tuple[Any, Path]) -> 
     sample.reward = 1.0
     with pytest.raises(errors.ExportError, match="sample 0 .index=0. has images; expected text only"):
         to_agent_loop_outputs([sample])
-    assert finished_episodes([sample], may_lose_images=True)[0].sample is sample
+    assert finished_episodes([sample], allow_images=True)[0].sample is sample
 
 
 async def test_images_that_slime_has_loaded_are_those_of_the_chat(llava: tuple[Any, Path]) -> None:

@@ -75,7 +75,7 @@ async def test_sessions_are_refused_to_other_owners(shipped_tokenizer: Any) -> N
 
 async def test_sessions_on_a_public_port_need_an_owner(shipped_tokenizer: Any) -> None:
     sessions = SessionServer(shipped_tokenizer, "http://127.0.0.1:9")
-    with pytest.raises(ConfigError, match="no key of the owner"):
+    with pytest.raises(ConfigError, match="without an owner's key"):
         await serve_sessions(sessions, "192.0.2.1", 0, lambda _url: None)
 
 

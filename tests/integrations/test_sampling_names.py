@@ -31,13 +31,13 @@ def test_what_asks_for_the_same_is_mapped_and_what_asks_for_nothing_is_dropped(n
 @pytest.mark.parametrize(
     ("names", "given", "words"),
     [
-        (VLLM, {"n": 2}, "vLLM's n=.* no equal"),
-        (VLLM, {"n": True}, "vLLM's n=True.* no equal"),
-        (VLLM, {"logprobs": 5}, "vLLM's logprobs=.* no equal"),
-        (VLLM, {"max_token": 5}, "'max_token', which vLLM does not have; did you mean 'max_tokens'"),
-        (TORCHRL, {"num_beams": 4}, "no equal"),
-        (TORCHRL, {"max_tokens": 8, "max_new_tokens": 9}, "expected one of them"),
-        (TORCHRL, {"do_sample": False, "temperature": 0.5}, "expected one of them"),
+        (VLLM, {"n": 2}, "vLLM's n=.* no equivalent"),
+        (VLLM, {"n": True}, "vLLM's n=True.* no equivalent"),
+        (VLLM, {"logprobs": 5}, "vLLM's logprobs=.* no equivalent"),
+        (VLLM, {"max_token": 5}, "vLLM has no sampling parameter 'max_token'; did you mean 'max_tokens'"),
+        (TORCHRL, {"num_beams": 4}, "no equivalent"),
+        (TORCHRL, {"max_tokens": 8, "max_new_tokens": 9}, "by another name, .*; remove one of them"),
+        (TORCHRL, {"do_sample": False, "temperature": 0.5}, "by another name, .*; remove one of them"),
     ],
 )
 def test_what_has_no_equal_is_unknown_or_said_twice_is_refused(names: Any, given: dict[str, Any], words: str) -> None:

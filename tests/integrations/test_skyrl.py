@@ -104,7 +104,7 @@ def test_what_is_not_trained_leaves_the_mean_of_its_group_alone() -> None:
     assert output["rollout_metrics"] == {"strands/untrained_samples": 3.0}
     samples[0].loss_mask = [0, 1]
     assert to_generator_output(samples)["rollout_logprobs"][0] == [-1.0, -1.0], "masked later, it keeps its logprob"
-    with pytest.raises(ExportError, match="sample 0 .* is a list; .* fan-out one by one"):
+    with pytest.raises(ExportError, match="sample 0 .* is a list; .* flatten the lists of a fan-out"):
         to_generator_output([samples])
 
 

@@ -22,7 +22,7 @@ from strands_rollout import Sample
 from strands_rollout.cli.commands import app
 from strands_rollout.dump import write_dump
 from strands_rollout.errors import ConfigError, DumpError, ExportError
-from strands_rollout.integrations.traces import LAID_OUT, TIMES, otlp_exporter, send_dump
+from strands_rollout.integrations.traces import RECORDED_TIMES, SEQUENTIAL_TIMES, otlp_exporter, send_dump
 
 START_S = 1_700_000_000.0
 TEXTS = {1: b"What?", 2: b"call ", 3: b"\xe2\x82", 4: b"\xac", 5: b"result", 6: b"done"}
@@ -106,7 +106,9 @@ def test_a_sample_is_a_trace_of_its_episode_its_turns_and_its_calls(tmp_path: Pa
     ]
     told = {name.removeprefix("strands_rollout."): value for name, value in root.attributes.items()}
     assert told.items() >= {"index": 4, "group": 1, "status": "completed", "stop_reason": "completed"}.items()
-    assert told.items() >= {"reward": 1.0, "turns": 2, "tokens": 6, "duration_s": 2.0, "times": LAID_OUT}.items()
+    assert (
+        told.items() >= {"reward": 1.0, "turns": 2, "tokens": 6, "duration_s": 2.0, "times": SEQUENTIAL_TIMES}.items()
+    )
     assert (told["where"], root.attributes["gen_ai.operation.name"]) == ("samples.jsonl:1", "invoke_agent")
     assert root.status.status_code is StatusCode.UNSET
 
@@ -122,7 +124,7 @@ def test_spans_stand_where_they_were_where_the_dump_says_when_that_was(tmp_path:
         ("execute_tool execute_python_code", 0.875, 1.0),
         ("chat", 1.5, 1.75),
     ]
-    assert trace[0].attributes["strands_rollout.times"] == TIMES
+    assert trace[0].attributes["strands_rollout.times"] == RECORDED_TIMES
 
 
 def test_texts_are_sent_only_where_they_are_asked_for(tmp_path: Path) -> None:
@@ -248,14 +250,16 @@ def test_the_standard_variables_name_the_collector_its_headers_and_the_service(c
 def test_a_collector_that_takes_nothing_is_an_error(collector: Collector, tmp_path: Path) -> None:
     collector.status = 401
     exporter = otlp_exporter(collector.url)
-    with pytest.raises(ExportError, match=r"took 0 spans and not the next 5; see the message above"):
+    with pytest.raises(
+        ExportError, match=r"accepted 0 spans and refused the next 5; fix the error in the message above"
+    ):
         send_dump(dump_of(tmp_path), exporter, start_s=None, reward_key="score", with_contents=False)
 
 
 def test_what_can_not_be_sent_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
         monkeypatch.delenv(name)
-    with pytest.raises(ConfigError, match=r"give --endpoint, or set OTEL_EXPORTER_OTLP_ENDPOINT"):
+    with pytest.raises(ConfigError, match=r"as --endpoint, or set OTEL_EXPORTER_OTLP_ENDPOINT"):
         otlp_exporter(None)
     with pytest.raises(ConfigError, match=r"got --endpoint localhost:4318; expected a URL"):
         otlp_exporter("localhost:4318")

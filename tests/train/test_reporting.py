@@ -114,7 +114,7 @@ def test_wandb_log_gets_steps_and_no_secret(tmp_path: Path) -> None:
 def test_check_wandb_refuses_missing_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("WANDB_MODE", "online")
-    with pytest.raises(ConfigError, match=r"found no WANDB_API_KEY in the environment; set it, or WANDB_MODE=offline"):
+    with pytest.raises(ConfigError, match=r"needs WANDB_API_KEY in the environment; set it, or WANDB_MODE=offline"):
         check_wandb()
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     check_wandb()

@@ -33,7 +33,7 @@ from experiments.chat_transcript import ChatRenderer, Transcript
 from strands_rollout.agent.episode import Episode, EpisodeSetup, run_episode
 from strands_rollout.agent.limits import EpisodeLimits, StopReason
 from strands_rollout.agent.tool_loading import load_hooks
-from strands_rollout.aio import once
+from strands_rollout.aio import run_once
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls, episode_code_tool
 from strands_rollout.errors import ConfigError
 from strands_rollout.model.sampling import TokenLimits
@@ -132,7 +132,7 @@ async def _run(
     if settings.enable_thinking is not None:
         kwargs["enable_thinking"] = settings.enable_thinking
     checkpoint = getattr(args, "hf_checkpoint", None)
-    await once(("chat endpoint", checkpoint), lambda: ChatRenderer(tokenizer_of(args, sample), kwargs))
+    await run_once(("chat endpoint", checkpoint), lambda: ChatRenderer(tokenizer_of(args, sample), kwargs))
     renderer = ChatRenderer(tokenizer_of(args, sample), kwargs)
     prompt = to_episode_prompt(sample.prompt, settings.system_prompt, renderer.template)
     url = router_url(args, settings.model_name)

@@ -1,7 +1,7 @@
 """Token-exact Strands agent rollouts for slime.
 
-Everything public is importable from here and loaded on first use: `import strands_rollout` loads neither Strands nor
-transformers.
+All public names can be imported from here. They are loaded on first use: `import strands_rollout` imports neither
+Strands nor transformers.
 """
 
 import importlib
@@ -54,7 +54,7 @@ __all__ = [
     "sub_agent_model",
 ]
 
-_HOMES = {
+_MODULES = {
     "Endpoint": "gateway.program",
     "EpisodeLimits": "agent.limits",
     "SGLangClient": "client.client",
@@ -82,9 +82,9 @@ _HOMES = {
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - PEP 562
     if name == "sandbox":  # the room's name before 0.3, in dotted paths of executors
         return importlib.import_module(f"{__name__}.code_tool")
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""asyncio: values kept for each event loop, admission to it one step at a time, work that is done once in a process.
+"""asyncio helpers: a cache per event loop, event-loop admission, and work that runs once per process.
 
 Nothing binds to a loop at import.
 """
@@ -16,7 +16,7 @@ class Closable(Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """True once it can't be used any more."""
+        """True if it can't be used any more."""
 
     async def aclose(self) -> None:
         """Close it, on its own loop."""
@@ -26,10 +26,10 @@ T = TypeVar("T", bound=Closable)
 
 
 class LoopCache(Generic[T]):
-    """A cache for the running event loop.
+    """A cache with separate values for each event loop.
 
-    A value is closed when its loop ends its asynchronous generators, which `asyncio.run` and `asyncio.Runner` do before
-    they close the loop. The values of a loop that was closed without that are dropped when another loop comes.
+    A value is closed when its loop shuts down its asynchronous generators, as `asyncio.run` and `asyncio.Runner` do
+    before they close the loop. Values of a loop that was closed otherwise are dropped when a new loop uses the cache.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class LoopCache(Generic[T]):
         """
         loop = asyncio.get_running_loop()
         if loop not in self._loops:
-            # a value refers to its loop, so that the weak key alone would keep both for ever
+            # values refer to their loop, so that the weak key would never be collected
             for closed in [known for known in self._loops if known.is_closed()]:
                 del self._loops[closed]
             self._loops[loop] = {}
@@ -57,7 +57,7 @@ class LoopCache(Generic[T]):
 
 
 def _close_with_loop(value: Closable) -> AsyncGenerator[None, None]:
-    """Start a generator that closes the value when the loop ends its generators; it lives while it is referred to."""
+    """Start a generator that closes the value when the loop shuts down its generators; the caller must keep it."""
 
     async def guard() -> AsyncGenerator[None, None]:
         try:
@@ -67,14 +67,14 @@ def _close_with_loop(value: Closable) -> AsyncGenerator[None, None]:
 
     started = guard()
     with suppress(StopIteration):
-        started.asend(None).send(None)  # runs to the yield without waiting, and makes the loop know of it
+        started.asend(None).send(None)  # runs to the yield without waiting, and registers the generator with the loop
     return started
 
 
 async def admit_to_loop() -> None:
     """Event-loop admission: returns to one caller in each pass of the running loop, in the order of the calls.
 
-    A caller that is alone returns at once.
+    A single caller continues immediately.
     """
     loop = asyncio.get_running_loop()
     waiting = _WAITING.get(loop)
@@ -89,11 +89,11 @@ async def admit_to_loop() -> None:
     finally:
         if called.cancelled() or not called.done():  # the caller was cancelled, or its loop is closed under it
             with suppress(ValueError):
-                waiting.remove(called)  # a future that stayed here would keep a closed loop for ever
+                waiting.remove(called)  # a remaining future would keep a closed loop in memory
 
 
 def _next_pass(loop: asyncio.AbstractEventLoop) -> None:
-    """Give the pass that begins now to the caller that has waited longest."""
+    """Admit the caller that has waited longest to the pass that begins now."""
     waiting = _WAITING[loop]
     while waiting:
         called = waiting.popleft()
@@ -104,26 +104,27 @@ def _next_pass(loop: asyncio.AbstractEventLoop) -> None:
     del _WAITING[loop]
 
 
-# of the loops whose pass is taken
+# waiting callers, by loop whose current pass is taken
 _WAITING: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, deque[asyncio.Future[None]]]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-_DONE: Final[set[Hashable]] = set()
-_RUNNING: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, asyncio.Task[Any]]]] = (
+_FINISHED_KEYS: Final[set[Hashable]] = set()
+_RUNNING_TASKS: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, asyncio.Task[Any]]]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-async def once(key: Hashable, work: Callable[[], object]) -> None:
-    """Do work in a thread, once in the process for each key; returns at once where it is done.
+async def run_once(key: Hashable, work: Callable[[], object]) -> None:
+    """Run work in a thread, once per process and key; return immediately if it has succeeded before.
 
-    Callers that come while it runs wait for it. Where it raises, they all do, and the next call tries again.
+    Concurrent callers wait for the same run. If it raises an exception, they all raise it, and the next call tries
+    again.
     """
-    if key in _DONE:
+    if key in _FINISHED_KEYS:
         return
-    running = _RUNNING.setdefault(asyncio.get_running_loop(), {})
+    running = _RUNNING_TASKS.setdefault(asyncio.get_running_loop(), {})
     task = running.get(key)
     if task is None:
         task = running[key] = asyncio.create_task(asyncio.to_thread(work))
@@ -131,7 +132,7 @@ async def once(key: Hashable, work: Callable[[], object]) -> None:
         def note_end(ended: asyncio.Task[object]) -> None:
             del running[key]
             if not ended.cancelled() and ended.exception() is None:
-                _DONE.add(key)
+                _FINISHED_KEYS.add(key)
 
         task.add_done_callback(note_end)
-    await asyncio.shield(task)  # a caller that is cancelled does not cancel it for the others
+    await asyncio.shield(task)  # a cancelled caller must not cancel the task of the others

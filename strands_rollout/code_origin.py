@@ -1,4 +1,4 @@
-"""Tells a user's files from this package's and from those of libraries."""
+"""Distinguish a user's files from this package's and from libraries."""
 
 import sysconfig
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""SystemExit and its like, raised by a user's code: ordinary errors, so that no event loop ends by them."""
+"""Turn SystemExit and similar exceptions of a user's code into ordinary errors, which don't end an event loop."""
 
 import asyncio
 import os
@@ -9,18 +9,18 @@ from strands_rollout.errors import ToolError
 
 
 class exits_as_errors:  # noqa: N801 - used as a statement: `with exits_as_errors(...):`
-    """Turn exceptions of a user's code that `except Exception` does not catch into ordinary errors.
+    """Turn exceptions of a user's code that `except Exception` doesn't catch into ordinary errors.
 
-    SystemExit and KeyboardInterrupt end the event loop when they leave a task, and with it every other episode:
-    `sys.exit()` or argparse in an async tool would end a training run. A CancelledError is turned too, unless the
-    running task was cancelled, and a GeneratorExit, unless the coroutine around the block is being closed.
+    SystemExit and KeyboardInterrupt that leave a task end the event loop and all its episodes: `sys.exit()` or argparse
+    in an async tool would end a training run. A CancelledError is turned, too, unless the running task was cancelled,
+    and a GeneratorExit, unless the coroutine around the block is being closed.
 
-    A child that the code has forked ends where it leaves the block: it holds a copy of this thread alone, in which it
-    would play on beside the trainer, or wait for ever.
+    A child process that the code has forked exits at the end of the block: it has a copy of this thread only, in which
+    it would play the episode a second time, or hang.
 
     Args:
-        what: Names the code in the message.
-        error: The ordinary error.
+        what: Name of the code in the message.
+        error: Class of the ordinary error.
     """
 
     __slots__ = ("_error", "_pid", "_task", "_what")
@@ -51,5 +51,5 @@ class exits_as_errors:  # noqa: N801 - used as a statement: `with exits_as_error
 def _running_task() -> asyncio.Task[Any] | None:
     try:
         return asyncio.current_task()
-    except RuntimeError:  # no loop runs in this thread
+    except RuntimeError:  # this thread runs no loop
         return None

@@ -1,7 +1,7 @@
-"""Logging what is the same for hundreds of episodes, such as a wrong setting, only once.
+"""Log a message once per process, though hundreds of episodes would log it, such as one about a wrong setting.
 
-Once is once in the life of a process: the driver and each episode worker log it for themselves, and again after a
-restart. A forked process does not repeat what its parent has logged.
+The driver and each episode worker log it separately, and again after a restart. A forked process doesn't repeat its
+parent's messages.
 """
 
 import logging
@@ -21,18 +21,18 @@ def log_once(
     key: Hashable = None,
     exc_info: BaseException | None = None,
 ) -> bool:
-    """Log a message unless this process has logged it with this key, and return whether it was logged.
+    """Log a message unless this process has logged it with this key; return True if it was logged.
 
-    At most 50 keys of a message are logged, so that texts which differ each time, as those of errors may, neither fill
+    A message is logged with at most 50 keys, so that arguments that differ each time, such as error texts, fill neither
     the log nor the memory.
 
     Args:
-        logger: Logs it.
-        level: The message's level.
-        message: The message, with places for `args` as in `Logger.log`.
-        args: What goes into the message.
-        key: What makes two messages the same; default: the texts of `args`.
-        exc_info: An exception whose traceback is logged too.
+        logger: Logger of the message.
+        level: Level of the message.
+        message: Format string, as in `Logger.log`.
+        args: Arguments of the format string.
+        key: Identifies a repetition; default: the arguments as text.
+        exc_info: Exception whose traceback is logged, too.
     """
     known = _LOGGED[message]
     seen = tuple(map(str, args)) if key is None else key

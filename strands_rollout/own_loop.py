@@ -13,7 +13,7 @@ from strands_rollout.errors import ToolError
 from strands_rollout.exits import exits_as_errors
 from strands_rollout.own_thread import idle_thread
 
-_STEP_CLEANUP_S: Final = 0.5
+_STEP_CLEANUP_TIMEOUT_S: Final = 0.5
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
@@ -28,17 +28,17 @@ class _Step:
 
 
 class OwnLoop:
-    """An event loop in a thread of its own, where code that blocks holds up nobody else; an async context manager.
+    """An event loop in a thread of its own, where blocking code delays no other code; an async context manager.
 
-    The functions that it is given run in one task, one after the other: some contexts must be left by the task that
-    entered them. Leaving the block does not wait for a function that has not ended.
+    Its functions run in one task, one after the other, since some contexts must be exited by the task that entered
+    them. Exiting doesn't wait for a running function.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._steps: asyncio.Queue[_Step | None] = asyncio.Queue()
         self._running: _Step | None = None
-        self._is_blocked = False  # a step was given up before it began; none has begun since
+        self._is_blocked = False  # True if a step was abandoned before it began, and none has begun since
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -49,29 +49,30 @@ class OwnLoop:
         self._loop.call_soon_threadsafe(self._steps.put_nowait, None)
 
     async def run(self, function: Callable[P, Awaitable[Result]], *args: P.args, **kwargs: P.kwargs) -> Result:
-        """Call an async function on this loop, with the caller's context variables; returns its result.
+        """Call an async function on this loop, with the caller's context variables, and return its result.
 
-        A call that is cancelled is cancelled there too, and abandoned if it has not ended 0.5 s later.
+        Cancelling the caller cancels the function; if it hasn't ended 0.5 s later, it is abandoned.
 
         Raises:
-            ToolError: The function raised SystemExit, or another exception that would end the loop; or an earlier
-                function blocks the loop, for so long that another call was given up. This one is made when it ends.
-            Exception: Whatever else the function raises.
+            ToolError: The function raised SystemExit or another exception that would end the loop; or the loop is
+                blocked by an earlier function, so that a call was abandoned before it began. In this case the function
+                is called when the loop is free.
+            Exception: Any other exception of the function.
         """
         if asyncio.get_running_loop() is self._loop:
             return await function(*args, **kwargs)
         step = _Step(functools.partial(function, *args, **kwargs), contextvars.copy_context())
         self._loop.call_soon_threadsafe(self._steps.put_nowait, step)
         result: asyncio.Future[Result] = asyncio.wrap_future(step.done)
-        result.add_done_callback(_retrieve)  # nobody else does where this call is cancelled
+        result.add_done_callback(_retrieve)  # nobody awaits it if this call is cancelled
         if self._is_blocked:
-            raise ToolError("the event loop of its program is still blocked")
+            raise ToolError("the event loop of its program is still blocked by an earlier call")
         try:
             return await asyncio.shield(result)
         except asyncio.CancelledError:
-            with suppress(RuntimeError):  # the loop has ended meanwhile
+            with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._cancel, step)
-            await asyncio.wait({result}, timeout=_STEP_CLEANUP_S)
+            await asyncio.wait({result}, timeout=_STEP_CLEANUP_TIMEOUT_S)
             self._is_blocked = not step.is_begun
             raise
 
@@ -79,7 +80,7 @@ class OwnLoop:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             self._task = task = runner.get_loop().create_task(self._take_steps())
             while not task.done():
-                # a step may stop the loop, and its tasks may raise SystemExit: those that follow need it
+                # a step may stop the loop, and its tasks may raise SystemExit; later steps need the loop
                 with suppress(RuntimeError, SystemExit, KeyboardInterrupt):
                     self._loop.run_until_complete(task)
         return lambda: None
@@ -96,15 +97,15 @@ class OwnLoop:
             try:
                 with exits_as_errors("it"):
                     step.done.set_result(await step.call())
-            except BaseException as e:  # the user's code may raise anything, and the caller is told
+            except BaseException as e:  # the user's code may raise anything; the caller gets it
                 step.done.set_exception(e)
             self._running = None
-            while task.cancelling():  # the step was cancelled, not those that follow
+            while task.cancelling():  # only this step was cancelled, not the next ones
                 task.uncancel()
 
     async def _next_step(self) -> _Step | None:
         while True:
-            with suppress(asyncio.CancelledError):  # that the last step has left behind
+            with suppress(asyncio.CancelledError):  # a cancellation of the last step, which came too late for it
                 return await self._steps.get()
 
     def _cancel(self, step: _Step) -> None:
@@ -114,6 +115,6 @@ class OwnLoop:
 
 
 def _retrieve(future: asyncio.Future[Any]) -> None:
-    """Let asyncio log nothing of an error that nobody waits for."""
+    """Mark an exception as retrieved, so that asyncio doesn't log it."""
     if not future.cancelled():
         future.exception()

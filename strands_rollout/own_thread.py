@@ -1,4 +1,4 @@
-"""Sync functions in threads of their own, so that neither an event loop nor another call waits for them."""
+"""Run each call of a sync function in a thread of its own, so that it blocks neither an event loop nor other calls."""
 
 import asyncio
 import contextvars
@@ -14,8 +14,8 @@ from typing import Any, Final, ParamSpec, TypeVar
 from strands_rollout.errors import ToolError
 from strands_rollout.exits import exits_as_errors
 
-_LAST_MOMENT_S: Final = 0.03
-_MOST_IDLE: Final = 64
+_GRACE_PERIOD_S: Final = 0.03
+_MAX_IDLE_THREADS: Final = 64
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 def in_own_thread(
     function: Callable[P, Result], *, has_grace_period: bool = True
 ) -> Callable[P, Coroutine[Any, Any, Result]]:
-    """An async version of a sync function: each call in a thread of its own, with the caller's context variables.
+    """Return an async version of a sync function; each call has a thread of its own and the caller's context variables.
 
     A call that is cancelled is abandoned: its thread goes on until the function ends. With `has_grace_period`, a call
     that ends within 0.03 s gives its result in place of the cancellation.
@@ -38,11 +38,11 @@ def in_own_thread(
         def run() -> Callable[[], None]:
             try:
                 with exits_as_errors("the tool"):
-                    return functools.partial(_settle, future, result=context.run(function, *args, **kwargs))
-            except Exception as e:  # whatever the tool raises belongs to the caller
+                    return functools.partial(_set_outcome, future, result=context.run(function, *args, **kwargs))
+            except Exception as e:  # a tool may raise anything; the caller gets it
                 # a future can't hold StopIteration
                 error = ToolError(f"the tool raised {e!r}") if isinstance(e, StopIteration) else e
-                return functools.partial(_settle, future, error=error)
+                return functools.partial(_set_outcome, future, error=error)
 
         idle_thread().run(run, loop, f"tool:{getattr(function, '__name__', '')}")
         try:
@@ -58,9 +58,9 @@ def in_own_thread(
 
 
 class _ToolThread:
-    """A thread that does one job after the other, and ends where enough others are idle.
+    """A thread that runs jobs, and ends after a job if enough other threads are idle.
 
-    They are kept because the event loop waits while a new thread starts.
+    Idle threads are reused, since starting a thread blocks the event loop.
     """
 
     def __init__(self) -> None:
@@ -68,18 +68,18 @@ class _ToolThread:
         threading.Thread(target=self._work, name="tool", daemon=True).start()
 
     def run(self, function: Callable[[], Callable[[], None]], loop: asyncio.AbstractEventLoop, name: str) -> None:
-        """Call `function` under this name in the thread, and what it returns in the loop."""
+        """Call `function` in the thread, under this thread name, and then the function that it returns in the loop."""
 
         def job() -> bool:
             threading.current_thread().name = name
-            asyncio.set_event_loop(None)  # one that the last function left here may be closed
+            asyncio.set_event_loop(None)  # the last function may have left a closed loop
             outcome = function()
-            stays = len(_IDLE) < _MOST_IDLE
-            if stays:  # before the loop hears of it: its next call may be this thread's
+            is_reused = len(_IDLE) < _MAX_IDLE_THREADS
+            if is_reused:  # before the loop gets the outcome, so that its next call can use this thread
                 _IDLE.append(self)
-            with suppress(RuntimeError):  # the loop was closed meanwhile
+            with suppress(RuntimeError):  # the loop was closed
                 loop.call_soon_threadsafe(outcome)
-            return stays
+            return is_reused
 
         self._jobs.put(job)
 
@@ -89,7 +89,7 @@ class _ToolThread:
 
 
 def idle_thread() -> _ToolThread:
-    """Return a thread that waits for a job, a new one where none does."""
+    """Return an idle thread, or a new one."""
     try:
         return _IDLE.pop()
     except IndexError:
@@ -97,11 +97,11 @@ def idle_thread() -> _ToolThread:
 
 
 _IDLE: Final[deque[_ToolThread]] = deque()
-# a forked child has none of its parent's threads
+# a forked child doesn't have its parent's threads
 os.register_at_fork(after_in_child=_IDLE.clear)
 
 
-def _settle(future: asyncio.Future[Any], *, result: object = None, error: BaseException | None = None) -> None:
+def _set_outcome(future: asyncio.Future[Any], *, result: object = None, error: BaseException | None = None) -> None:
     if future.done():
         return
     if error is None:

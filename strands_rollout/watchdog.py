@@ -1,4 +1,4 @@
-"""Finds the line that blocks an event loop which plays episodes, and logs it."""
+"""A watchdog thread that logs the line which blocks an event loop of episodes."""
 
 import asyncio
 import functools
@@ -20,29 +20,29 @@ from strands_rollout.control import POLLERS, is_in_episode
 
 logger = logging.getLogger(__name__)
 
-_LOOK_EVERY_S: Final = 0.5
+_CHECK_INTERVAL_S: Final = 0.5
 _BLOCKED_S: Final = 1.5
-_MOST_SHOWN_FRAMES: Final = 12
+_MAX_SHOWN_FRAMES: Final = 12
 
 
 def watch_running_loop() -> None:
-    """Log which line blocks the running loop, which plays episodes, once for each line.
+    """Watch the running loop, and log each line that blocks it, once.
 
-    A loop is blocked where a timer of it is late while one call of one task stands at one line, look after look. One
-    that is late because much runs on it, or the machine is busy, is not: then other calls are seen, the thread that
-    looks is late itself, or the call has waited for the processor rather than used it.
+    A loop counts as blocked if its timer is late while the same call of the same task is at the same line in several
+    checks. A busy loop or machine doesn't count: then checks see other calls, the watching thread is late itself, or
+    the call has waited for the processor instead of using it.
     """
     loop = asyncio.get_running_loop()
     if loop not in _WATCHED:
-        _WATCHED[loop] = _Watched(weakref.ref(loop), threading.get_ident(), threading.get_native_id())
+        _WATCHED[loop] = _WatchedLoop(weakref.ref(loop), threading.get_ident(), threading.get_native_id())
     _start_watch(os.getpid())
 
 
-def plays_episodes() -> bool:
-    """Return True in a step of an episode, on the loop that plays others too."""
+def is_on_episode_loop() -> bool:
+    """Return True if the caller is an episode's code and runs on the loop that all episodes share."""
     try:
         return asyncio.get_running_loop() in _WATCHED and is_in_episode()
-    except RuntimeError:  # no loop runs in this thread
+    except RuntimeError:  # this thread runs no loop
         return False
 
 
@@ -52,18 +52,25 @@ def _start_watch(_pid: int) -> None:
 
 
 def _watch_loops() -> None:
-    looked_at = time.monotonic()
+    checked_at = time.monotonic()
     while True:
-        time.sleep(_LOOK_EVERY_S)
-        late, looked_at = time.monotonic() - looked_at > 2 * _LOOK_EVERY_S, time.monotonic()
-        with suppress(RuntimeError):  # another loop came meanwhile, and is seen the next time
+        time.sleep(_CHECK_INTERVAL_S)
+        is_late, checked_at = time.monotonic() - checked_at > 2 * _CHECK_INTERVAL_S, time.monotonic()
+        with suppress(RuntimeError):  # a loop was added during iteration; the next check sees it
             for watched in list(_WATCHED.values()):
-                watched.look(is_certain=not late)
+                watched.check(is_certain=not is_late)
 
 
 @dataclass(slots=True)
-class _Watched:
-    """A loop under watch: since when it stands at a line, and what its thread has used of the processor by then."""
+class _WatchedLoop:
+    """The state of a watched loop.
+
+    Attributes:
+        at: Task, frame and instruction that the last check saw; None if the loop was not late.
+        since: Time of the first check that saw `at`.
+        cpu_s: Processor seconds of the loop's thread at that time.
+        is_computing: True if a check has seen the thread runnable since then.
+    """
 
     loop: weakref.ref[asyncio.AbstractEventLoop]
     thread: int
@@ -73,15 +80,15 @@ class _Watched:
     cpu_s: float = 0.0
     is_computing: bool = False
 
-    def look(self, *, is_certain: bool) -> None:
-        """Log the line that the loop stands at, if it does for long; `is_certain` unless the look itself is late."""
+    def check(self, *, is_certain: bool) -> None:
+        """Check the loop, and log its line if it is blocked; `is_certain` is False if the check itself is late."""
         loop = self.loop()
         poller = None if loop is None or not loop.is_running() else POLLERS.get(loop)
-        if loop is None or poller is None or not is_certain or poller.late_s < _LOOK_EVERY_S:
+        if loop is None or poller is None or not is_certain or poller.late_s < _CHECK_INTERVAL_S:
             self.at = None
             return
-        frames = _stack_of(sys._current_frames().get(self.thread))
-        blamed = _blamed(frames)
+        frames = _call_stack(sys._current_frames().get(self.thread))
+        blamed = _find_blamed_frame(frames)
         if blamed is None:
             return
         task, now, cpu_s = asyncio.current_task(loop), time.monotonic(), _cpu_s(self.thread)
@@ -94,26 +101,26 @@ class _Watched:
             _log_blocked(blamed, frames, poller.late_s)
 
 
-_WATCHED: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Watched]] = weakref.WeakKeyDictionary()
-_TOLD: Final[set[tuple[str, int]]] = set()
+_WATCHED: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _WatchedLoop]] = weakref.WeakKeyDictionary()
+_LOGGED_LINES: Final[set[tuple[str, int]]] = set()
 
 
 def _log_blocked(blamed: FrameType, frames: Sequence[FrameType], late_s: float) -> None:
     line = blamed.f_code.co_filename, blamed.f_lineno
-    if line in _TOLD:
+    if line in _LOGGED_LINES:
         return
     _TOLD.add(line)
     called = [frame for frame in frames if is_user_file(frame.f_code.co_filename) or _is_installed(frame)]
     logger.warning(
-        "event=event_loop_blocked seconds=%.1f: all episodes of this process stand still, with their deadlines and "
-        "aborts, while it runs %s. Await there, or move it to a thread, such as by a tool that is not async",
+        "event=event_loop_blocked seconds=%.1f: all episodes of this process are blocked, with their deadlines and "
+        "aborts, while it runs %s. Use await there, or move the call to a thread, such as a tool that is not async",
         late_s,
-        " < ".join(map(_place, called[:_MOST_SHOWN_FRAMES])),
+        " < ".join(map(_describe_frame, called[:_MAX_SHOWN_FRAMES])),
     )
 
 
-def _stack_of(frame: FrameType | None) -> list[FrameType]:
-    """A frame and those that called it, the innermost first."""
+def _call_stack(frame: FrameType | None) -> list[FrameType]:
+    """Return a frame and its callers, the innermost first."""
     frames = []
     while frame is not None:
         frames.append(frame)
@@ -131,20 +138,20 @@ def _is_installed(frame: FrameType) -> bool:
     return "site-packages" in frame.f_code.co_filename
 
 
-def _place(frame: FrameType) -> str:
+def _describe_frame(frame: FrameType) -> str:
     return f"{frame.f_code.co_filename}, line {frame.f_lineno}, in {frame.f_code.co_name}"
 
 
 def _cpu_s(thread: int) -> float:
-    """Seconds of processor that a thread of this process has used; 0 where the system does not tell."""
+    """Return the processor seconds of a thread of this process; 0 if the system doesn't report them."""
     clock_of = getattr(time, "pthread_getcpuclockid", None)
-    with suppress(OSError):  # it has ended
+    with suppress(OSError):  # the thread has ended
         return 0.0 if clock_of is None else time.clock_gettime(clock_of(thread))
     return 0.0
 
 
 def _is_runnable(native_thread: int) -> bool:
-    """Return True if a thread runs, or waits for a processor only; False where the system does not tell."""
+    """Return True if a thread runs or waits for a processor; False if the system doesn't report it."""
     with suppress(OSError):
         stat = Path(f"/proc/self/task/{native_thread}/stat").read_text(encoding="ascii", errors="replace")
         return stat.rpartition(")")[2].split()[0] == "R"

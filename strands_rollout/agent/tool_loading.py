@@ -39,8 +39,8 @@ from strands_rollout.errors import (
 from strands_rollout.exits import exits_as_errors
 from strands_rollout.own_thread import in_own_thread
 from strands_rollout.settings import McpServer
-from strands_rollout.user_code import resolve, suggest_name
-from strands_rollout.watchdog import plays_episodes
+from strands_rollout.user_code import resolve
+from strands_rollout.watchdog import is_on_episode_loop
 
 logger = logging.getLogger(__name__)
 
@@ -344,7 +344,7 @@ def _refuse_on_episode_loop(call: Callable[..., Any], message: str) -> Callable[
 
     @functools.wraps(call)
     def called(owner: Any, *given: Any, **named: Any) -> Any:  # noqa: ANN401 - Strands' signature
-        if plays_episodes():
+        if is_on_episode_loop():
             frames = [frame for frame in traceback.extract_stack() if is_user_file(frame.filename)]
             place = f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
             kind = type(owner).__name__
@@ -360,7 +360,7 @@ def _move_off_episode_loop(call: Callable[..., Coroutine[Any, Any, Any]]) -> Cal
 
     @functools.wraps(call)
     async def called(*given: Any, **named: Any) -> Any:  # noqa: ANN401 - Strands' signature
-        if not plays_episodes():
+        if not is_on_episode_loop():
             return await call(*given, **named)
         return await in_own_thread(lambda: asyncio.run(call(*given, **named)), has_grace_period=False)()
 

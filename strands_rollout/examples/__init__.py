@@ -1,1 +1,1 @@
-"""Agents to start from: each a module here and a YAML in `configs/`, played in the tests on a scripted engine."""
+"""Example agents: a module for each, with a YAML in `configs/`; the tests play them on a scripted engine."""

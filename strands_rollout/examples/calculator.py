@@ -1,6 +1,6 @@
-"""An agent of your own by a function that builds it: the calculator of strands-agents-tools, and words to go with it.
+"""An agent factory: a function that builds an agent with the calculator of strands-agents-tools and a system prompt.
 
-`configs/calculator.yaml` names it; it needs `pip install 'strands-rollout[tools]'`.
+Used by `configs/calculator.yaml`; needs `pip install 'strands-rollout[tools]'`.
 """
 
 from typing import Final
@@ -17,10 +17,10 @@ SYSTEM_PROMPT: Final = (
 
 
 def build(model: SGLangModel, task: Task) -> Agent:
-    """The agent of one episode.
+    """Build the agent of one episode.
 
     Args:
         model: The policy that is trained; it records the agent's tokens.
-        task: The row: its prompt, label and metadata. A row's own system message replaces the words here.
+        task: The row: its prompt, label and metadata. A row's own system message replaces `SYSTEM_PROMPT`.
     """
     return Agent(model=model, tools=[calculator], system_prompt=task.system_prompt or SYSTEM_PROMPT)

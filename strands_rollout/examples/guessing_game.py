@@ -1,6 +1,6 @@
-"""An environment with a state: a number to be guessed, with a tool to guess, a user who urges, and a score.
+"""An environment with state: a number to guess, a tool to guess it, replies of a user, and a score.
 
-`configs/guessing_game.yaml` names `GuessingGame`. It is made anew for each episode, and left whatever happens.
+Used by `configs/guessing_game.yaml`. Each episode makes a new `GuessingGame`, which is always closed.
 """
 
 from typing import Any, Final, Self
@@ -13,7 +13,7 @@ HIGHEST: Final = 100
 
 
 class GuessingGame:
-    """The row's label is the number; each guess more than one costs a tenth of the score."""
+    """A game with the row's label as the number; each guess after the first costs a tenth of the score."""
 
     def __init__(self, task: Task) -> None:
         self.number = int(task.label)
@@ -21,14 +21,14 @@ class GuessingGame:
         self.tools = [self.guess]
 
     async def __aenter__(self) -> Self:
-        """Open what the game needs: a connection, a browser, a container. This one needs nothing."""
+        """Open the resources of the game, such as a connection, a browser or a container; this game has none."""
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        """Close it; called also where the episode failed or was aborted."""
+        """Close the resources; also called after a failure or an abort."""
 
     async def prepare(self) -> str:
-        """The user's first message."""
+        """Return the first user message."""
         return f"I think of a number from 1 to {HIGHEST}. Guess it with your tool."
 
     @tool
@@ -41,12 +41,12 @@ class GuessingGame:
         self.guesses.append(number)
         return "Right!" if number == self.number else "Higher." if number < self.number else "Lower."
 
-    async def answer(self, reply: str) -> str | None:  # noqa: ARG002 - what the policy said does not count
-        """The user's next message; None when the game is over."""
+    async def answer(self, reply: str) -> str | None:  # noqa: ARG002 - the reply's text doesn't matter
+        """Return the next user message; None when the game is over."""
         return None if self.number in self.guesses else "That was not it yet. Go on."
 
     async def score(self) -> dict[str, Any]:
-        """What the episode is worth."""
+        """Return the episode's score."""
         found = self.number in self.guesses
         score = round(max(0.1, 1.1 - 0.1 * len(self.guesses)), 1) if found else 0.0
         return {"score": score, "acc": float(found), "guesses": len(self.guesses)}

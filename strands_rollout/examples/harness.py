@@ -1,7 +1,7 @@
-"""Strands' harness as the agent: a shell, files, to-do lists, skills, sub-agents, and a history that is summed up.
+"""Strands' harness as the agent: a shell, files, to-do lists, skills, sub-agents, and a summarized history.
 
-`configs/harness.yaml` names `build`, and `scratch` for the folder that shell and files work in
-(`pip install 'strands-rollout[harness]'`). Sessions, memory and the web are off: they outlive an episode, or leave it.
+`configs/harness.yaml` names `build` as the agent factory and `scratch` as the resource for shell and files; needs
+`pip install 'strands-rollout[harness]'`. Sessions, memory and the web are off, since their effects outlast an episode.
 """
 
 from strands import Agent
@@ -13,9 +13,9 @@ from strands_rollout.code_tool.executors import shared_executor
 from strands_rollout.code_tool.strands_sandbox import CodeExecutorSandbox
 
 EXECUTOR = {"name": "local", "isolation": "files", "programs": True}
-"""Files are confined by the kernel, and programs may be started, which a shell is for."""
+"""The kernel confines file access; programs may be started, as a shell must."""
 
-# skills on disk are read by Skill.from_directory(path): the agent's own files are those of the episode's folder
+# load skills from disk with Skill.from_directory(path): the agent itself can read the episode's folder only
 SKILLS = [
     Skill(
         name="measured-answers",
@@ -26,17 +26,17 @@ SKILLS = [
 
 
 def scratch(task: Task) -> CodeExecutorSandbox:
-    """A folder and a shell for one episode, gone with it; each command may take a minute."""
+    """Return a folder and a shell for one episode, deleted at its end; a command may take 60 seconds."""
     del task
     return CodeExecutorSandbox(shared_executor(EXECUTOR), max_timeout_s=60)
 
 
 def build(model: SGLangModel, task: Task) -> Agent:
-    """The harness of one episode.
+    """Build the harness of one episode.
 
     Args:
-        model: Of the agent, its sub-agents and its context manager, each in a conversation of its own.
-        task: The row; its `tools` are those of the configuration, beside the harness' own.
+        model: Model of the agent, its sub-agents and its context manager, each with its own conversation.
+        task: The row; its `tools` are the configured tools, which are added to the harness's own.
     """
     agent: Agent = create_harness(
         model=model,

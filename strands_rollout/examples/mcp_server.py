@@ -1,6 +1,6 @@
 """An MCP server on standard input and output: `python -m strands_rollout.examples.mcp_server`.
 
-`configs/mcp.yaml` names its command; an agent then has its tools. It stands for any server, in any language.
+`configs/mcp.yaml` names its command, so that the agent has its tools. Any MCP server, in any language, works alike.
 """
 
 from typing import Any
@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import Field
 
 
-def make_server() -> Any:  # noqa: ANN401 - its class depends on mcp's version
-    """A server with one tool."""
+def make_server() -> Any:  # noqa: ANN401 - the class depends on mcp's version
+    """Return a server with one tool."""
     try:
         from mcp.server import MCPServer as Server  # mcp 2
     except ImportError:

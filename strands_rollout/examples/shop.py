@@ -1,7 +1,7 @@
-"""An agent that looks prices up and calculates: two tools, several calls for each question.
+"""Two tools for an agent that looks up prices and calculates, with several calls per question.
 
-`configs/shop.yaml` names the tools, `shop.jsonl` has a few rows. What a policy writes is untrusted text: nothing of it
-is run as code, and no call takes long.
+`configs/shop.yaml` names the tools; `shop.jsonl` has a few rows. A policy's text is untrusted: it is never run as code,
+and the size of numbers is bounded so that each call is short.
 """
 
 import ast
@@ -23,7 +23,7 @@ PRICES: Final[Mapping[str, int]] = MappingProxyType(
         "77": 55, "79": 54, "81": 5, "83": 8, "84": 5, "94": 32, "97": 43, "98": 20,
     }
 )  # fmt: skip
-"""The price of one piece in dollars, by the item's number."""
+"""Price of one piece in dollars, by item number."""
 
 MAX_CHARS: Final = 200
 MAX_BITS: Final = 256
@@ -88,7 +88,7 @@ def _remainder(left: int, right: int) -> int:
 
 
 def _power(base: int, exponent: int) -> int:
-    """Refuses before it calculates what would be too long."""
+    """Return a power; refuse a result that is too large before it is computed."""
     if exponent < 0 or exponent * base.bit_length() > MAX_BITS:
         raise ValueError(f"{base} ** {exponent} is no integer, or too large; at most {MAX_BITS} bits are allowed")
     return int(base**exponent)

@@ -1,7 +1,7 @@
-"""An agent that asks another one: both are played by the policy, and both are trained.
+"""An agent that asks another agent; the policy plays both, and both are trained.
 
-`configs/sub_agent.yaml` names `build`, and with `fan_out` returns a sample for each of the two conversations. A Swarm
-or a Graph is built in the same way: `model` for the agent whose answer counts, `sub_agent_model()` for each other one.
+`configs/sub_agent.yaml` names `build`, and sets `fan_out`, which makes a sample of each conversation. Build a Swarm or
+a Graph in the same way: `model` for the agent whose answer counts, and `sub_agent_model()` for each other agent.
 """
 
 from strands import Agent
@@ -10,11 +10,11 @@ from strands_rollout import SGLangModel, Task, sub_agent_model
 
 
 def build(model: SGLangModel, task: Task) -> Agent:
-    """The main agent of one episode, with the other one as a tool.
+    """Build the main agent of one episode, with the expert as a tool.
 
     Args:
-        model: For the main agent: its tokens are the sample's.
-        task: The row; its `tools` are those of the configuration, here for the expert.
+        model: Model of the main agent, whose tokens become the sample.
+        task: The row; its `tools` are the configured tools, which the expert gets here.
     """
     expert = Agent(
         name="expert",

@@ -1,7 +1,7 @@
-"""An agent with two tools of its own, by their dotted paths: a warehouse's stock, and orders.
+"""Two tools for a warehouse, which `configs/two_tools.yaml` names by their dotted paths.
 
-`configs/two_tools.yaml` names them. A tool is a function with type hints and a docstring, which the policy reads; what
-it raises is an error result that the policy reads too.
+A tool is a function with type hints and a docstring, which the policy reads. An exception that it raises becomes an
+error result, which the policy reads, too.
 """
 
 from types import MappingProxyType

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from strands_rollout.aio import once
+from strands_rollout.aio import run_once
 from strands_rollout.client.generate_api import Generation
 from strands_rollout.errors import ConfigError, EngineResponseError, PromptError, TemplateError, UnsendableTextError
 from strands_rollout.template.messages import ChatMessage, take_images
@@ -375,7 +375,7 @@ async def read_images(template: ChatTemplate, chat: Sequence[ChatMessage]) -> li
 
 async def _read(processor: ProcessorMixin, data: bytes) -> ReadImage:
     if isinstance(processor, str):
-        await once(("processor", processor), lambda: image_tokens_of(processor))
+        await run_once(("processor", processor), lambda: image_tokens_of(processor))
     return await asyncio.to_thread(lambda: image_tokens_of(processor).read(data))
 
 

@@ -21,7 +21,7 @@ from strands_rollout.agent.episode import Episode, EpisodeSetup, run_episode
 from strands_rollout.agent.limits import EpisodeLimits, StopReason
 from strands_rollout.agent.multi_agent import AgentModels, factory_team
 from strands_rollout.agent.tool_loading import load_conversation_manager, load_function, load_hooks, load_tools
-from strands_rollout.aio import once
+from strands_rollout.aio import run_once
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls, episode_code_tool
 from strands_rollout.control import ABORT_GRACE_S, Control
 from strands_rollout.exits import exits_as_errors
@@ -186,9 +186,9 @@ async def _run_episode(job: RolloutJob) -> EndedEpisode:
     settings, resume = job.settings, job.start.resume
     watch_running_loop()
     # the first episode of a process loads what all share, in a thread; the others wait for it
-    await once(str(getattr(job.call.args, "hf_checkpoint", None)), job.prepare)
+    await run_once(str(getattr(job.call.args, "hf_checkpoint", None)), job.prepare)
     if settings.reward.is_own:
-        await once(settings.reward.model_dump_json(), functools.partial(check_reward, settings.reward))
+        await run_once(settings.reward.model_dump_json(), functools.partial(check_reward, settings.reward))
     model = job.build_model()
     task = await _build_task(job, model)
     code_calls, question = CodeCalls(**resume.code) if resume else CodeCalls(), None

@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Protocol
 
-from strands_rollout.aio import once
+from strands_rollout.aio import run_once
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls
 from strands_rollout.errors import LostEpisodeError, ResumeError
 from strands_rollout.log_once import log_once
@@ -190,7 +190,7 @@ async def open_journal(
         return None
     name = digest_of([await asyncio.to_thread(conditions), row_values(sample), evaluation])
     try:
-        await once(("journal", os.getpid(), folder), functools.partial(_open_store, os.getpid(), folder))
+        await run_once(("journal", os.getpid(), folder), functools.partial(_open_store, os.getpid(), folder))
         store, name = _open_store(os.getpid(), folder), f"{sample.index}-{name}"
         if sample.index is not None and sample.status is statuses_of(sample).ABORTED:
             store.end_others(f"{sample.index}-", name)

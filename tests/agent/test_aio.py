@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from strands_rollout.aio import admit_to_loop, once
+from strands_rollout.aio import admit_to_loop
 
 TASKS = 50
 
@@ -60,13 +60,13 @@ async def test_all_who_come_first_wait_for_one_thread_that_is_not_the_loops() ->
         has_begun.set()
         goes_on.wait(20)
 
-    waiting = [asyncio.create_task(once("first", work)) for _ in range(50)]
+    waiting = [asyncio.create_task(run_once("first", work)) for _ in range(50)]
     assert await asyncio.to_thread(has_begun.wait, 20)
     waiting[0].cancel()
     goes_on.set()
     ended = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(end) for end in ended] == [asyncio.CancelledError] + [type(None)] * 49
-    await once("first", work)
+    await run_once("first", work)
     assert len(threads) == 1
     assert threads[0] is not threading.current_thread()
 
@@ -79,8 +79,8 @@ async def test_work_that_fails_fails_all_who_wait_and_is_tried_again() -> None:
         if len(tries) == 1:
             raise ValueError("not yet")
 
-    ended = await asyncio.gather(once("failing", work), once("failing", work), return_exceptions=True)
+    ended = await asyncio.gather(run_once("failing", work), run_once("failing", work), return_exceptions=True)
     assert [str(end) for end in ended] == ["not yet", "not yet"]
-    await once("failing", work)
-    await once("failing", work)
+    await run_once("failing", work)
+    await run_once("failing", work)
     assert len(tries) == 2

@@ -24,7 +24,7 @@ async def test_an_exception_belongs_to_the_caller() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 async def test_what_a_cancelled_call_raises_is_no_error_in_the_log(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strands_rollout.own_loop._STEP_CLEANUP_S", 0.0 if late else 60.0)
+    monkeypatch.setattr("strands_rollout.own_loop._STEP_CLEANUP_TIMEOUT_S", 0.0 if late else 60.0)
     begun, over, told = asyncio.Event(), asyncio.Event(), list[Any]()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _loop, about: told.append(about))

@@ -185,7 +185,7 @@ async def blocks(code: str) -> str:
 
 @pytest.fixture
 def quick_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "_LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(watchdog, "_CHECK_INTERVAL_S", 0.1)
     monkeypatch.setattr(watchdog, "_BLOCKED_S", 0.2)
 
 

@@ -360,7 +360,7 @@ def blocks_until_the_abort(job: str) -> str:
 
 async def test_a_call_that_ends_as_it_is_cut_is_finished(shipped_tokenizer, monkeypatch) -> None:
     monkeypatch.setattr("strands_rollout.agent.tool_call.CLEANUP_TIMEOUT_S", 2.0)
-    monkeypatch.setattr("strands_rollout.own_thread._LAST_MOMENT_S", 20.0)
+    monkeypatch.setattr("strands_rollout.own_thread._GRACE_PERIOD_S", 20.0)
     call = json.dumps({"name": blocks_until_the_abort.tool_name, "arguments": {"job": "a"}})
     calls = ids_of(shipped_tokenizer, f"<tool_call>\n{call}\n</tool_call><|im_end|>")
     settings = {"tools": [f"{__name__}.blocks_until_the_abort"]}

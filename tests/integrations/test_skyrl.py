@@ -158,7 +158,7 @@ async def test_a_generator_takes_a_reward_of_the_callers(shipped_tokenizer: Any)
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"env_extras": [{}] * 3}, ExportError, "prompt 0 has env_extras with nothing; expected the right answer"),
+        ({"env_extras": [{}] * 3}, ExportError, "prompt 0 has env_extras with no keys; expected the ground truth"),
         ({"env_extras": [{"label": 1}]}, ExportError, "got 3 prompts, 1 env_extras and 3 trajectory_ids"),
         ({"sampling_params": {"bad_words": ["no"]}}, ConfigError, "bad_words"),
     ],

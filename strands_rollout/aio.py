@@ -72,7 +72,7 @@ def _close_with_loop(value: Closable) -> AsyncGenerator[None, None]:
 
 
 async def admit_to_loop() -> None:
-    """Event-loop admission: returns to one caller in each pass of the running loop, in the order of the calls.
+    """Wait for event-loop admission: one caller continues in each pass of the running loop, in the order of calls.
 
     A single caller continues immediately.
     """

@@ -25,8 +25,8 @@ def in_own_thread(
 ) -> Callable[P, Coroutine[Any, Any, Result]]:
     """Return an async version of a sync function; each call has a thread of its own and the caller's context variables.
 
-    A call that is cancelled is abandoned: its thread goes on until the function ends. With `has_grace_period`, a call
-    that ends within 0.03 s gives its result in place of the cancellation.
+    A cancelled call is abandoned, and its thread continues until the function returns. With `has_grace_period`, a call
+    that ends within 0.03 s of the cancellation returns its result instead.
     """
 
     @functools.wraps(function)
@@ -48,8 +48,8 @@ def in_own_thread(
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            # a function that is just ending has ended: it would else be run again
-            if not has_grace_period or not (await asyncio.wait({future}, timeout=_LAST_MOMENT_S))[0]:
+            # keep the result of a function that is just ending: a resumed episode would run it again
+            if not has_grace_period or not (await asyncio.wait({future}, timeout=_GRACE_PERIOD_S))[0]:
                 future.cancel()
                 raise
             return future.result()

@@ -109,7 +109,7 @@ def _log_blocked(blamed: FrameType, frames: Sequence[FrameType], late_s: float) 
     line = blamed.f_code.co_filename, blamed.f_lineno
     if line in _LOGGED_LINES:
         return
-    _TOLD.add(line)
+    _LOGGED_LINES.add(line)
     called = [frame for frame in frames if is_user_file(frame.f_code.co_filename) or _is_installed(frame)]
     logger.warning(
         "event=event_loop_blocked seconds=%.1f: all episodes of this process are blocked, with their deadlines and "
@@ -128,8 +128,8 @@ def _call_stack(frame: FrameType | None) -> list[FrameType]:
     return frames
 
 
-def _blamed(frames: Sequence[FrameType]) -> FrameType | None:
-    """The innermost frame of the user's; where there is none, of whatever is not Python's own."""
+def _find_blamed_frame(frames: Sequence[FrameType]) -> FrameType | None:
+    """Return the innermost frame of a user's file, or else of an installed library."""
     own = (frame for frame in frames if is_user_file(frame.f_code.co_filename))
     return next(own, None) or next(filter(_is_installed, frames), None)
 

@@ -39,7 +39,7 @@ from strands_rollout.errors import (
 from strands_rollout.exits import exits_as_errors
 from strands_rollout.own_thread import in_own_thread
 from strands_rollout.settings import McpServer
-from strands_rollout.user_code import resolve
+from strands_rollout.user_code import resolve, suggest_name
 from strands_rollout.watchdog import is_on_episode_loop
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 from strands_rollout.errors import ConfigError, ExportError
 from strands_rollout.files.json_codec import Json
 from strands_rollout.integrations.conversion import VLLM, FinishedEpisode, compared_rewards, finished_episodes
-from strands_rollout.play.player import Reward
+from strands_rollout.play.player import Reward, open_player
 from strands_rollout.samples import Sample
 from strands_rollout.settings import REWARD_KEY, settings_from_args
 from strands_rollout.slime_plugin.inputs import ROW_SETTINGS_KEY
@@ -115,7 +115,7 @@ class StrandsGenerator:
         params = VLLM.to_sglang(input_batch.get("sampling_params") or {})
         phase = getattr(input_batch.get("batch_metadata"), "training_phase", "train")
         semaphore = asyncio.Semaphore(self._concurrency)
-        async with playing(
+        async with open_player(
             self._base_url,
             self._tokenizer_dir,
             self._settings,

@@ -31,7 +31,7 @@ from strands_rollout.dump.record import Step, steps_of
 from strands_rollout.errors import ConfigError, ExportError
 from strands_rollout.model.sampling import turn_params
 from strands_rollout.samples import FinishedSample, finite
-from strands_rollout.secret_mask import mask_text, mask_values
+from strands_rollout.secret_mask import find_secrets, mask_text, mask_values
 from strands_rollout.slime_plugin.metrics import MAX_LABEL_CHARS, MAX_PROMPT_CHARS, MAX_RESPONSE_CHARS, bounded_text
 
 Attribute = str | bool | int | float | list[str]
@@ -353,7 +353,7 @@ def send_dump(
         DumpError: The dump can't be read.
         ExportError: The collector refuses spans.
     """
-    sender, samples, secrets = _Sender(exporter), 0, secret_values(os.environ)
+    sender, samples, secrets = _Sender(exporter), 0, find_secrets(os.environ)
     for file in dump_files(dump) or [dump]:  # `read_dump` refuses an empty folder
         start_ns = _ns(file.stat().st_mtime if start_s is None else start_s)
         for record in read_dump(file):

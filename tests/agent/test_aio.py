@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from strands_rollout.aio import admit_to_loop
+from strands_rollout.aio import admit_to_loop, run_once
 
 TASKS = 50
 

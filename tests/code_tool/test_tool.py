@@ -130,7 +130,7 @@ def test_load_tools_by_dotted_path(package: str, paths: list[str], names: list[s
     ("path", "message"),
     [
         ("shelf.sums.ad", "'shelf.sums' has no attribute 'ad'; did you mean 'add'?"),
-        ("shelf.sums.zzz", "sums.py holds Nest, add, plain, subtract"),
+        ("shelf.sums.zzz", "sums.py defines Nest, add, plain, subtract"),
         ("shelf.sum.add", "'shelf' has no attribute 'sum'"),
         ("shelf.sums.plain", "is a function, expected a Strands tool; decorate it with @strands.tool"),
         ("shelf.broken.tool", "importing 'shelf.broken' raised ZeroDivisionError"),

@@ -125,7 +125,7 @@ async def test_the_recorded_tokenizer_is_used_and_another_is_refused(
         return web.json_response({})
 
     async with local_server(web.get("/{any:.*}", no_engine)) as other:
-        with pytest.raises(ConfigError, match="names no model, as an SGLang server or router would"):
+        with pytest.raises(ConfigError, match="names no model; expected an SGLang server or router"):
             await run_replay(path, base_url=other)
     with pytest.raises(ConfigError, match=f"run.jsonl:1 was written with the tokenizer {SHIPPED_MODEL_DIR}"):
         await run_replay(path, base_url=base_url, tokenizer_dir=Path(qwen3_tokenizer.name_or_path))

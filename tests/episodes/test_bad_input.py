@@ -105,7 +105,7 @@ async def test_an_episode_whose_time_ends_in_an_outage_is_the_engines_fault(ship
     done = await run(shipped_tokenizer, [Reply.status(503, "gone")], settings={"episode_timeout_s": 3.0})
     assert_untrained(done.sample)
     assert done.facts["stop_reason"] == "engine_error"
-    assert "the episode took more than 3 s; the engine is away: HTTP 503: gone" in done.facts["error"]
+    assert "the episode took more than 3 s; the engine fails: HTTP 503: gone" in done.facts["error"]
 
 
 async def test_a_prompt_longer_than_the_context(shipped_tokenizer: Any) -> None:

@@ -371,7 +371,7 @@ def test_an_image_may_come_in_each_of_slimes_forms(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("https://example.com/a.png", "nothing is fetched from a network"),
+        ("https://example.com/a.png", "a rollout fetches nothing from a network"),
         ("no/such/file.png", "neither a file's path nor a data URL nor base64"),
         (b"text", "an image of 4 bytes that can't be read"),
         (7, "got an image of type int"),

@@ -62,7 +62,7 @@ def test_full_collections_become_rarer_where_the_process_has_not_seen_to_it(give
 async def test_the_first_sample_freezes_what_the_process_has_unless_told_not_to(
     shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch, wanted: bool
 ) -> None:
-    monkeypatch.setattr(aio, "_DONE", set())
+    monkeypatch.setattr(aio, "_FINISHED_KEYS", set())
     played = await run(shipped_tokenizer, [ANSWER], settings={"freeze_gc": wanted})
     assert played.facts["stop_reason"] == "completed"
     assert (gc.get_freeze_count() > 1000) == wanted

@@ -78,7 +78,7 @@ async def test_generate_masks_samples_when_server_stays_away(
         add_outcome(report_row, "server gone for good", ends, gave_up_after_s=round(clock() - gone, 1))
         assert (len(ends.masked), ends.exact, ends.lost) == (EPISODES, [], [])
         assert {facts_of(sample)["stop_reason"] for sample in ends.masked} == {"engine_error"}
-        assert all("attempts; the last ended with" in reason for reason in ends.reasons), ends.reasons
+        assert all("attempts; the last failed with" in reason for reason in ends.reasons), ends.reasons
         await front.open()
         back = clock()
         again = ends_of(await stage.play(ends.masked, LONG_TURN))

@@ -341,9 +341,9 @@ class RolloutSettings(_Settings):
     agent_command: AgentCommand | None = None
     """Instead of agent_factory: a process that plays the episode with any OpenAI or Anthropic client."""
     resumable: Literal["replay"] | None = None
-    """With "replay", `agent_program` or `agent_command` is started again when an aborted sample is resumed or its process
-    has died, and its first requests are answered from the record until it reaches the point where it stopped. By
-    default an aborted sample starts from scratch, and the sample of a dead process fails."""
+    """With "replay", `agent_program` or `agent_command` is started again when an aborted sample is resumed or its
+    process has died, and its first requests are answered from the record until it reaches the point where it stopped.
+    By default an aborted sample starts from scratch, and the sample of a dead process fails."""
     resources: dict[str, str] = Field(default_factory=dict)
     """Dotted paths, by name, of functions of a task that return an async context manager, which is open during an
     episode."""

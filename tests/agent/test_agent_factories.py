@@ -1,4 +1,6 @@
-"""Agents that a user's function builds: what they sampled is recorded exactly, and what goes wrong says where."""
+"""Agent factories: exact recording of the agents that users build, limits, teams, and errors that name the user's
+line.
+"""
 
 import asyncio
 import inspect
@@ -36,7 +38,7 @@ def _nothing_built() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ["plain", "slowly"])
-async def test_a_users_agent_plays_an_episode(
+async def test_agent_factory_plays_an_episode(
     shipped_tokenizer: Any, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     played = await run(shipped_tokenizer, [call("double", number=17), ANSWER], settings=factory(name))
@@ -47,7 +49,7 @@ async def test_a_users_agent_plays_an_episode(
     assert capsys.readouterr().out == ""
 
 
-async def test_the_sample_is_the_one_that_our_own_agent_would_have_made(shipped_tokenizer: Any) -> None:
+async def test_agent_factory_sample_equals_the_built_in_agents(shipped_tokenizer: Any) -> None:
     turns = [call("double", number=17), ANSWER]
     tools = {"tools": ["user_agents.double"], "system_prompt": "Be brief."}
     ours = await run(shipped_tokenizer, turns, settings=tools)
@@ -57,7 +59,7 @@ async def test_the_sample_is_the_one_that_our_own_agent_would_have_made(shipped_
     assert theirs.sample.rollout_log_probs == ours.sample.rollout_log_probs
 
 
-async def test_a_rows_system_message_counts_where_the_agent_has_none(shipped_tokenizer: Any) -> None:
+async def test_agent_factory_uses_the_rows_system_message(shipped_tokenizer: Any) -> None:
     chat = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "What is 17 * 2?"}]
     played = await run(shipped_tokenizer, [ANSWER], settings=factory("plain"), prompt=chat)
     assert "Be kind." in played.decode(played.sample.tokens)
@@ -65,7 +67,7 @@ async def test_a_rows_system_message_counts_where_the_agent_has_none(shipped_tok
     assert "execute_python_code" not in default.decode(default.sample.tokens)
 
 
-async def test_the_episodes_limits_hold(shipped_tokenizer: Any) -> None:
+async def test_agent_factory_keeps_episode_limits(shipped_tokenizer: Any) -> None:
     turns = [call("double", number=17)] * 3
     played = await run(shipped_tokenizer, turns, settings=factory("plain", max_tool_iterations=2))
     assert played.facts["stop_reason"] == "max_tool_iterations"
@@ -73,7 +75,7 @@ async def test_the_episodes_limits_hold(shipped_tokenizer: Any) -> None:
     assert (slow.facts["tool_timeouts"], slow.facts["stop_reason"]) == (1, "completed")
 
 
-async def test_a_factory_that_raises_is_named_with_its_line_and_the_sample(shipped_tokenizer: Any) -> None:
+async def test_agent_factory_error_names_its_line_and_sample(shipped_tokenizer: Any) -> None:
     sample = Sample(prompt="What?", index=7)
     played = await run(shipped_tokenizer, [], settings=factory("broken"), sample=sample)
     assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "setup_error")
@@ -83,7 +85,7 @@ async def test_a_factory_that_raises_is_named_with_its_line_and_the_sample(shipp
     assert f"{user_agents.__file__}, line {line}, in broken), for the sample of index 7" in played.facts["error"]
 
 
-async def test_a_factory_that_hangs_stops_no_other_episode(
+async def test_agent_factory_that_hangs_blocks_no_other_episode(
     shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(strands_rollout.agent.multi_agent, "_LOCK_TIMEOUT_S", 0.02)
@@ -113,14 +115,14 @@ async def test_a_factory_that_hangs_stops_no_other_episode(
         ("on_another_model", "on the model that it was given: none; expected the agent"),
     ],
 )
-async def test_what_a_factory_gives_is_checked(shipped_tokenizer: Any, name: str, words: str) -> None:
+async def test_agent_factory_refuses_unusable_results(shipped_tokenizer: Any, name: str, words: str) -> None:
     played = await run(shipped_tokenizer, [], settings=factory(name))
     assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "setup_error")
     assert words in played.facts["error"]
 
 
 def by_system_prompt(tokenizer: Any, said: dict[str, list[str]], sampled: list[int]) -> Any:
-    """Each agent's turns, told by its system prompt."""
+    """Return a reply function that picks each agent's turns by its system prompt."""
 
     def reply(body: dict[str, Any], _number: int) -> Reply:
         text = tokenizer.decode(body["input_ids"])
@@ -147,7 +149,7 @@ def trained_ids(samples: list[Any]) -> list[int]:
     return found
 
 
-async def test_every_token_that_a_swarm_samples_is_trained_exactly_once(shipped_tokenizer: Any) -> None:
+async def test_swarm_trains_every_sampled_token_once(shipped_tokenizer: Any) -> None:
     said = {
         "You help.": [call("double", number=17), call("handoff_to_agent", **HANDOFF), "Done.<|im_end|>"],
         "You answer.": [ANSWER],
@@ -161,7 +163,7 @@ async def test_every_token_that_a_swarm_samples_is_trained_exactly_once(shipped_
         assert contract_violations(sample, decode=shipped_tokenizer.decode, reward_key="score") == []
 
 
-async def test_agents_of_a_graph_that_work_at_once_have_samples_of_their_own(shipped_tokenizer: Any) -> None:
+async def test_graph_with_parallel_agents_gives_a_sample_each(shipped_tokenizer: Any) -> None:
     said = {"You are left.": ["L<|im_end|>"], "You are right.": ["R<|im_end|>"], "You are last.": [ANSWER]}
     samples, sampled = await team_samples(shipped_tokenizer, "graph", said)
     assert len(samples) == 3
@@ -175,7 +177,7 @@ async def test_agents_of_a_graph_that_work_at_once_have_samples_of_their_own(shi
     assert alone.metadata["strands_rollout"]["final_text"].startswith("The answer is")
 
 
-async def test_a_swarm_that_ends_at_its_own_limit_is_truncated(shipped_tokenizer: Any) -> None:
+async def test_swarm_at_its_own_limit_is_truncated(shipped_tokenizer: Any) -> None:
     back = {"agent_name": "helper", "message": "No, you."}
     over = [call("handoff_to_agent", **HANDOFF), "Over.<|im_end|>"] * 4
     returned = [call("handoff_to_agent", **back), "Back.<|im_end|>"] * 4
@@ -184,7 +186,7 @@ async def test_a_swarm_that_ends_at_its_own_limit_is_truncated(shipped_tokenizer
     assert (samples[0].status, facts["stop_reason"]) == (Sample.Status.TRUNCATED, "team_limit")
 
 
-async def test_an_abort_ends_a_graph(shipped_tokenizer: Any) -> None:
+async def test_graph_ends_on_abort(shipped_tokenizer: Any) -> None:
     asked = asyncio.Event()
 
     async def hang(_body: dict[str, Any], _number: int) -> Reply:
@@ -202,7 +204,7 @@ async def test_an_abort_ends_a_graph(shipped_tokenizer: Any) -> None:
     assert (sample.status, sample.remove_sample) == (Sample.Status.ABORTED, True)
 
 
-async def test_another_agent_on_the_same_model_has_a_trajectory_of_its_own(shipped_tokenizer: Any) -> None:
+async def test_hidden_agent_on_the_same_model_gets_its_own_sample(shipped_tokenizer: Any) -> None:
     said = {
         "You are hidden.": [call("double", number=17), "34<|im_end|>"],
         "What is 17 * 2?": [call("ask", question="Double 17!"), ANSWER],
@@ -215,7 +217,7 @@ async def test_another_agent_on_the_same_model_has_a_trajectory_of_its_own(shipp
 
 
 @pytest.mark.parametrize("name", ["plain", "with_earlier_turns"])
-async def test_an_aborted_episode_of_a_users_agent_is_gone_on_with(shipped_tokenizer: Any, name: str) -> None:
+async def test_agent_factory_resumes_after_abort(shipped_tokenizer: Any, name: str) -> None:
     whole = await run(shipped_tokenizer, [call("double", number=17), ANSWER], settings=factory(name))
     is_aborted = False
 
@@ -240,7 +242,7 @@ async def test_an_aborted_episode_of_a_users_agent_is_gone_on_with(shipped_token
     assert sample.metadata["strands_rollout"]["tool_calls"] == 1
 
 
-async def test_an_agent_that_had_an_episode_gets_no_other(shipped_tokenizer: Any) -> None:
+async def test_agent_factory_refuses_an_agent_it_returned_before(shipped_tokenizer: Any) -> None:
     first = await run(shipped_tokenizer, [ANSWER], settings=factory("one_for_all"))
     assert first.facts["stop_reason"] == "completed"
     second = await run(shipped_tokenizer, [ANSWER], settings=factory("one_for_all"))
@@ -248,7 +250,7 @@ async def test_an_agent_that_had_an_episode_gets_no_other(shipped_tokenizer: Any
     assert "to more than one episode: Strands Agents; expected new agents for each" in second.facts["error"]
 
 
-async def test_limits_hold_for_an_agent_that_is_a_tool_and_it_prints_nothing(
+async def test_agent_as_tool_keeps_limits_and_prints_nothing(
     shipped_tokenizer: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = {"You help.": [call("double", number=1)] * 5, "You answer.": [call("expert", input="?"), ANSWER]}
@@ -258,12 +260,12 @@ async def test_limits_hold_for_an_agent_that_is_a_tool_and_it_prints_nothing(
     assert capsys.readouterr().out == ""
 
 
-async def test_a_node_that_takes_longer_than_it_may_is_the_graphs_limit(shipped_tokenizer: Any) -> None:
+async def test_graph_node_timeout_is_a_team_limit(shipped_tokenizer: Any) -> None:
     played = await run(shipped_tokenizer, [Reply.hang()], settings=factory("in_a_hurry"))
     assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.TRUNCATED, "team_limit")
 
 
-async def test_a_swarm_that_ends_before_the_main_agent_spoke_is_truncated(shipped_tokenizer: Any) -> None:
+async def test_swarm_that_ends_before_the_main_agent_is_truncated(shipped_tokenizer: Any) -> None:
     samples, sampled = await team_samples(shipped_tokenizer, "swarm", {"You help.": ["Done.<|im_end|>"]})
     facts = samples[0].metadata["strands_rollout"]
     assert (samples[0].status, facts["stop_reason"]) == (Sample.Status.TRUNCATED, "team_limit")
@@ -274,14 +276,14 @@ async def test_a_swarm_that_ends_before_the_main_agent_spoke_is_truncated(shippe
         assert contract_violations(sample, decode=shipped_tokenizer.decode, reward_key="score") == []
 
 
-async def test_an_outage_under_an_agent_that_is_a_tool_ends_the_episode(shipped_tokenizer: Any) -> None:
+async def test_agent_as_tool_outage_ends_the_episode(shipped_tokenizer: Any) -> None:
     said = {"You help.": [call("is_out_of_order")], "You answer.": [call("expert", input="?")]}
     samples, _ = await team_samples(shipped_tokenizer, "with_an_expert", said)
     assert samples[0].metadata["strands_rollout"]["stop_reason"] == "sandbox_error"
 
 
 @pytest.mark.parametrize("name", ["with_a_person", "with_a_person_in_a_graph"])
-async def test_a_tool_that_waits_for_a_person_fails_in_words(shipped_tokenizer: Any, name: str) -> None:
+async def test_interrupt_for_a_person_is_a_setup_error(shipped_tokenizer: Any, name: str) -> None:
     played = await run(shipped_tokenizer, [call("ask_a_person", question="May I?"), ANSWER], settings=factory(name))
     assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "setup_error")
     assert "interrupt 'approval' (May I?)" in played.facts["error"]
@@ -292,7 +294,7 @@ async def test_a_tool_that_waits_for_a_person_fails_in_words(shipped_tokenizer: 
     ("name", "words"),
     [("with_words_that_change", "You are tired."), ("with_tools_that_come_later", "label_of_the_row")],
 )
-async def test_other_words_or_tools_begin_a_new_history(shipped_tokenizer: Any, name: str, words: str) -> None:
+async def test_changed_prompt_or_tools_begin_a_new_segment(shipped_tokenizer: Any, name: str, words: str) -> None:
     turns = [call("double", number=17), call("double", number=18), ANSWER]
     played = await run(shipped_tokenizer, turns, settings=factory(name, fan_out=True))
     main, first = played.sample

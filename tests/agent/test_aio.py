@@ -1,4 +1,4 @@
-"""Steps that take turns in the event loop, and work that is done once per process."""
+"""`admit_to_loop`, which spaces steps out in the event loop, and `run_once`, which does work once per process."""
 
 import asyncio
 import itertools
@@ -11,7 +11,7 @@ from strands_rollout.aio import admit_to_loop, run_once
 TASKS = 50
 
 
-async def test_between_two_steps_everything_else_that_is_ready_comes_to_its_turn() -> None:
+async def test_admit_to_loop_lets_other_tasks_run_between_steps() -> None:
     seen: list[str] = []
     is_over = False
 
@@ -35,7 +35,7 @@ async def test_between_two_steps_everything_else_that_is_ready_comes_to_its_turn
 
 
 @pytest.mark.parametrize("cancelled", [[0], [1, 2, 3], [TASKS - 1]])
-async def test_a_cancelled_step_holds_up_nobody(cancelled: list[int]) -> None:
+async def test_admit_to_loop_survives_cancelled_steps(cancelled: list[int]) -> None:
     done: list[int] = []
 
     async def step(number: int) -> None:
@@ -52,7 +52,7 @@ async def test_a_cancelled_step_holds_up_nobody(cancelled: list[int]) -> None:
         await admit_to_loop()
 
 
-async def test_all_who_come_first_wait_for_one_thread_that_is_not_the_loops() -> None:
+async def test_run_once_shares_one_worker_thread() -> None:
     threads, has_begun, goes_on = [], threading.Event(), threading.Event()
 
     def work() -> None:
@@ -71,7 +71,7 @@ async def test_all_who_come_first_wait_for_one_thread_that_is_not_the_loops() ->
     assert threads[0] is not threading.current_thread()
 
 
-async def test_work_that_fails_fails_all_who_wait_and_is_tried_again() -> None:
+async def test_run_once_fails_all_waiters_and_tries_again() -> None:
     tries = []
 
     def work() -> None:

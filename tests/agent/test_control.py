@@ -1,4 +1,4 @@
-"""An episode's control: what is polled, what an abort ends, and what its clock says."""
+"""`Control`: polling for aborts, refusing steps after an abort, and the episode's clock."""
 
 import asyncio
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from strands_rollout.slime_plugin.slime_adapter import rollout_control
 EPISODES = 50
 
 
-async def test_episodes_of_which_the_same_is_asked_are_polled_with_one_call_and_all_end() -> None:
+async def test_control_polls_once_for_all_episodes_with_one_poll_key() -> None:
     shared = lone = 0
 
     def ask_shared() -> bool:
@@ -41,7 +41,7 @@ async def test_episodes_of_which_the_same_is_asked_are_polled_with_one_call_and_
     assert shared <= lone + 1
 
 
-def test_samples_of_one_run_are_polled_together_and_those_with_a_function_of_their_own_are_not() -> None:
+def test_rollout_control_poll_key_per_run_and_function() -> None:
     args, other_args = SimpleNamespace(), SimpleNamespace()
 
     def asked() -> bool:
@@ -53,7 +53,7 @@ def test_samples_of_one_run_are_polled_together_and_those_with_a_function_of_the
     assert keys == [rollout_control(of, Sample(), asks).poll_key for of, asks in given]
 
 
-def test_a_clock_starts_at_what_an_episode_took_before_its_abort_and_ends_with_it() -> None:
+def test_control_clock_counts_time_before_an_abort() -> None:
     control = Control()
     assert (control.at_s(0.0), control.elapsed_s, control.left_s(None), is_in_episode()) == (None, 0.0, None, False)
     with control.running(100.0):
@@ -69,7 +69,7 @@ def test_a_clock_starts_at_what_an_episode_took_before_its_abort_and_ends_with_i
     assert (control.at_s(0.0), is_in_episode()) == (None, False)
 
 
-def test_a_step_is_refused_once_the_rollout_is_aborted() -> None:
+def test_control_check_raises_after_an_abort() -> None:
     is_aborted = False
     control = Control(lambda: is_aborted)
     control.check("before a step")
@@ -78,7 +78,7 @@ def test_a_step_is_refused_once_the_rollout_is_aborted() -> None:
         control.check("before a step")
 
 
-def test_a_call_of_an_agent_that_a_tool_asks_belongs_to_the_call_of_that_tool() -> None:
+def test_calling_nests_calls_under_the_outer_call() -> None:
     assert current_call() is None
     with calling("outer") as outer:
         with calling("inner") as inner:

@@ -1,4 +1,4 @@
-"""Resources and environments of an episode: opened before it, asked in it, and released whatever happens."""
+"""Resources and environments: opened before the episode, called during it, and closed however it ends."""
 
 import asyncio
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def _nothing_seen() -> Iterator[None]:
     seen.clear()
 
 
-async def test_resources_are_open_while_the_episode_runs_and_known_to_tools(shipped_tokenizer: Any) -> None:
+async def test_resources_are_open_during_the_episode(shipped_tokenizer: Any) -> None:
     settings = resources("database", "second", tools=["user_environments.read_database"])
     played = await run(shipped_tokenizer, [READ, ANSWER], settings=settings, sample=row())
     assert "db" in played.context_after(0)
@@ -51,18 +51,18 @@ async def test_resources_are_open_while_the_episode_runs_and_known_to_tools(ship
 
 
 @pytest.mark.parametrize("script", [[Reply.status(400)], [ANSWER.removesuffix("<|im_end|>")]])
-async def test_resources_are_released_however_the_episode_ends(shipped_tokenizer: Any, script: Any) -> None:
+async def test_resources_close_however_the_episode_ends(shipped_tokenizer: Any, script: Any) -> None:
     await run(shipped_tokenizer, script, settings=resources("database", "second"), sample=row())
     assert seen[-2:] == ["second closed", "close 5"]
 
 
-def test_a_failure_names_the_users_file_where_this_package_raised() -> None:
+def test_describe_failure_names_the_users_file() -> None:
     with pytest.raises(Exception, match="no_such") as caught:
         get_parser("no_such")
     assert f"({__file__}, line" in describe_failure("it", caught.value, Task([], index=1))
 
 
-async def test_resources_are_released_where_a_later_one_does_not_open(shipped_tokenizer: Any) -> None:
+async def test_resources_close_when_a_later_one_fails_to_open(shipped_tokenizer: Any) -> None:
     played = await run(shipped_tokenizer, [], settings=resources("database", "does_not_open"), sample=row())
     assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "environment_error")
     assert "the opening of resource 'does_not_open'" in played.facts["error"]
@@ -72,9 +72,7 @@ async def test_resources_are_released_where_a_later_one_does_not_open(shipped_to
     assert seen == ["open 5", "close 5"]
 
 
-async def test_an_abort_releases_resources_and_starts_afresh(
-    shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_resources_reopen_after_an_abort(shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
     is_aborted = False
 
     async def half(_body: dict[str, Any], number: int) -> Reply:
@@ -100,14 +98,14 @@ async def test_an_abort_releases_resources_and_starts_afresh(
     assert sample.metadata["strands_rollout"]["resumes"] == 0
 
 
-async def test_an_abort_ends_the_opening(shipped_tokenizer: Any) -> None:
+async def test_resources_abort_ends_the_opening(shipped_tokenizer: Any) -> None:
     settings = resources("database", "opens_for_ever", should_abort=lambda: "opening" in seen)
     played = await run(shipped_tokenizer, [], settings=settings, sample=row())
     assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.ABORTED, "aborted")
     assert seen == ["open 5", "opening", "close 5"]
 
 
-async def test_a_cancelled_caller_releases_resources(shipped_tokenizer: Any) -> None:
+async def test_resources_close_when_generate_is_cancelled(shipped_tokenizer: Any) -> None:
     async with FakeSGLang(lambda _body, _number: Reply.hang(), context_length=8192) as fake:
         args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=resources("database"))
         running = asyncio.ensure_future(generate(args, row(), {"max_new_tokens": 512}))
@@ -118,14 +116,14 @@ async def test_a_cancelled_caller_releases_resources(shipped_tokenizer: Any) -> 
     assert seen == ["open 5", "close 5"]
 
 
-async def test_an_opening_that_takes_too_long_is_no_fault_of_the_policy(shipped_tokenizer: Any) -> None:
+async def test_resources_opening_timeout_fails_the_episode(shipped_tokenizer: Any) -> None:
     settings = resources("opens_for_ever", environment_timeout_s=0.05)
     played = await run(shipped_tokenizer, [], settings=settings, sample=row())
     assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "environment_error")
     assert "took more than 0.05 s" in played.facts["error"]
 
 
-async def test_a_closing_that_fails_leaves_the_sample_as_it_is(
+async def test_resources_closing_error_leaves_the_sample_unchanged(
     shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     played = await run(shipped_tokenizer, [ANSWER], settings=resources("does_not_close"), sample=row())
@@ -133,12 +131,12 @@ async def test_a_closing_that_fails_leaves_the_sample_as_it_is(
     assert "still in use" in caplog.text
 
 
-async def test_a_resource_that_is_no_async_context_manager_is_refused(shipped_tokenizer: Any) -> None:
+async def test_resources_refuse_what_is_no_async_context_manager(shipped_tokenizer: Any) -> None:
     played = await run(shipped_tokenizer, [], settings=resources("not_async"), sample=row())
     assert "expected an async context manager" in played.facts["error"]
 
 
-async def test_an_environment_prepares_answers_and_scores(shipped_tokenizer: Any) -> None:
+async def test_environment_prepares_answers_and_scores(shipped_tokenizer: Any) -> None:
     turns = ["Thirty.<|im_end|>", "<think>\nhm\n</think>\n\nThirty-three.<|im_end|>", ANSWER]
     sample = row(first="What is 2 * 17?", answers=["More.", "A little more."], score={"score": 0.5, "acc": 1})
     played = await run(shipped_tokenizer, turns, settings=TOLD, sample=sample)
@@ -170,15 +168,13 @@ async def test_an_environment_prepares_answers_and_scores(shipped_tokenizer: Any
 
 
 @pytest.mark.parametrize(("score", "acc"), [(1.0, 1.0), (0.99, 0.0), (np.float32(0.5), 0.0), (Decimal("1.5"), 1.0)])
-async def test_an_environment_that_gives_a_number_alone_is_right_at_the_score_of_a_right_answer(
-    shipped_tokenizer: Any, score: Any, acc: float
-) -> None:
+async def test_environment_score_as_a_number_sets_acc(shipped_tokenizer: Any, score: Any, acc: float) -> None:
     played = await run(shipped_tokenizer, [ANSWER], settings=TOLD, sample=row(score=score))
     reward: Any = await reward_func(None, played.sample)
     assert (reward["score"], reward["acc"]) == (float(score), acc)
 
 
-async def test_an_environment_may_answer_so_often(shipped_tokenizer: Any) -> None:
+async def test_environment_answers_up_to_max_user_turns(shipped_tokenizer: Any) -> None:
     sample = row(answers=["More."] * 5)
     played = await run(
         shipped_tokenizer, ["Thirty.<|im_end|>"] * 6, settings=TOLD | {"max_user_turns": 2}, sample=sample
@@ -189,7 +185,7 @@ async def test_an_environment_may_answer_so_often(shipped_tokenizer: Any) -> Non
 
 
 @pytest.mark.parametrize("step", ["prepare", "answer", "score"])
-async def test_an_environment_that_fails_is_no_fault_of_the_policy(shipped_tokenizer: Any, step: str) -> None:
+async def test_environment_error_fails_the_episode(shipped_tokenizer: Any, step: str) -> None:
     played = await run(shipped_tokenizer, [ANSWER], settings=TOLD, sample=row(fails_to=step))
     assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "environment_error")
     assert f"environment.{step} raised ValueError: nothing" in played.facts["error"]
@@ -211,7 +207,7 @@ async def test_an_environment_that_fails_is_no_fault_of_the_policy(shipped_token
         ({"first": ["a"]}, "environment.prepare returned ['a']; expected text, or None"),
     ],
 )
-async def test_what_an_environment_gives_is_checked(shipped_tokenizer: Any, plan: Any, words: str) -> None:
+async def test_environment_refuses_unusable_results(shipped_tokenizer: Any, plan: Any, words: str) -> None:
     played = await run(shipped_tokenizer, [ANSWER], settings=TOLD, sample=row(**plan))
     assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "environment_error")
     assert words in played.facts["error"]
@@ -225,21 +221,21 @@ async def test_what_an_environment_gives_is_checked(shipped_tokenizer: Any, plan
         ("NoTools", "raised OSError: no tools today"),
     ],
 )
-async def test_an_environments_tools_are_checked(shipped_tokenizer: Any, name: str, words: str) -> None:
+async def test_environment_checks_its_tools(shipped_tokenizer: Any, name: str, words: str) -> None:
     settings = {"environment": f"user_environments.{name}", "tools": []}
     played = await run(shipped_tokenizer, [], settings=settings, sample=row())
     assert played.facts["stop_reason"] == "environment_error"
     assert words in played.facts["error"]
 
 
-async def test_tools_know_what_the_environment_said_first(shipped_tokenizer: Any) -> None:
+async def test_environment_prepared_prompt_is_visible_to_tools(shipped_tokenizer: Any) -> None:
     read = TOOL_CALL.format(name="read_task", arguments="{}")
     settings = TOLD | {"tools": ["user_environments.read_task"]}
     played = await run(shipped_tokenizer, [read, ANSWER], settings=settings, sample=row(first="Guess!"))
     assert "The task is: Guess!" in played.context_after(0)
 
 
-async def test_an_environment_that_can_do_nothing_is_refused(shipped_tokenizer: Any) -> None:
+async def test_environment_without_any_method_is_refused(shipped_tokenizer: Any) -> None:
     settings = {"environment": "user_environments.Empty", "tools": []}
     played = await run(shipped_tokenizer, [], settings=settings, sample=row())
     assert "without tools, prepare, answer and score" in played.facts["error"]

@@ -1,4 +1,4 @@
-"""The limiter on any Strands agent: what is run, what the model is told, and how the loop ends."""
+"""`ToolLimiter` on a plain Strands agent: which calls run, what the model reads, and how the loop ends."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def parallel(*codes: str) -> str:
     return "\n".join(call_text(code).removesuffix("<|im_end|>") for code in codes) + "<|im_end|>"
 
 
-async def test_the_model_may_still_answer_after_the_last_iteration(shipped_tokenizer: Any) -> None:
+async def test_tool_limiter_allows_an_answer_after_the_last_iteration(shipped_tokenizer: Any) -> None:
     limiter = ToolLimiter(max_iterations=2)
     result, fake = await run_with(shipped_tokenizer, limiter, [call_text("1"), call_text("2"), ANSWER])
     assert "34" in str(result)
@@ -49,7 +49,7 @@ async def test_the_model_may_still_answer_after_the_last_iteration(shipped_token
     assert (limiter.iterations, limiter.calls) == (2, 2)
 
 
-async def test_a_turn_beyond_the_last_iteration_is_not_run_and_ends_the_loop(shipped_tokenizer: Any) -> None:
+async def test_tool_limiter_ends_the_loop_after_max_iterations(shipped_tokenizer: Any) -> None:
     limiter = ToolLimiter(max_iterations=2)
     result, fake = await run_with(shipped_tokenizer, limiter, [call_text("1"), call_text("2"), call_text("3"), ANSWER])
     assert ran == ["1", "2"]
@@ -58,14 +58,14 @@ async def test_a_turn_beyond_the_last_iteration_is_not_run_and_ends_the_loop(shi
     assert "max_iterations" in str(result)
 
 
-async def test_a_turn_that_would_exceed_the_calls_is_not_run_at_all(shipped_tokenizer: Any) -> None:
+async def test_tool_limiter_runs_no_call_of_a_turn_over_max_calls(shipped_tokenizer: Any) -> None:
     limiter = ToolLimiter(max_calls=3)
     await run_with(shipped_tokenizer, limiter, [parallel("1", "2"), parallel("3", "4"), ANSWER])
     assert sorted(ran) == ["1", "2"]
     assert limiter.tripped == "max_calls"
 
 
-async def test_calls_beyond_the_parallel_limit_are_answered_with_an_error(shipped_tokenizer: Any) -> None:
+async def test_tool_limiter_answers_calls_over_max_parallel_calls(shipped_tokenizer: Any) -> None:
     limiter = ToolLimiter(max_parallel_calls=2)
     _, fake = await run_with(shipped_tokenizer, limiter, [parallel("1", "2", "3"), ANSWER])
     assert sorted(ran) == ["1", "2"]
@@ -76,13 +76,13 @@ async def test_calls_beyond_the_parallel_limit_are_answered_with_an_error(shippe
     assert sent.count("<tool_response>\nok\n") == 2
 
 
-async def test_a_malformed_call_counts_as_iteration_but_not_as_call(shipped_tokenizer: Any) -> None:
+async def test_tool_limiter_counts_a_malformed_call_as_iteration_only(shipped_tokenizer: Any) -> None:
     limiter = ToolLimiter(max_iterations=1, max_calls=1)
     bad = "<tool_call>\n{nope}\n</tool_call><|im_end|>"
     await run_with(shipped_tokenizer, limiter, [bad, ANSWER])
     assert (limiter.iterations, limiter.calls, limiter.tripped) == (1, 0, None)
 
 
-def test_a_negative_limit_is_refused() -> None:
+def test_tool_limiter_refuses_a_negative_limit() -> None:
     with pytest.raises(ConfigError, match="max_calls=-1; expected at least 0"):
         ToolLimiter(max_calls=-1)

@@ -1,4 +1,4 @@
-"""Logging once in a process's life."""
+"""`log_once`."""
 
 import logging
 
@@ -9,7 +9,7 @@ from strands_rollout.log_once import log_once
 LOGGER = logging.getLogger("strands_rollout.test")
 
 
-def test_a_message_is_logged_once_for_each_key(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_once_logs_once_per_key(caplog: pytest.LogCaptureFixture) -> None:
     told = [log_once(LOGGER, logging.WARNING, "got %s of %d", name, 3) for name in ("a", "b", "a")]
     assert told == [True, True, False]
     assert [log_once(LOGGER, logging.WARNING, "at %d", second, key="line") for second in (1, 2)] == [True, False]
@@ -17,7 +17,7 @@ def test_a_message_is_logged_once_for_each_key(caplog: pytest.LogCaptureFixture)
     assert {record.filename for record in caplog.records} == {"test_log_once.py"}
 
 
-def test_texts_that_differ_each_time_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_once_caps_texts_that_always_differ(caplog: pytest.LogCaptureFixture) -> None:
     for number in range(1000):
         log_once(LOGGER, logging.WARNING, "failed: %s", ValueError(number))
     assert log_once(LOGGER, logging.WARNING, "another: %s", ValueError(0))

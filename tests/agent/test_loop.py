@@ -1,4 +1,4 @@
-"""An agent's cycles run one after the other, watched or not, as Strands' own loop would have run them."""
+"""`DirectLoop` against Strands' own loop: both give the same messages, requests, hooks and metrics."""
 
 import copy
 import json
@@ -35,7 +35,7 @@ from strands_rollout.agent.loop import DirectLoop, TurnToolExecutor
 from strands_rollout.agent.strands_names import strands_version
 from strands_rollout.agent.tool_call import BoundedTool, ToolStats
 
-IS_OLD = Version(strands_version()) < Version("1.62")  # not where a newer one has renamed something
+IS_OLD = Version(strands_version()) < Version("1.62")  # a newer version must fail, not skip
 pytestmark = pytest.mark.skipif(IS_OLD, reason="Strands before 1.62 runs its own loop")
 PROMPT = [{"text": "go"}]
 EVENTS = [
@@ -79,7 +79,7 @@ async def give_nothing() -> Any:
 
 
 class At(HookProvider):
-    """Calls a function with each event of these kinds."""
+    """Calls a function with each event of the given kinds."""
 
     def __init__(self, *kinds: Any, call: Any, order: int | None = None) -> None:
         self.kinds, self.call = kinds, call
@@ -112,7 +112,9 @@ async def play(
     plugins: Any = (),
     ends: Any = None,
 ) -> tuple[Agent, FakeSGLang]:
-    """Play an episode; `listeners` are hooks of an agent whom nobody else watches, `ends` is given how it ended."""
+    """Play an episode. `listeners` go to `DirectLoop` and are the agent's only hooks; `ends` receives how the
+    episode ended.
+    """
     hooks = [*hooks, *(listeners or ())]
     async with FakeSGLang([_reply(tokenizer, turn) for turn in script], context_length=100_000) as fake:
         cycles = DirectLoop(listeners)
@@ -133,7 +135,7 @@ async def play(
         except Exception as e:
             if ends is None:
                 raise
-            error = getattr(e, "original_exception", e)  # which Strands wraps in one place
+            error = getattr(e, "original_exception", e)  # Strands wraps the error in one place
             ends.append(type(error) if isinstance(error, MaxTokensReachedException) else _plain(error))
         else:
             (ends if ends is not None else []).append(_plain(result))
@@ -176,7 +178,7 @@ class Helper(Plugin):
 
 
 class Listener(HookProvider):
-    """Writes down all that events say, and does something at one of them, the first time or each time."""
+    """Records the facts of each event and calls `do` at events of type `at`, the first time only or each time."""
 
     def __init__(self, at: Any = None, do: Any = None, once: bool = True) -> None:
         self.at, self.do, self.once = at, do, once
@@ -214,7 +216,7 @@ def _plain(value: Any) -> Any:
         return [*map(_plain, value)]
     if isinstance(value, AfterModelCallEvent.ModelStopResponse | AgentResult):
         return value.stop_reason, _plain(value.message), [*map(str, getattr(value, "interrupts", None) or ())]
-    if isinstance(value, Exception):  # a server's port is another each time
+    if isinstance(value, Exception):  # the server's port differs between runs
         return type(value).__name__, re.sub(r":\d+/", "/", str(value))
     return getattr(value, "tool_name", value if isinstance(value, str | int | None) else repr(value))
 
@@ -231,7 +233,7 @@ def fails(event: Any) -> None:
 
 
 def sets(**values: Any) -> Any:
-    """Sets attributes of an event, one by one."""
+    """Return a hook that sets the given attributes of an event in turn."""
     return lambda event: [setattr(event, name, value) for name, value in values.items()]
 
 
@@ -304,13 +306,13 @@ WATCHED: dict[str, tuple[Any, ...]] = {
 
 @pytest.mark.filterwarnings("ignore:request_state:DeprecationWarning")
 @pytest.mark.parametrize("case", WATCHED.values(), ids=WATCHED)
-async def test_hooks_see_and_do_the_same_as_in_strands_own_loop(
+async def test_direct_loop_hooks_match_strands_own_loop(
     shipped_tokenizer: Any, case: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script, *hears = case
     found: list[list[Any]] = [[], []]
     for flat, ends in enumerate(found):
-        if flat:  # which would call it
+        if flat:  # Strands' own loop would call this
             monkeypatch.setattr("strands.agent.agent.event_loop_cycle", None)
         listener = Listener(*hears)
         agent, fake = await play(
@@ -328,7 +330,7 @@ async def test_hooks_see_and_do_the_same_as_in_strands_own_loop(
     assert found[1] == found[0]
 
 
-async def test_the_stack_is_as_deep_in_the_last_turn_as_in_the_second(shipped_tokenizer: Any) -> None:
+async def test_direct_loop_keeps_the_stack_depth_constant(shipped_tokenizer: Any) -> None:
     recorder = Listener()
     await play(shipped_tokenizer, [SCRIPT[0]] * 12 + [ANSWER], flat=True, hooks=[recorder])
     calls = [
@@ -340,7 +342,7 @@ async def test_the_stack_is_as_deep_in_the_last_turn_as_in_the_second(shipped_to
     assert len(set(calls[1:])) == 1
 
 
-async def test_middleware_of_a_users_own_sees_each_model_call_and_may_answer_it(shipped_tokenizer: Any) -> None:
+async def test_direct_loop_runs_a_users_model_middleware(shipped_tokenizer: Any) -> None:
     from strands.middleware import InvokeModelStage, ModelStopReason
 
     asked: list[int] = []
@@ -378,7 +380,7 @@ UNWATCHED = {
 
 
 @pytest.mark.parametrize("script", UNWATCHED.values(), ids=UNWATCHED)
-async def test_an_agent_whom_nobody_watches_does_what_strands_has_it_do(shipped_tokenizer: Any, script: Any) -> None:
+async def test_direct_loop_without_hooks_matches_strands_own_loop(shipped_tokenizer: Any, script: Any) -> None:
     limiter, own_limiter = (ToolLimiter(max_iterations=3, max_calls=3) for _ in range(2))
     agent, fake = await play(shipped_tokenizer, script, flat=True, listeners=[limiter])
     own, own_fake = await play(shipped_tokenizer, script, flat=False, hooks=[own_limiter])
@@ -392,7 +394,7 @@ async def test_an_agent_whom_nobody_watches_does_what_strands_has_it_do(shipped_
 
 
 @pytest.mark.parametrize("content", [[{"text": " "}], [], [{"text": ""}, {"text": "x"}]], ids=["blank", "none", "both"])
-async def test_blank_words_of_the_past_read_as_strands_streams_them(shipped_tokenizer: Any, content: Any) -> None:
+async def test_direct_loop_sends_blank_history_as_strands_does(shipped_tokenizer: Any, content: Any) -> None:
     before = [{"role": "user", "content": [{"text": "hi"}]}, {"role": "assistant", "content": content}]
     for listeners in (None, []):
         fakes = [

@@ -1,4 +1,4 @@
-"""MCP servers in the settings, real ones in processes of their own: started, shared, filtered, lost."""
+"""MCP servers in the settings, run as real processes: started, shared, filtered, lost."""
 
 import asyncio
 import gc
@@ -29,7 +29,7 @@ from strands_rollout.slime_plugin.inputs import with_row_settings
 
 pytestmark = [
     pytest.mark.usefixtures("_leftovers"),
-    # Strands calls a function that mcp 1 has given another name
+    # mcp 1 renamed the function that Strands calls
     pytest.mark.filterwarnings("ignore:Use `streamable_http_client` instead:DeprecationWarning"),
 ]
 SERVER = Path(__file__).parents[1] / "support" / "user_mcp_server.py"
@@ -40,7 +40,7 @@ END = TOOL_CALL.format(name="end", arguments="{}")
 
 @pytest.fixture(scope="module")
 def _leftovers() -> Iterator[None]:
-    """Let go of them here, and not in the midst of another test."""
+    """Collect clients left over by these tests here rather than during another test."""
     yield
     gc.collect()
 
@@ -51,7 +51,7 @@ def servers(**server: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[str]:
-    """The URL of a server that all tests share."""
+    """Start a server that all tests share and return its URL."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -67,7 +67,7 @@ def served() -> Iterator[str]:
     process.wait()
 
 
-async def test_a_server_is_started_by_its_command_with_arguments_and_environment(
+async def test_mcp_server_command_with_arguments_and_environment(
     shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET_FACT", "blue")
@@ -77,12 +77,12 @@ async def test_a_server_is_started_by_its_command_with_arguments_and_environment
     assert played.facts["stop_reason"] == "completed"
 
 
-async def test_a_server_that_runs_is_named_by_its_url(shipped_tokenizer: Any, served: str) -> None:
+async def test_mcp_server_by_url(shipped_tokenizer: Any, served: str) -> None:
     played = await run(shipped_tokenizer, [FACTS, ANSWER], settings={"tools": [served]})
     assert "--port" in played.context_after(0)
 
 
-async def test_what_a_servers_tool_raises_is_the_policys_to_read(shipped_tokenizer: Any, served: str) -> None:
+async def test_mcp_tool_error_is_shown_to_the_policy(shipped_tokenizer: Any, served: str) -> None:
     failing = TOOL_CALL.format(name="fail", arguments=json.dumps({"reason": "too large"}))
     unfit = TOOL_CALL.format(name="fail", arguments="{}")
     played = await run(shipped_tokenizer, [failing, unfit, ANSWER], settings={"tools": [served]})
@@ -94,9 +94,7 @@ client = MCPClient(lambda: stdio_client(StdioServerParameters(command=sys.execut
 
 
 @pytest.mark.parametrize("tool", [{"command": COMMAND}, f"{__name__}.client"], ids=["command", "client"])
-async def test_a_server_that_is_lost_is_an_outage_and_the_next_episode_starts_it_again(
-    shipped_tokenizer: Any, tool: Any
-) -> None:
+async def test_mcp_server_lost_is_an_outage_and_restarts(shipped_tokenizer: Any, tool: Any) -> None:
     lost = await run(shipped_tokenizer, [END, ANSWER], settings={"tools": [tool]})
     assert (lost.sample.status, lost.facts["stop_reason"]) == (Sample.Status.FAILED, "sandbox_error")
     assert "was lost" in lost.facts["error"]
@@ -106,7 +104,7 @@ async def test_a_server_that_is_lost_is_an_outage_and_the_next_episode_starts_it
 
 
 @pytest.mark.parametrize("more", [{}, {"agent_factory": "user_agents.with_tools_of_the_task"}], ids=["ours", "factory"])
-async def test_a_server_that_does_not_start_is_an_outage_in_words(shipped_tokenizer: Any, more: dict[str, Any]) -> None:
+async def test_mcp_server_that_does_not_start_is_an_outage(shipped_tokenizer: Any, more: dict[str, Any]) -> None:
     settings = {"tools": [{"name": "none", "command": "no-such-program --flag"}], **more}
     played = await run(shipped_tokenizer, [], settings=settings)
     assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "sandbox_error")
@@ -114,10 +112,12 @@ async def test_a_server_that_does_not_start_is_an_outage_in_words(shipped_tokeni
     assert "no-such-program" in played.facts["error"]
 
 
-async def test_a_server_that_refuses_connections_fails_all_episodes_at_once_and_is_tried_once(
+async def test_mcp_server_connection_refused_fails_all_episodes(
     shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Garbage is collected on every thread, the client's own among them: finalizers must wait for nothing there."""
+    """Collect garbage often: it runs on every thread, including the client's own, so a finalizer that waits would
+    deadlock.
+    """
     url = "http://127.0.0.1:1/mcp"
     frequency = gc.get_threshold()
     gc.set_threshold(10)
@@ -144,7 +144,7 @@ time.sleep(600)
 """
 
 
-# tests that a shell runs in the background ignore Ctrl-C, and so does what they start
+# a shell makes background processes ignore SIGINT, and their children inherit that
 HEEDING = """
 import runpy, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -156,7 +156,7 @@ runpy.run_module("strands_rollout.cli", run_name="__main__", alter_sys=True)
     ("server", "ends_by"),
     [("refuses", "itself"), ("speaks", "itself"), ("silent", "Ctrl-C"), ("accepts", "Ctrl-C")],
 )
-def test_a_command_ends_where_a_server_is_dead(server: str, ends_by: str, tmp_path: Path) -> None:
+def test_try_command_ends_when_an_mcp_server_is_dead(server: str, ends_by: str, tmp_path: Path) -> None:
     (tmp_path / "dead.py").write_text(DEAD)
     (tmp_path / "turns.yaml").write_text("- nothing is asked\n")
     with ExitStack() as stack:
@@ -190,9 +190,7 @@ def wait_for(condition: Callable[[], bool], within_s: float = 60.0) -> None:
         time.sleep(0.05)
 
 
-async def test_an_episode_that_times_out_before_its_tools_start_is_not_the_policys_fault(
-    shipped_tokenizer: Any, tmp_path: Path
-) -> None:
+async def test_mcp_startup_over_the_episode_timeout_is_a_setup_error(shipped_tokenizer: Any, tmp_path: Path) -> None:
     (tmp_path / "dead.py").write_text(DEAD)
     server = {"command": f"{sys.executable} dead.py", "cwd": str(tmp_path), "startup_timeout": 4}
     settings = {"tools": [server], "episode_timeout_s": 1}
@@ -201,9 +199,7 @@ async def test_an_episode_that_times_out_before_its_tools_start_is_not_the_polic
     assert "the agent and its tools did not start within the episode's timeout of 1 s" in played.facts["error"]
 
 
-async def test_names_are_prefixed_and_filtered_also_on_a_connection_of_the_episodes_own(
-    shipped_tokenizer: Any, served: str
-) -> None:
+async def test_mcp_server_prefix_and_filters_with_per_episode(shipped_tokenizer: Any, served: str) -> None:
     server = {"url": served, "prefix": "my", "tool_filters": {"allowed": ["facts"]}, "per_episode": True}
     played = await run(shipped_tokenizer, [FACTS.replace("facts", "my_facts"), ANSWER], settings={"tools": [server]})
     assert "--port" in played.context_after(0)
@@ -212,7 +208,7 @@ async def test_names_are_prefixed_and_filtered_also_on_a_connection_of_the_episo
     assert "end" not in prompt.split("</tools>")[0].split("<tools>")[1]
 
 
-async def test_a_row_chooses_a_server_by_its_name(shipped_tokenizer: Any, served: str) -> None:
+async def test_mcp_server_chosen_by_a_row(shipped_tokenizer: Any, served: str) -> None:
     settings = {"tools": [], "row_tools": [{"name": "facts", "url": served}]}
     sample = Sample(prompt="?", metadata={"strands_rollout_settings": {"tools": ["facts"]}})
     played = await run(shipped_tokenizer, [FACTS, ANSWER], settings=settings, sample=sample)
@@ -228,25 +224,25 @@ async def test_a_row_chooses_a_server_by_its_name(shipped_tokenizer: Any, served
         (3, "tools.0"),
     ],
 )
-def test_a_server_that_is_named_wrongly_is_refused(tool: Any, words: str) -> None:
+def test_mcp_server_settings_refuse_a_bad_entry(tool: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         settings_from_args(SimpleNamespace(strands_rollout={"tools": [tool]}))
 
 
-def test_a_variable_that_is_not_set_is_named() -> None:
+def test_mcp_server_unset_variable_is_named() -> None:
     settings = RolloutSettings(tools=({"url": "http://127.0.0.1/mcp", "headers": {"X": "${NO_SUCH_VARIABLE}"}},))  # type: ignore[arg-type]
     with pytest.raises(ToolError, match="NO_SUCH_VARIABLE"):
         load_tools(settings.tools)
 
 
 @pytest.mark.parametrize("per_episode", [False, True])
-def test_episodes_share_a_connection_unless_each_has_its_own(per_episode: bool) -> None:
+def test_mcp_server_is_shared_unless_per_episode(per_episode: bool) -> None:
     settings = RolloutSettings(tools=({"command": COMMAND, "per_episode": per_episode},))  # type: ignore[arg-type]
     first, second = load_tools(settings.tools), load_tools(with_row_settings(settings, {}).tools)
     assert (first[0] is second[0]) is not per_episode
 
 
-async def test_tools_whose_names_strands_refuses_are_renamed_and_called_under_their_own(shipped_tokenizer, caplog):
+async def test_mcp_tools_with_names_strands_refuses_are_renamed(shipped_tokenizer, caplog):
     names = ["store_count", "store_count_2", "store_count_3", f"store_{'x' * 58}"]
     turns = [*(TOOL_CALL.format(name=name, arguments="{}") for name in names), ANSWER]
     played = await run(shipped_tokenizer, turns, settings={**servers(args=["--named"]), "max_tool_iterations": 9})

@@ -1,4 +1,4 @@
-"""A user's code in a thread, or on an event loop, of its own."""
+"""`OwnLoop` and `in_own_thread`: user code on its own event loop or thread."""
 
 import asyncio
 import gc
@@ -12,7 +12,7 @@ from strands_rollout.own_loop import OwnLoop
 from strands_rollout.own_thread import in_own_thread
 
 
-async def test_an_exception_belongs_to_the_caller() -> None:
+async def test_in_own_thread_raises_to_the_caller() -> None:
     def fail() -> None:
         raise KeyError("x")
 
@@ -23,7 +23,7 @@ async def test_an_exception_belongs_to_the_caller() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-async def test_what_a_cancelled_call_raises_is_no_error_in_the_log(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_own_loop_cancelled_call_logs_no_error(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strands_rollout.own_loop._STEP_CLEANUP_TIMEOUT_S", 0.0 if late else 60.0)
     begun, over, told = asyncio.Event(), asyncio.Event(), list[Any]()
     loop = asyncio.get_running_loop()

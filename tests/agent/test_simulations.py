@@ -1,4 +1,4 @@
-"""strands-agents-evals in an episode: a simulated user, simulated tools and faults, as docs/environments.md has it."""
+"""strands-agents-evals in an episode: the simulated user, simulated tools and faults of docs/environments.md."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ LOOKS = TOOL_CALL.format(name="look_up", arguments=json.dumps({"item": "apple"})
 
 
 class Simulating(Model):
-    """Fills the form that it is asked for, of a user or a tool."""
+    """Fills in the form that the simulated user or tool asks for."""
 
     def update_config(self, **_config: Any) -> None: ...
 
@@ -44,7 +44,9 @@ class Simulating(Model):
 
 @pytest.fixture
 def page(tmp_path: Path, request: pytest.FixtureRequest) -> str:
-    """The page's examples as a module, on a model of these tests; a test may have a text in them replaced."""
+    """Write the page's examples to a module that uses the `Simulating` model, and return its path.
+    A parametrised test may replace a text in the examples.
+    """
     section = PAGE.read_text(encoding="utf-8").split("## Simulated users, tools and faults")[1]
     code = "from strands_evals import Case\n" + "\n".join(re.findall(r"```python\n(.*?)```", section, re.DOTALL))
     code = code.replace("from strands.models.openai import OpenAIModel\n", "from test_simulations import Simulating\n")
@@ -56,7 +58,7 @@ def page(tmp_path: Path, request: pytest.FixtureRequest) -> str:
 
 
 async def eight(tokenizer: Any, turns: list[str], *, rows: Any = lambda _: {}, **settings: Any) -> list[Any]:
-    """Episodes at once, each trained on all that was sampled."""
+    """Play eight episodes concurrently and check that every sampled token is trained."""
 
     async def play(number: int) -> Any:
         sample = Sample(prompt="What is 17 * 2?", label="34", index=number, metadata=rows(number))
@@ -70,19 +72,19 @@ async def eight(tokenizer: Any, turns: list[str], *, rows: Any = lambda _: {}, *
     return played
 
 
-async def test_a_simulated_user_opens_and_answers_until_its_goal_is_met(shipped_tokenizer: Any, page: str) -> None:
+async def test_simulated_user_talks_until_its_goal_is_met(shipped_tokenizer: Any, page: str) -> None:
     setting = {"environment": f"{page}:SimulatedUser", "rows": lambda number: {"opening": f"Hello {number}."}}
     for number, one in enumerate(await eight(shipped_tokenizer, ["It is 17.<|im_end|>", ANSWER], **setting)):
         assert f"user\nHello {number}.<" in one.decode(one.fake.requests[0].input_ids)
         assert (one.facts["user_turns"], "And times 2?" in one.context_after(0)) == (1, True)
 
 
-async def test_simulated_tools_share_the_state_of_their_episode(shipped_tokenizer: Any, page: str) -> None:
+async def test_simulated_tools_keep_state_per_episode(shipped_tokenizer: Any, page: str) -> None:
     for one in await eight(shipped_tokenizer, [LOOKS, LOOKS, ANSWER], environment=f"{page}:SimulatedTools"):
         assert ["0 calls before" in one.context_after(0), "1 calls before" in one.context_after(1)] == [True, True]
 
 
-async def test_faults_are_read_by_the_policy_and_are_each_episodes_own(shipped_tokenizer: Any, page: str) -> None:
+async def test_simulated_faults_are_per_episode(shipped_tokenizer: Any, page: str) -> None:
     setting = {"agent_factory": f"{page}:build", "rows": lambda number: {"faulty": number % 2 == 0}}
     for number, one in enumerate(await eight(shipped_tokenizer, [LOOKS, ANSWER], **setting)):
         assert ("3 coins" if number % 2 else "Tool call timed out") in one.context_after(0)
@@ -97,7 +99,9 @@ FROM_CASE = ("(profile, initial_query=opening", ".from_case_for_user_simulator(C
     [(NO_MODEL, "SimulatedUser"), (NO_MODEL, "SimulatedTools"), (FROM_CASE, "SimulatedUser")],
     indirect=["page"],
 )
-async def test_no_model_is_an_error_in_words(shipped_tokenizer: Any, page: str, environment: str) -> None:
+async def test_simulations_without_a_model_are_a_setup_error(
+    shipped_tokenizer: Any, page: str, environment: str
+) -> None:
     settings = {"tools": [], "environment": f"{page}:{environment}"}
     played = await run(shipped_tokenizer, [LOOKS, ANSWER], settings=settings)
     assert played.facts["stop_reason"] == "setup_error"

@@ -1,4 +1,4 @@
-"""Private names of Strands: the newest version has all of them, and what one lacks is said."""
+"""Strands' private names: the installed version has all of them, and missing ones are reported."""
 
 import pytest
 from harness import ANSWER, run
@@ -12,15 +12,13 @@ from strands_rollout.diagnostics.doctor import check_strands
 
 
 @pytest.mark.skipif(Version(strands_version()) < Version("1.62"), reason="its own loop runs")
-def test_losses_of_the_installed_strands_are_none() -> None:
-    """Fails where a new Strands has renamed something; the differential tests of the loop are then to be looked at."""
+def test_find_losses_none_in_the_installed_strands() -> None:
+    """A failure means that a new Strands renamed something: review the differential tests in `test_loop.py` as well."""
     assert (IMPORT_FAULT, find_losses(IMPORT_FAULT)) == ("", {})
 
 
 @pytest.mark.skipif(bool(IMPORT_FAULT), reason="this Strands lacks names already")
-async def test_an_episode_on_a_strands_that_lacks_a_name_runs_in_its_loop_and_says_so_once(
-    shipped_tokenizer, monkeypatch, caplog
-) -> None:
+async def test_report_losses_warns_once_and_uses_strands_loop(shipped_tokenizer, monkeypatch, caplog) -> None:
     monkeypatch.setattr(strands_names, "LOOP_NAMES", ("_renamed",))
     report_losses.cache_clear()
     try:
@@ -34,7 +32,7 @@ async def test_an_episode_on_a_strands_that_lacks_a_name_runs_in_its_loop_and_sa
 
 
 @pytest.mark.parametrize("names", [None, ("_renamed",)])
-def test_the_doctor_says_what_the_installed_strands_lacks(monkeypatch, tmp_path, names) -> None:
+def test_check_strands_reports_missing_names(monkeypatch, tmp_path, names) -> None:
     if names is not None:
         monkeypatch.setattr(strands_names, "LOOP_NAMES", names)
     [found] = check_strands(DoctorOptions({}, tmp_path))

@@ -1,4 +1,4 @@
-"""Tools under an episode's bounds: time limits, threads of their own, what is counted."""
+"""`BoundedTool` and `ToolStats`: time limits, a thread per call, and counts; `callable_names`."""
 
 import asyncio
 import sys
@@ -73,7 +73,7 @@ async def call(inner: Any, timeout_s: float | None = None, **arguments: Any) -> 
 
 
 @pytest.mark.parametrize("inner", [hang, sleep_long], ids=["sync", "async"])
-async def test_a_tool_that_hangs_is_cut_and_says_so(inner: Any) -> None:
+async def test_bounded_tool_timeout_is_an_error_result(inner: Any) -> None:
     release.clear()
     result, stats = await call(inner, timeout_s=0.1)
     release.set()
@@ -83,7 +83,7 @@ async def test_a_tool_that_hangs_is_cut_and_says_so(inner: Any) -> None:
     assert stats.seconds >= 0.1
 
 
-async def test_many_hanging_sync_tools_block_nobody() -> None:
+async def test_bounded_tool_hanging_sync_calls_block_nothing() -> None:
     release.clear()
     hanging = [asyncio.create_task(call(hang, timeout_s=20)) for _ in range(64)]
     await asyncio.sleep(0)
@@ -95,14 +95,14 @@ async def test_many_hanging_sync_tools_block_nobody() -> None:
 
 
 @pytest.mark.parametrize("inner", [leave, stop_iterating])
-async def test_a_tool_that_exits_ends_its_call_and_not_the_process(inner: Any) -> None:
+async def test_bounded_tool_exit_ends_only_the_call(inner: Any) -> None:
     result, stats = await call(inner)
     assert result["status"] == "error"
     assert "the tool raised" in result["content"][0]["text"]
     assert stats.errors == 1
 
 
-async def test_a_module_tool_runs_in_its_own_thread_too() -> None:
+async def test_bounded_tool_runs_module_tools_in_a_thread() -> None:
     def module_tool(use: Any, **kwargs: Any) -> Any:
         name = threading.current_thread().name
         return {"toolUseId": use["toolUseId"], "status": "success", "content": [{"text": name}]}
@@ -113,7 +113,7 @@ async def test_a_module_tool_runs_in_its_own_thread_too() -> None:
 
 
 class Raising(AgentTool):
-    """A tool of a class of its own, which raises."""
+    """An `AgentTool` subclass that raises."""
 
     tool_name, tool_type, calls = "raising", "own", 0
     tool_spec = {"name": "raising", "description": "Raise.", "inputSchema": {"json": {"type": "object"}}}  # noqa: RUF012
@@ -124,7 +124,7 @@ class Raising(AgentTool):
         yield
 
 
-async def test_a_call_that_raised_is_counted_and_a_later_agent_does_not_run_it_again() -> None:
+async def test_bounded_tool_does_not_repeat_a_call_that_raised() -> None:
     stats = ToolStats()
     bounded = BoundedTool(Raising(), timeout_s=None, stats=stats)
     use: Any = {"toolUseId": "c", "name": "raising", "input": {}}
@@ -138,7 +138,7 @@ async def test_a_call_that_raised_is_counted_and_a_later_agent_does_not_run_it_a
 
 
 @pytest.mark.parametrize("inner", [broken_sandbox, wrapped_fault], ids=["plain", "wrapped"])
-async def test_a_fault_of_the_sandbox_is_remembered_apart_however_wrapped_and_its_call_has_not_finished(
+async def test_bounded_tool_records_sandbox_errors_apart(
     inner: Any,
 ) -> None:
     _, stats = await call(inner)
@@ -146,7 +146,7 @@ async def test_a_fault_of_the_sandbox_is_remembered_apart_however_wrapped_and_it
     assert stats.finished == {}
 
 
-def test_callable_names_keep_what_can_be_called_and_refuse_what_has_no_letter() -> None:
+def test_callable_names_are_unique_and_valid() -> None:
     given = ["a.b", "a_b", "a-b.c", "a_b-c", "d e", "plain"]
     assert callable_names(given) == {
         "a.b": "a_b_2",
@@ -173,15 +173,15 @@ def order(number: int) -> str:
     return f"ordered {number}"
 
 
-async def test_any_tool_of_an_agent_is_called_under_a_name_that_strands_takes(shipped_tokenizer) -> None:
+async def test_tool_name_with_a_dot_is_called_by_its_new_name(shipped_tokenizer) -> None:
     turns = [TOOL_CALL.format(name="shop_order", arguments='{"number": 2}'), ANSWER]
     played = await run(shipped_tokenizer, turns, settings={"tools": [f"{__name__}.order"]})
     assert "ordered 2" in played.context_after(0)
     assert "shop.order" not in played.decode(played.fake.requests[0].input_ids)
 
 
-def test_calls_that_overlap_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From 0 to 10 and from 2 to 5, then from 20 to 21."""
+def test_tool_stats_count_overlapping_calls_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two calls overlap (0 to 10, 2 to 5), then one runs alone (20 to 21)."""
     clock = iter([0.0, 2.0, 5.0, 10.0, 20.0, 21.0])
     monkeypatch.setattr(tool_call, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     stats = ToolStats()

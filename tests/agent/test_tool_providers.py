@@ -1,4 +1,4 @@
-"""Tool providers, such as an MCP client, start and stop servers: no other episode waits for that."""
+"""Tool providers, such as an MCP client, start and stop servers without blocking other episodes."""
 
 import asyncio
 import gc
@@ -23,7 +23,7 @@ async def greet() -> str:
 
 
 class SlowProvider(ToolProvider):
-    """Is ready, and released, only once the event loop has done something else meanwhile."""
+    """Waits, when it loads and when it is released, until the event loop has run something else."""
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -61,7 +61,7 @@ async def settings() -> dict[str, Any]:
     return {"tools": [f"{__name__}.provider"]}
 
 
-async def test_the_loop_goes_on_while_a_provider_starts_and_stops(
+async def test_tool_provider_start_and_stop_do_not_block_the_loop(
     shipped_tokenizer: Any, settings: dict[str, Any]
 ) -> None:
     played = await run(shipped_tokenizer, [CALL, ANSWER], settings=settings)
@@ -71,7 +71,9 @@ async def test_the_loop_goes_on_while_a_provider_starts_and_stops(
     assert provider.consumers == set()
 
 
-async def test_a_time_limit_holds_while_a_provider_starts(shipped_tokenizer: Any, settings: dict[str, Any]) -> None:
+async def test_tool_provider_start_counts_to_the_episode_timeout(
+    shipped_tokenizer: Any, settings: dict[str, Any]
+) -> None:
     stuck = threading.Event()
     provider._wait_for_the_loop = lambda: provider.waited.append(stuck.wait(WAIT_S))  # type: ignore[method-assign]
     try:
@@ -82,10 +84,8 @@ async def test_a_time_limit_holds_while_a_provider_starts(shipped_tokenizer: Any
         stuck.set()
 
 
-async def test_an_agents_finalizer_does_not_release_a_provider_again(
-    shipped_tokenizer: Any, settings: dict[str, Any]
-) -> None:
-    """It runs at any time and without the lock: another episode may be starting the provider just then."""
+async def test_tool_provider_is_not_released_by_the_finalizer(shipped_tokenizer: Any, settings: dict[str, Any]) -> None:
+    """The finalizer runs at any time and without the lock, when another episode may be starting the provider."""
     gc.collect()  # agents of other tests
     provider.released.clear()
     await run(shipped_tokenizer, [CALL, ANSWER], settings=settings)

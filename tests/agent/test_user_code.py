@@ -1,4 +1,4 @@
-"""A user's code by dotted path or by file: found as people write it, and refused with what to write instead."""
+"""User code by dotted path or file: how it is found, and the error messages when it is not usable."""
 
 import sys
 from collections.abc import Iterator
@@ -51,7 +51,9 @@ FILES = {
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A user's folder, whose name has a space; a command runs elsewhere, with a configuration that lies in it."""
+    """Yield a user's folder (with a space in its name) that holds the configuration, while the working directory is
+    elsewhere.
+    """
     folder = tmp_path / "my project"
     for name, text in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -82,13 +84,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (["./found_asks.py:ask_vendor"], ["ask_vendor"]),
     ],
 )
-def test_tools_are_found_by_file(project: Path, paths: list[str], names: list[str]) -> None:
+def test_load_tools_by_file(project: Path, paths: list[str], names: list[str]) -> None:
     paths = [path.format(project) for path in paths]
     assert [tool.tool_name for tool in load_tools(paths)] == names
     assert load_tools(paths) == load_tools(paths)
 
 
-def test_a_file_is_one_module_however_it_is_named(project: Path) -> None:
+def test_resolve_loads_a_file_once_under_all_its_names(project: Path) -> None:
     assert user_code.resolve("./found_agent.py:build") is user_code.resolve("found_agent.build")
     assert user_code.resolve("./link.py:World") is user_code.resolve(f"{project}/found tools.py:World")
 
@@ -118,13 +120,13 @@ def test_a_file_is_one_module_however_it_is_named(project: Path) -> None:
         ("found_asks.ask", "the agent 'critic' has no model, so that Strands would call Amazon Bedrock"),
     ],
 )
-def test_what_is_no_tool_is_one_line_that_says_what_to_write(project: Path, path: str, words: str) -> None:
+def test_load_tools_error_is_one_line_with_the_remedy(project: Path, path: str, words: str) -> None:
     with pytest.raises((ToolError, NoModelError), match=words) as caught:
         load_tools([path])
     assert "\n" not in str(caught.value)
 
 
-async def test_what_is_no_factory_hook_or_environment_is_refused_before_an_episode(project: Path) -> None:
+async def test_find_load_errors_names_each_bad_setting(project: Path) -> None:
     given = {
         "agent_factory": "./found_agent.py:agent",
         "hooks": ["./found_hook.py"],
@@ -156,7 +158,7 @@ async def test_what_is_no_factory_hook_or_environment_is_refused_before_an_episo
         ),
     ],
 )
-async def test_an_agent_without_a_model_fails_the_setup_by_its_name(
+async def test_agent_without_a_model_is_a_setup_error(
     shipped_tokenizer: Any, project: Path, settings: dict[str, Any], turns: list[str], agent: str
 ) -> None:
     played = await run(shipped_tokenizer, turns, settings=settings)
@@ -165,12 +167,12 @@ async def test_an_agent_without_a_model_fails_the_setup_by_its_name(
     assert not any(played.sample.loss_mask)
 
 
-async def test_an_agent_with_another_vendors_model_may_play(shipped_tokenizer: Any, project: Path) -> None:
+async def test_agent_with_another_vendors_model_plays(shipped_tokenizer: Any, project: Path) -> None:
     played = await run(shipped_tokenizer, [ANSWER], settings={"agent_factory": "found_agent.vendor", "tools": []})
     assert played.sample.status is Sample.Status.COMPLETED
 
 
-async def test_modules_beside_the_configuration_are_found_before_a_rows_tools(
+async def test_config_folder_is_searched_before_a_rows_tools(
     shipped_tokenizer: Any, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder != str(project)])
@@ -181,7 +183,7 @@ async def test_modules_beside_the_configuration_are_found_before_a_rows_tools(
     assert played.sample.status is Sample.Status.COMPLETED
 
 
-def test_a_row_loads_no_file_that_the_configuration_does_not_name(project: Path) -> None:
+def test_with_row_settings_refuses_files_outside_row_tools(project: Path) -> None:
     settings = RolloutSettings(tools=["./code.py:look_up"], row_tools=["./link.py"])
     row = {"strands_rollout_settings": {"tools": ["./link.py"]}}
     assert with_row_settings(settings, row).tools == ("./link.py",)
@@ -190,7 +192,7 @@ def test_a_row_loads_no_file_that_the_configuration_does_not_name(project: Path)
 
 
 @pytest.mark.parametrize(("path", "asks"), [("strands_tools.python_repl", True), ("strands_tools.calculator", False)])
-def test_a_tool_that_would_ask_a_person_is_told_of_when_it_is_loaded(monkeypatch, caplog, path, asks) -> None:
+def test_load_tools_warns_of_tools_that_ask_for_consent(monkeypatch, caplog, path, asks) -> None:
     pytest.importorskip(path)
     monkeypatch.delenv("BYPASS_TOOL_CONSENT", raising=False)
     tool_loading._warn_of_consent.cache_clear()

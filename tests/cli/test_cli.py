@@ -1,4 +1,4 @@
-"""The command line: help at once, exit codes, and a demo whose last line on stdout is JSON."""
+"""The command line: quick help, exit codes, error messages, and the demo's output."""
 
 import asyncio
 import json
@@ -22,8 +22,8 @@ from strands_rollout.dump import write_dump
 REPOSITORY = str(Path(__file__).parents[2])
 
 
-def test_help_has_an_example_or_the_commands_and_imports_nothing_heavy() -> None:
-    """In one process, the commands one after the other; nor does the doctor import what may be broken."""
+def test_help_shows_examples_and_imports_nothing_heavy() -> None:
+    """Invoke all commands in one process. The doctor must not import packages that may be broken either."""
     code = """if True:
         import re, sys
         from typer.testing import CliRunner
@@ -50,7 +50,7 @@ def test_help_has_an_example_or_the_commands_and_imports_nothing_heavy() -> None
         evaluate = help_of("eval")
         for words in ("model:\\n  --base-url URL ", "\\nSampling:\\n", " --data FILE ", " --top-k N ", " --out DIR "):
             assert words in evaluate, words
-        # typer itself looks for pydantic when it reads a command's arguments
+        # typer itself imports pydantic when it reads a command's arguments
         assert imported("numpy", "strands", "transformers", "httpx", "rich.table") == []
         import strands_rollout.diagnostics.doctor
         assert imported("numpy", "packaging", "strands", "tokenizers") == []
@@ -79,7 +79,7 @@ AN_ENGINE = ["--base-url", "http://127.0.0.1:1"]
     ],
     ids=" ".join,
 )
-def test_a_usage_error_exits_with_2_and_says_what_is_wrong(arguments, tmp_path, monkeypatch, capsys) -> None:
+def test_usage_error_exits_with_2_and_writes_nothing(arguments, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     assert exit_code(monkeypatch, *arguments) == 2
     captured = capsys.readouterr()
@@ -110,7 +110,7 @@ TOKENIZER = f"{REPOSITORY}/strands_rollout/engine/checkpoint"
     ],
     ids=" ".join,
 )
-def test_a_dead_engine_exits_with_1_at_once_and_is_named_with_what_to_do(arguments, tmp_path, monkeypatch, capsys):
+def test_dead_engine_exits_with_1_and_names_the_remedy(arguments, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "What is 17 * 2?", "label": "34"}\n')
     write_dump(Path("dump.jsonl"), [sample_of_parts([[1, 2], [3]])])
@@ -123,7 +123,7 @@ def test_a_dead_engine_exits_with_1_at_once_and_is_named_with_what_to_do(argumen
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dump.jsonl", "rows.jsonl"]
 
 
-# an older typer has words of its own, which are plain
+# older versions of typer have their own messages
 by_pydantic = pytest.mark.skipif(Version(typer.__version__) < Version("0.29"), reason="typer does not ask pydantic")
 
 
@@ -138,7 +138,7 @@ by_pydantic = pytest.mark.skipif(Version(typer.__version__) < Version("0.29"), r
     ],
     ids=lambda words: " ".join(words),
 )
-def test_scripts_say_what_was_expected_in_the_same_words(command: list[str]) -> None:
+def test_scripts_usage_error_names_the_expected_type(command: list[str]) -> None:
     words = [sys.executable, *command]
     done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, env={**os.environ, "COLUMNS": "500"})
     assert done.returncode == 2
@@ -174,7 +174,7 @@ def test_scripts_say_what_was_expected_in_the_same_words(command: list[str]) -> 
     ],
     ids=str,
 )
-def test_wrong_usage_exits_with_2_and_names_what_was_typed(arguments, words, tmp_path, monkeypatch, capsys) -> None:
+def test_usage_error_names_what_was_typed(arguments, words, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     write_dump(Path("dump.jsonl"), [sample_of_parts([[1, 2], [3]])])
     assert exit_code(monkeypatch, *arguments) == 2
@@ -185,7 +185,7 @@ def test_wrong_usage_exits_with_2_and_names_what_was_typed(arguments, words, tmp
 
 @pytest.mark.parametrize("command", [["replay"], ["drift"], ["rescore", "--reward", "builtins.len"]], ids=" ".join)
 @pytest.mark.parametrize("content", ["", "junk\n"], ids=["empty", "junk"])
-def test_a_dump_that_can_not_be_read_exits_with_1(command, content, tmp_path, monkeypatch, capsys) -> None:
+def test_unreadable_dump_exits_with_1(command, content, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     Path("dump.jsonl").write_text(content)
     assert exit_code(monkeypatch, *command, "dump.jsonl") == 1
@@ -206,7 +206,7 @@ def test_a_dump_that_can_not_be_read_exits_with_1(command, content, tmp_path, mo
     ],
     ids=str,
 )
-def test_the_end_of_a_command_names_the_next_one(arguments, following, tmp_path, monkeypatch, capsys) -> None:
+def test_commands_end_with_the_next_command(arguments, following, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     write_dump(
         Path("dump.jsonl"), [sample_of_parts([[1, 2], [3]], prompt="1 + 1?", label="2", response="2", reward=0.0)]
@@ -220,14 +220,14 @@ def test_the_end_of_a_command_names_the_next_one(arguments, following, tmp_path,
     assert said == ([] if following is None else [f"next: strands-rollout {following}"])
 
 
-def test_the_demos_samples_can_be_replayed(tmp_path, monkeypatch, capsys) -> None:
-    """Each has a seed of its own, also where none is named."""
+def test_demo_samples_can_be_replayed(tmp_path, monkeypatch, capsys) -> None:
+    """Each sample has its own seed, even when no seed is given."""
     monkeypatch.chdir(tmp_path)
     assert exit_code(monkeypatch, "demo", "--samples", "2", "--json") == 0
     assert exit_code(monkeypatch, "replay", "demo_dump", "--sample", "1") == 0, capsys.readouterr().out
 
 
-async def test_the_demo_prints_a_table_a_transcript_and_one_line_of_json(shipped_tokenizer, tmp_path) -> None:
+async def test_demo_prints_table_transcript_and_one_json_line(shipped_tokenizer, tmp_path) -> None:
     def reply(request: dict[str, Any], number: int) -> Reply:
         seen = shipped_tokenizer.decode(request["input_ids"], skip_special_tokens=False)
         return Reply.tokens(ids_of(shipped_tokenizer, ANSWER if "<tool_response>" in seen else call_text()))

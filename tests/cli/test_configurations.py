@@ -1,4 +1,4 @@
-"""What commands do with a configuration before anything starts: modules beside it are found, wrong names are errors."""
+"""Configurations on the command line: modules beside the file, wrong names, and `--set`."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ CONFIGURATION = "strands_rollout: {{tools: [my_agent_tools.look_up], {more}}}"
 
 @pytest.fixture
 def configured(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a configuration beside the module of tools that it names."""
+    """Return a function that writes a configuration beside the module of tools that it names."""
     (tmp_path / "my_agent_tools.py").write_text(
         'from strands import tool\n\n\n@tool\ndef look_up(name: str) -> str:\n    """Look up."""\n    return name\n'
     )
@@ -37,7 +37,7 @@ def configured(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-def test_modules_beside_a_configuration_are_found(configured: Callable[..., Path]) -> None:
+def test_config_finds_modules_beside_the_file(configured: Callable[..., Path]) -> None:
     done = strands_rollout("config", str(configured()), cwd=Path("/"))
     assert (done.returncode, "my_agent_tools.look_up" in done.stdout) == (0, True), done.stderr
     assert "not checked" not in done.stderr
@@ -47,7 +47,7 @@ def test_modules_beside_a_configuration_are_found(configured: Callable[..., Path
 
 
 @pytest.mark.parametrize("command", ["config", "eval --config", "train --config"])
-def test_what_a_configuration_names_wrongly_is_an_error_before_anything_starts(configured, command, tmp_path) -> None:
+def test_config_bad_names_are_errors_before_the_start(configured, command, tmp_path) -> None:
     if command.startswith("train"):
         pytest.importorskip("torch")
     path = configured("executor: locl, tool_parser: hermess, hooks: [no_such.hook]")
@@ -70,7 +70,7 @@ def test_what_a_configuration_names_wrongly_is_an_error_before_anything_starts(c
         ("strands_rollout.reward.correct=2", 2.0),
     ],
 )
-def test_a_setting_of_the_command_line_takes_the_place_of_the_files(configured, change, value) -> None:
+def test_set_option_overrides_the_file(configured, change, value) -> None:
     path = configured("max_tool_iterations: 2, dump_dir: there, reward: {wrong: 0.0}")
     done = CliRunner().invoke(app, ["config", str(path), "--set", "tools=[]", "--set", change, "--json"])
     assert done.exit_code == 0, done.output
@@ -95,7 +95,7 @@ def test_a_setting_of_the_command_line_takes_the_place_of_the_files(configured, 
         ("doctor --json", "tool_parsers=3", "did you mean 'tool_parser'"),
     ],
 )
-def test_a_wrong_setting_of_the_command_line_is_named(command, change, said, tmp_path, monkeypatch) -> None:
+def test_set_option_error_suggests_the_right_key(command, change, said, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "row.jsonl").write_text('{"prompt": "1 + 1?", "label": "2", "status": "completed", "tokens": []}\n')
     done = CliRunner().invoke(app, [*command.split(), "--set", change])
@@ -114,7 +114,7 @@ def test_a_wrong_setting_of_the_command_line_is_named(command, change, said, tmp
     ],
     ids=str,
 )
-def test_what_can_not_be_loaded_is_said_of_the_file_or_of_the_command_line(arguments, heads, tmp_path, monkeypatch):
+def test_load_error_names_the_file_or_the_command_line(arguments, heads, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("it.yaml").write_text("strands_rollout: {max_tool_iterations: 2}\n")
     Path("bad.yaml").write_text("strands_rollout: {tools: [no.tool]}\n")
@@ -126,7 +126,7 @@ def test_what_can_not_be_loaded_is_said_of_the_file_or_of_the_command_line(argum
     ] == heads
 
 
-def test_a_demo_that_could_write_nothing_plays_nothing(tmp_path: Path) -> None:
+def test_demo_with_an_unwritable_dump_plays_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = strands_rollout("demo", "--dump", str(tmp_path / "file" / "dump"), cwd=tmp_path)
     assert (done.returncode, "engine at" in done.stderr) == (2, False)

@@ -1,4 +1,4 @@
-"""The command `strands-rollout eval` in processes of its own: exit codes, Ctrl-C, kills, the embedded engine."""
+"""`strands-rollout eval` in its own process: exit codes, Ctrl-C, kills, the embedded engine."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ from strands_rollout.play.options import Sampling
 REPOSITORY = str(Path(__file__).parents[2])
 SMOKE = Path(REPOSITORY) / "configs" / "smoke.yaml"
 COMMAND = ["-m", "strands_rollout.cli", "eval"]
-# what a job in a shell's background inherits is that Ctrl-C is ignored
+# a shell's background job inherits an ignored SIGINT
 AS_IN_A_TERMINAL = (
     "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.executable, sys.argv[1:])"
 )
@@ -31,7 +31,7 @@ PATIENCE_S = 60.0
 
 @asynccontextmanager
 async def started(*arguments: str, cwd: Path, sigint: str = "SIG_DFL") -> AsyncIterator[asyncio.subprocess.Process]:
-    """The command, running; killed in the end if it still does."""
+    """Start the command, and kill it on leaving if it still runs."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
@@ -65,7 +65,7 @@ def lines(out: Path) -> list[bytes]:
     return results.read_bytes().splitlines(keepends=True) if results.exists() else []
 
 
-async def test_the_embedded_engine_is_evaluated_on_the_shipped_problems(tmp_path: Path) -> None:
+async def test_eval_embedded_engine_on_the_shipped_problems(tmp_path: Path) -> None:
     options = options_for(tmp_path, None, None, sampling=Sampling(2, 256), limit=1, data=[], config=SMOKE)
     assert await asyncio.to_thread(run_evaluation, options) == 0
     report = json.loads((tmp_path / "out" / "report.json").read_text())
@@ -77,10 +77,10 @@ async def test_the_embedded_engine_is_evaluated_on_the_shipped_problems(tmp_path
 @pytest.mark.parametrize(
     ("signum", "in_background"), [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)]
 )
-async def test_ctrl_c_and_sigterm_end_it_with_130_and_say_how_to_resume(
+async def test_eval_sigint_and_sigterm_exit_with_130(
     signum: signal.Signals, in_background: bool, shipped_tokenizer: Any, tmp_path: Path
 ) -> None:
-    """Two samples are answered, the others wait for the engine when it comes. A shell's background ignores SIGINT."""
+    """Two samples are answered and the others wait for the engine. A shell's background job ignores SIGINT."""
     waiting = asyncio.Event()
 
     async def reply(request: dict[str, Any], number: int) -> Reply:
@@ -110,7 +110,7 @@ async def test_ctrl_c_and_sigterm_end_it_with_130_and_say_how_to_resume(
 
 
 @pytest.mark.parametrize(("base_url", "expected"), [("http://127.0.0.1:1", (16, 16384, 64)), (None, (4, 1024, 16))])
-def test_defaults_are_those_of_the_engine(base_url, expected, monkeypatch) -> None:
+def test_eval_defaults_depend_on_the_engine(base_url, expected, monkeypatch) -> None:
     from typer import Exit
 
     from strands_rollout.cli.commands import evaluate
@@ -126,8 +126,8 @@ def test_defaults_are_those_of_the_engine(base_url, expected, monkeypatch) -> No
 
 
 @pytest.mark.slow
-async def test_killed_twice_and_resumed_gives_the_report_of_one_run(tmp_path: Path) -> None:
-    """On the embedded engine, which dies with each killed process, and is started anew."""
+async def test_eval_killed_twice_resumes_to_the_same_report(tmp_path: Path) -> None:
+    """The embedded engine dies with each killed process and starts anew."""
     arguments = ["--seed", "3", "--limit", "8", "--concurrency", "3"]
     code, _, err = await ended(*arguments, "--out", "whole", cwd=tmp_path)
     assert code == 0, err
@@ -154,7 +154,7 @@ async def test_killed_twice_and_resumed_gives_the_report_of_one_run(tmp_path: Pa
 
 
 def without_session(out: Path) -> str:
-    """The report's text, less what depends on the clock and on where the run was cut."""
+    """Return the report's text without the part that depends on the clock and on where the run was cut."""
     report = json.loads((out / "report.json").read_text())
     del report["session"]
     return json.dumps(report)

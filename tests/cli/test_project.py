@@ -1,4 +1,4 @@
-"""`strands-rollout init`, and the walk of docs/tutorial.md from its project to a reward that rises."""
+"""`strands-rollout init` and the commands of docs/tutorial.md, from a new project to a reward that rises."""
 
 import json
 import os
@@ -27,11 +27,11 @@ strands-rollout() {{ {shlex.quote(sys.executable)} -m strands_rollout.cli "$@"; 
 pytest() {{ {shlex.quote(sys.executable)} -m pytest -q -p no:cacheprovider "$@"; }}
 """
 TRAINING = re.compile(r"strands-rollout train|run/weights")
-ELSEWHERE = re.compile(r"pip install|strands-rollout view|bash scripts/")  # a network, a browser, a clone
+ELSEWHERE = re.compile(r"pip install|strands-rollout view|bash scripts/")  # these need a network, a browser or a clone
 
 
 def tutorial() -> list[str]:
-    """The commands of the tutorial that run in the project's folder, and those that make it."""
+    """Return the tutorial's commands: those that make the project first, then those that run in its folder."""
     text = (REPOSITORY / "docs/tutorial.md").read_text()
     lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
     return [line for line in lines if not ELSEWHERE.search(line)]
@@ -44,7 +44,7 @@ def shell(*lines: str, cwd: Path) -> str:
     return done.stdout + done.stderr
 
 
-def test_the_tutorial_runs_as_it_is_written(tmp_path: Path) -> None:
+def test_tutorial_commands_run_as_written(tmp_path: Path) -> None:
     walk = [line for line in tutorial() if not TRAINING.search(line)]
     assert [line.split()[0] for line in walk[:4]] == ["strands-rollout", "cd", "pytest", "strands-rollout"]
     shown = shell(*(re.sub(r"(.* eval .*)", r"\1 --samples-per-problem 1", line) for line in walk), cwd=tmp_path)
@@ -70,7 +70,7 @@ def test_minimal_agent_of_the_overview_plays(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.timeout(900)
-def test_the_tutorials_own_reward_rises(tmp_path: Path) -> None:
+def test_tutorial_training_raises_the_reward(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     made, entered = tutorial()[:2]
     train, evaluate = (line for line in tutorial() if TRAINING.search(line))
@@ -82,8 +82,8 @@ def test_the_tutorials_own_reward_rises(tmp_path: Path) -> None:
 NEEDS = {"program": "openai", "harness": "strands_harness"}
 
 
-@pytest.mark.parametrize("kind", [kind for kind in get_args(Kind) if kind != "tools"])  # the tutorial's
-def test_a_project_of_each_kind_plays_its_turns(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in get_args(Kind) if kind != "tools"])  # the tutorial covers `tools`
+def test_init_project_of_each_kind_plays_its_turns(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if kind in NEEDS:
         pytest.importorskip(NEEDS[kind])
     monkeypatch.setattr(sys, "argv", ["init"])
@@ -95,14 +95,14 @@ def test_a_project_of_each_kind_plays_its_turns(kind: str, tmp_path: Path, monke
     assert "2506" in shown
 
 
-def test_every_kind_is_explained_in_the_tutorial() -> None:
+def test_init_kinds_are_all_in_the_tutorial() -> None:
     text = (REPOSITORY / "docs/tutorial.md").read_text()
     table = text.partition("| `--kind` |")[2].partition("\n\n")[0]
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(get_args(Kind))
 
 
 @pytest.mark.parametrize(("kind", "extra"), [("program", "openai"), ("harness", "harness")])
-def test_a_kind_that_needs_a_package_says_what_installs_it(kind, extra, tmp_path, monkeypatch) -> None:
+def test_init_names_the_extra_that_a_kind_needs(kind, extra, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", ["init"])
     for is_installed in (True, False):
         monkeypatch.setattr(commands, "find_spec", lambda name, found=is_installed: found or None)
@@ -119,7 +119,7 @@ def test_a_kind_that_needs_a_package_says_what_installs_it(kind, extra, tmp_path
         ("full/notes.txt/x", "can't write"),
     ],
 )
-def test_a_folder_that_can_not_be_used_is_refused_and_left_alone(folder, words, tmp_path, monkeypatch) -> None:
+def test_init_refuses_an_unusable_folder(folder, words, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full/notes.txt").write_text("mine")
@@ -130,7 +130,7 @@ def test_a_folder_that_can_not_be_used_is_refused_and_left_alone(folder, words, 
 
 
 def slime_flags(script: Path, *arguments: str) -> dict[str, str]:
-    """slime's flags in a script's dry run, with their values but for paths, which differ."""
+    """Return slime's flags and values in a script's dry run; paths are left empty because they differ."""
     environment = ENVIRONMENT | {"SLIME_DIR": "none"}
     done = subprocess.run(["bash", script, "--dry-run", *arguments], capture_output=True, text=True, env=environment)
     words = shlex.split(done.stdout.rpartition("train.py")[2].replace("\\\n", ""))
@@ -139,7 +139,7 @@ def slime_flags(script: Path, *arguments: str) -> dict[str, str]:
     return {flag: "" if "/" in " ".join(values) else " ".join(values) for flag, *values in given}
 
 
-def test_a_projects_script_gives_slime_what_the_launch_kit_does() -> None:
+def test_project_run_slime_gives_the_launch_kits_flags() -> None:
     kit = slime_flags(
         REPOSITORY / "scripts/strands_qwen3_8b.sh",
         "--max-response-len",
@@ -153,6 +153,6 @@ def test_a_projects_script_gives_slime_what_the_launch_kit_does() -> None:
     assert slime_flags(REPOSITORY / "strands_rollout/data/project/run_slime.sh") == kit
 
 
-def test_the_script_of_another_model_is_shown_as_it_is() -> None:
+def test_training_page_shows_the_4b_script_verbatim() -> None:
     script = (REPOSITORY / "scripts/strands_qwen3_4b.sh").read_text()
     assert f"```bash\n{script}```" in (REPOSITORY / "docs/training.md").read_text()

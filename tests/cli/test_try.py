@@ -1,4 +1,4 @@
-"""`strands-rollout try`: one row with each source of turns, and what is said where turns, rows or tools are wrong."""
+"""`strands-rollout try`: each source of turns, and errors in turns, rows and tools."""
 
 import json
 from collections.abc import AsyncIterator
@@ -86,7 +86,7 @@ def script(folder: Path, turns: object) -> str:
     return "turns.yaml"
 
 
-def test_a_script_is_played_with_real_tools_tokens_and_reward(folder: Path) -> None:
+def test_try_plays_a_script_with_tools_tokens_and_reward(folder: Path) -> None:
     done = play("--script", script(folder, TURNS), "--tokens")
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith(PLAYED.replace("FOLDER", str(folder))), done.stdout
@@ -113,7 +113,7 @@ def test_a_script_is_played_with_real_tools_tokens_and_reward(folder: Path) -> N
         (["hi"], ["--api-model", "x"], "got only one of --api-base and --api-model; expected both or neither"),
     ],
 )
-def test_what_can_not_be_played_is_said(folder: Path, turns: object, arguments: list[str], words: str) -> None:
+def test_try_error_names_the_bad_turn_or_option(folder: Path, turns: object, arguments: list[str], words: str) -> None:
     done = play("--script", script(folder, turns), *arguments)
     assert done.exit_code != 0
     assert words in f"{done.output} {done.exception}"
@@ -127,7 +127,7 @@ def test_what_can_not_be_played_is_said(folder: Path, turns: object, arguments: 
         (1, "max_turn_tokens=5", " error | MaxTokensReachedException: the turn was cut at its limit of tokens"),
     ],
 )
-def test_a_limit_by_its_settings_name_ends_a_valid_episode_and_the_next_command_has_it(folder, turns, change, shown):
+def test_try_limit_truncates_and_stays_in_the_next_command(folder, turns, change, shown):
     (folder / "own.py").write_text("def score(response, label): return 1.0\n")
     done = play("--script", script(folder, [{"calls": [CALL]}] * turns), "--set", change, "--reward", "own.score")
     assert (done.exit_code, shown in done.stdout, " status | truncated" in done.stdout) == (0, True, True), (
@@ -136,7 +136,7 @@ def test_a_limit_by_its_settings_name_ends_a_valid_episode_and_the_next_command_
     assert done.stderr.endswith(f" eval --config rollout.yaml --reward own.score --set {change}\n")
 
 
-def test_of_a_graph_each_agent_that_may_answer_is_shown_and_played(folder: Path) -> None:
+def test_try_shows_each_agent_of_a_graph(folder: Path) -> None:
     (folder / "graph_of_try.py").write_text(GRAPH)
     done = play(
         "--script", script(folder, ["Ask the clerk.", "\\boxed{3}"]), "--set", "agent_factory=graph_of_try.build"
@@ -147,13 +147,13 @@ def test_of_a_graph_each_agent_that_may_answer_is_shown_and_played(folder: Path)
     assert " status | completed (completed); turns: 1" in done.stdout, done.stdout
 
 
-def test_an_episode_without_a_turn_has_failed(folder: Path, shipped_tokenizer: Any) -> None:
+def test_try_exits_with_1_when_no_turn_was_played(folder: Path, shipped_tokenizer: Any) -> None:
     with run_on_thread(FakeSGLang([], context_length=9)) as fake:
         done = play("--base-url", fake.base_url, "--tokenizer", shipped_tokenizer.name_or_path)
     assert (done.exit_code, " status | truncated (prompt_too_long)" in done.stdout) == (1, True), done.output
 
 
-def test_rows_of_a_table_are_scored_by_a_reward_that_is_named(folder: Path) -> None:
+def test_try_scores_csv_rows_with_a_given_reward(folder: Path) -> None:
     (folder / "rows.csv").write_text("question,answer\nWhat does an apple cost?,3\n")
     (folder / "shop_rewards.py").write_text(
         "def short(response, label): return len(response) < 9\ndef word(_a, _b): return 'good'\n"
@@ -165,7 +165,7 @@ def test_rows_of_a_table_are_scored_by_a_reward_that_is_named(folder: Path) -> N
     assert (done.exit_code, "word is 'good'; expected a finite `score`" in done.stdout) == (1, True), done.output
 
 
-def test_a_person_types_the_turns(folder: Path) -> None:
+def test_try_with_turns_typed_by_a_person(folder: Path) -> None:
     call = '/call lookup {"item": "apple"}'
     done = play("--you", typed=f"\n/call lookup 3\nI look.\\\n{call}\n{call}\nAn apple is \\boxed{{3}} coins.\n")
     assert done.exit_code == 0, done.output
@@ -179,7 +179,9 @@ def test_a_person_types_the_turns(folder: Path) -> None:
 
 @asynccontextmanager
 async def chat_api(seen: list[Any], arguments: str = '{"item": "apple"}') -> AsyncIterator[str]:
-    """An OpenAI-compatible API: it calls a tool with these arguments, then answers; refuses without a key."""
+    """Serve an OpenAI-compatible API that calls a tool with `arguments`, then answers; it refuses requests without
+    the key.
+    """
 
     async def complete(request: web.Request) -> web.Response:
         seen.append(await request.json())
@@ -198,7 +200,7 @@ async def chat_api(seen: list[Any], arguments: str = '{"item": "apple"}') -> Asy
     await runner.cleanup()
 
 
-def test_an_api_is_asked_for_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_try_with_an_openai_compatible_api(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     with run_on_thread(chat_api(seen)) as url:
         monkeypatch.setenv("OPENAI_API_KEY", "k")
@@ -220,20 +222,20 @@ def test_an_api_is_asked_for_text(folder: Path, monkeypatch: pytest.MonkeyPatch)
     assert "the API's call of lookup has the arguments '{not json'; expected a JSON object" in str(odd.exception)
 
 
-def test_of_an_episode_that_could_not_begin_the_error_is_shown_alone(folder: Path) -> None:
+def test_try_shows_only_the_error_when_the_setup_fails(folder: Path) -> None:
     (folder / "broken.py").write_text("def build(model, task):\n    raise RuntimeError('no agent')\n")
     done = play("--script", script(folder, ["hi"]), "--set", "agent_factory=broken.build")
     assert (done.exit_code, done.stdout.count("no agent"), "reward" in done.stdout) == (1, 1, False), done.output
 
 
 @pytest.mark.parametrize(("more", "is_warned"), [("", True), (", system_prompt: Buy.", False)])
-def test_a_default_prompt_that_speaks_of_a_missing_tool_is_warned_of(folder: Path, more: str, is_warned: bool) -> None:
+def test_config_warns_when_the_default_prompt_lacks_its_tool(folder: Path, more: str, is_warned: bool) -> None:
     (folder / "rollout.yaml").write_text(f"strands_rollout: {{tools: [shop_of_try.lookup]{more}}}")
     shown = CliRunner().invoke(app, ["config", "rollout.yaml"]).output
     assert ("system_prompt is the default, which mentions execute_python_code" in shown) is is_warned
 
 
-def test_a_servers_model_is_played(folder: Path, shipped_tokenizer: Any) -> None:
+def test_try_with_a_servers_model(folder: Path, shipped_tokenizer: Any) -> None:
     replies = [Reply.tokens(ids_of(shipped_tokenizer, turn)) for turn in (RAW, "It is \\boxed{3}.<|im_end|>")]
     with run_on_thread(FakeSGLang(replies)) as fake:
         done = play("--base-url", fake.base_url, "--tokenizer", shipped_tokenizer.name_or_path)

@@ -1,4 +1,4 @@
-"""What the tests of data_prep share: its modules, a cache of their own, and preparation in this process."""
+"""Fixtures of the data_prep tests: the modules' path, a separate cache, and preparation in this process."""
 
 import runpy
 import sys
@@ -26,7 +26,7 @@ def own_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def prepare(tmp_path: Path) -> Prepare:
-    """Prepares rows, or a file or folder, with settings of `Request`, to `tmp_path/out.jsonl`."""
+    """Return a function that prepares rows, a file or a folder with settings of `Request` into `tmp_path/out.jsonl`."""
     from preparation.prepare import prepare as prepare_request
     from preparation.request import Request
 
@@ -42,7 +42,7 @@ def prepare(tmp_path: Path) -> Prepare:
 
 @pytest.fixture
 def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
-    """Runs a script as the main program, in this process: exit code, stdout and stderr."""
+    """Return a function that runs a script as the main program in this process: exit code, stdout, stderr."""
 
     def run(script: str, *arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", [script, *arguments])

@@ -1,4 +1,4 @@
-"""Invented problems in the forms that data sets of the hub have, and what preparing them leaves."""
+"""Invented problems in the formats of the hub's data sets, and the results of preparing them."""
 
 import json
 from collections.abc import Callable
@@ -19,7 +19,7 @@ SUFFIX = '\n\nRemember to put your answer on its own line after "Answer:".'
 
 @dataclass(frozen=True)
 class Result:
-    """The manifest, the lines of the prepared file and of the rejected rows, and whether the file was there before."""
+    """The manifest, the prepared rows, the rejected rows, and whether an earlier file was reused."""
 
     manifest: dict[str, Any]
     rows: list[dict[str, Any]]
@@ -44,7 +44,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 def problem(number: int) -> str:
-    """A problem of more than thirteen words that shares no thirteen in a row with another one."""
+    """Return a problem of more than thirteen words that shares no thirteen consecutive words with another number's."""
     return (
         f"A ferry with {number} rows of seats makes {number + 1} crossings before noon. Each row has 4 seats, and all "
         f"are taken {number + 2} times. How many passengers cross?"
@@ -64,7 +64,7 @@ def dapo_row(number: int, label: object = None) -> dict[str, Any]:
 
 
 def nested_row(number: int) -> dict[str, Any]:
-    """As the data set from which that one was made: the label is in a struct."""
+    """Return a row in the format of DAPO's original data set, whose label is nested in a struct."""
     return {
         "data_source": "invented",
         "prompt": chat(f"{PREFIX}{problem(number)}{SUFFIX}"),

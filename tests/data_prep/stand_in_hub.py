@@ -1,4 +1,4 @@
-"""A loopback server with one data set, or none, that speaks as much of the hub's API as `load_dataset` asks for."""
+"""A loopback server for one data set or none; it implements the part of the hub's API that `load_dataset` calls."""
 
 import json
 import threading
@@ -16,7 +16,9 @@ ABSENT: Reply = (404, b"{}", {"X-Error-Code": "EntryNotFound"})
 
 @dataclass
 class Hub:
-    """A repository's files by their paths, or none and how a request is refused; `asked` has "METHOD path" of each."""
+    """A repository's files by path, or the refusal that every request gets; `asked` lists each request as "METHOD
+    path".
+    """
 
     repository: str
     files: dict[str, Path]
@@ -40,7 +42,7 @@ class Hub:
         return 200, content, {"ETag": f'"{len(content):040x}"', "X-Repo-Commit": REVISION}
 
     def _listing(self, folder: str) -> Reply:
-        """What lies directly in a folder."""
+        """List a folder's direct entries."""
         entries: dict[str, dict[str, Any]] = {}
         for name, file in self.files.items():
             first, _, below = name.removeprefix(folder).strip("/").partition("/")
@@ -59,7 +61,9 @@ def _json(value: object) -> Reply:
 def served(
     dataset: str = "", files: dict[str, Path] | None = None, status: int = 404, error: str = ""
 ) -> Iterator[Hub]:
-    """Serve the files as the repository `dataset`; without one, all requests get `status` and the hub's error code."""
+    """Serve the files as the repository `dataset`. Without `dataset`, all requests get `status` and the hub's error
+    code.
+    """
     hub = Hub(dataset, files or {}, (status, b"{}", {"X-Error-Code": error} if error else {}))
 
     class Handler(BaseHTTPRequestHandler):
@@ -78,7 +82,7 @@ def served(
         do_HEAD = do_GET  # noqa: N815 - the names of http.server
 
         def log_message(self, *args: Any) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True

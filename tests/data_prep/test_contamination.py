@@ -1,4 +1,4 @@
-"""Rows that share words with evaluation problems are found, shown, and left out if asked."""
+"""Contamination: rows that share words with evaluation problems are found, reported, and dropped on request."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def found(tmp_path: Path, rows: list[str], problems: list[str], ngram_words: int
     return find_contamination(problems_in(train), [evaluation], ngram_words)[0]
 
 
-def test_a_row_with_thirteen_words_of_a_problem_is_found_however_they_are_written(tmp_path: Path) -> None:
+def test_find_contamination_ignores_case_and_punctuation(tmp_path: Path) -> None:
     row = "Warm up. " + LONG.upper().replace(", AND ON", " -- (AND) $ON$") + " Show your work."
     finding = found(tmp_path, [problem(1), row], [problem(900), LONG])
     (overlap,) = finding.overlaps
@@ -27,14 +27,14 @@ def test_a_row_with_thirteen_words_of_a_problem_is_found_however_they_are_writte
     assert overlap.words == "a clockmaker sells brass clocks for 12 coins and oak clocks for 7"
 
 
-def test_twelve_words_in_a_row_are_no_overlap_and_the_number_can_be_set(tmp_path: Path) -> None:
+def test_find_contamination_ngram_words(tmp_path: Path) -> None:
     twelve = " ".join(words_of(LONG)[:12])
     row = f"{twelve} geese. How many geese are left when the fox has come and gone?"
     assert not found(tmp_path, [row], [LONG]).overlaps
     assert len(found(tmp_path, [row], [LONG], ngram_words=12).overlaps) == 1
 
 
-def test_a_phrase_of_many_rows_is_a_stock_phrase_unless_the_problem_itself_is_there(tmp_path: Path) -> None:
+def test_find_contamination_ignores_stock_phrases(tmp_path: Path) -> None:
     phrase = "where m and n are relatively prime positive integers, find the value of m + n."
     problems = [f"{LONG.replace(' ', f' {number} ')} {phrase}" for number in range(STOCK_PHRASE_ROWS + 1)]
     finding = found(tmp_path, problems, [f"Quite another chance is m/n, {phrase}", problems[3]])
@@ -44,7 +44,7 @@ def test_a_phrase_of_many_rows_is_a_stock_phrase_unless_the_problem_itself_is_th
     assert len(fewer.overlaps) == 150, "repeated rows make no stock phrase"
 
 
-def test_contaminated_rows_are_reported_in_the_manifest_and_stay_unless_dropped(prepare, tmp_path) -> None:
+def test_prepare_reports_or_drops_contaminated_rows(prepare, tmp_path) -> None:
     evaluation = prepared_file(tmp_path / "eval.jsonl", problem(3))
     rows = [dapo_row(2), dapo_row(3), dapo_row(4)]
     facts = prepare(rows, against=(evaluation,)).manifest["contamination"]

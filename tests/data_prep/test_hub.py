@@ -1,4 +1,4 @@
-"""The hub, its mirrors, and what is said where neither can be reached."""
+"""The hub and its mirrors, and the errors when neither can be reached."""
 
 import json
 import os
@@ -30,14 +30,14 @@ from stand_in_hub import REVISION, served
         ),
     ],
 )
-def test_what_a_hub_refuses_is_said_with_what_to_do(tmp_path: Path, status: int, error: str, said: str) -> None:
+def test_open_source_error_names_the_remedy(tmp_path: Path, status: int, error: str, said: str) -> None:
     with served(status=status, error=error) as hub, pytest.raises(PreparationError, match=said):
         open_source(Request(dataset="someone/problems", endpoint=hub.base_url, out=tmp_path / "out.jsonl"))
     assert len([line for line in hub.asked if "/api/datasets/" in line]) == 1, "asked once, not again and again"
 
 
 def in_a_process(home: Path, script: str, *arguments: str, **env: str) -> tuple[int, str, str]:
-    """Run a script: huggingface_hub reads its variables once, and keeps a session."""
+    """Run a script in a new process, because huggingface_hub reads its variables once and keeps a session."""
     finished = subprocess.run(
         [sys.executable, DATA_PREP / script, *arguments],
         env={**os.environ, "PYTHONPATH": str(DATA_PREP.parent), "HF_HOME": str(home), **env},
@@ -48,7 +48,7 @@ def in_a_process(home: Path, script: str, *arguments: str, **env: str) -> tuple[
     return finished.returncode, finished.stdout, finished.stderr
 
 
-def test_a_mirror_serves_what_the_manifest_names_and_offline_the_cache_does(tmp_path: Path) -> None:
+def test_prepare_from_a_mirror_then_offline_from_the_cache(tmp_path: Path) -> None:
     parquet = write_parquet([dapo_row(2), dapo_row(3)], tmp_path / "served.parquet")
     arguments = ("--dataset", "someone/problems", "--out", str(tmp_path / "out.jsonl"), "--json")
     home = tmp_path / "home"

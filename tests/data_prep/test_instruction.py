@@ -1,4 +1,4 @@
-"""A data set's own answer instruction: taken off at the edges of a prompt, and nothing else."""
+"""A data set's own answer instruction: removed only at the edges of a prompt."""
 
 import pytest
 from prep_support import PREFIX, SUFFIX, chat
@@ -27,7 +27,7 @@ ENDINGS = {
 
 @pytest.mark.parametrize("beginning", ["", *BEGINNINGS])
 @pytest.mark.parametrize(("ending", "kind"), [("", ""), *ENDINGS.items()])
-def test_instructions_around_the_problem_are_taken_off_and_named(beginning: str, ending: str, kind: str) -> None:
+def test_without_instruction_removes_instructions_at_the_edges(beginning: str, ending: str, kind: str) -> None:
     text, kinds = without_instruction(beginning + PROBLEM + ending)
     assert text == PROBLEM
     assert kinds >= ({kind} - {""})
@@ -47,11 +47,11 @@ def test_instructions_around_the_problem_are_taken_off_and_named(beginning: str,
         "",
     ],
 )
-def test_words_of_a_problem_are_never_touched(text: str) -> None:
+def test_without_instruction_leaves_the_problem_unchanged(text: str) -> None:
     assert without_instruction(text) == (text, frozenset())
 
 
-def test_a_long_text_takes_no_longer_than_its_length_allows() -> None:
+def test_without_instruction_handles_a_long_text() -> None:
     text = "please reason step by step, and put your final answer " * 20_000
     assert without_instruction(text)[0] == text
 
@@ -66,7 +66,7 @@ def test_a_long_text_takes_no_longer_than_its_length_allows() -> None:
         ("Give the result as a JSON object.", "json"),
     ],
 )
-def test_instructions_that_contradict_the_system_prompt_stay_and_are_counted_with_an_example(asks, kind) -> None:
+def test_instruction_count_keeps_contradicting_instructions(asks, kind) -> None:
     count = InstructionCount(removing=True)
     text = f"{PROBLEM} {asks}"
     assert count.apply(chat(text)) == chat(text)

@@ -1,4 +1,4 @@
-"""The scripts of data_prep from end to end, each in this process."""
+"""The scripts of data_prep from end to end, run in this process."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ SETS = {
 
 
 @pytest.mark.parametrize("script", SETS)
-def test_every_script_prepares_its_set_and_prints_one_line_of_json(script: str, tmp_path: Path, main: Main) -> None:
+def test_prep_script_prepares_and_prints_one_json_line(script: str, tmp_path: Path, main: Main) -> None:
     rows, numbers = SETS[script]
     source, out = write_parquet(rows, tmp_path / "source.parquet"), tmp_path / "out.jsonl"
     code, stdout, stderr = main(script, "--from", str(source), "--out", str(out), "--json")
@@ -28,7 +28,7 @@ def test_every_script_prepares_its_set_and_prints_one_line_of_json(script: str, 
     ]
 
 
-def test_what_is_found_is_said_and_warnings_go_to_stderr(tmp_path: Path, main: Main) -> None:
+def test_prep_script_reports_and_warns_on_stderr(tmp_path: Path, main: Main) -> None:
     source = write_parquet(SETS["dapo_math_17k.py"][0], tmp_path / "source.parquet")
     evaluation = prepared_file(tmp_path / "eval.jsonl", problem(3))
     out = tmp_path / "out.jsonl"
@@ -55,7 +55,7 @@ def test_what_is_found_is_said_and_warnings_go_to_stderr(tmp_path: Path, main: M
     assert f"{out} is there already, made with these settings on " in stdout
 
 
-def test_two_prepared_files_can_be_compared_alone(tmp_path: Path, main: Main) -> None:
+def test_contamination_script_compares_prepared_files(tmp_path: Path, main: Main) -> None:
     sets = {"train": (2, 3), "same": (3,), "other": (500,)}
     files = [prepared_file(tmp_path / name, *map(problem, numbers)) for name, numbers in sets.items()]
     train, same, other = map(str, files)
@@ -66,7 +66,7 @@ def test_two_prepared_files_can_be_compared_alone(tmp_path: Path, main: Main) ->
     assert "0 rows share words with 0 of 1 problems" in stdout
 
 
-def test_wrong_usage_exits_with_2_and_a_failure_with_1(tmp_path: Path, main: Main) -> None:
+def test_prep_script_exit_codes(tmp_path: Path, main: Main) -> None:
     assert main("gsm8k.py", "--limit", "0")[0] == 2
     (tmp_path / "notes.txt").write_text("hello")
     assert main("gsm8k.py", "--from", str(tmp_path / "notes.txt"))[0] == 2
@@ -76,7 +76,7 @@ def test_wrong_usage_exits_with_2_and_a_failure_with_1(tmp_path: Path, main: Mai
     assert stderr.lstrip().startswith("error: the source has no prompt: got the columns riddle; expected one of prompt")
 
 
-def test_the_folder_of_the_data_can_be_elsewhere_as_for_the_launch_scripts(tmp_path, main, monkeypatch) -> None:
+def test_prep_scripts_write_to_data_dir(tmp_path, main, monkeypatch) -> None:
     monkeypatch.setenv("DATA_DIR", str(tmp_path / "sets"))
     for script, rows in (("aime_2024.py", [aime_row(3)]), ("dapo_math_17k.py", [nested_row(3), nested_row(4)])):
         code, stdout, stderr = main(

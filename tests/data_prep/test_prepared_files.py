@@ -1,4 +1,4 @@
-"""Data files are whole or not there, are not made twice, and replace nothing that they should not."""
+"""Data files: written whole or not at all, not made twice, and never over a file that they should not replace."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_an_error_while_writing_leaves_the_earlier_file_and_no_partial_one(tmp_path: Path) -> None:
+def test_whole_file_keeps_the_earlier_file_on_an_error(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text("earlier")
     with pytest.raises(KeyboardInterrupt), whole_file(path):
@@ -34,7 +34,7 @@ def test_an_error_while_writing_leaves_the_earlier_file_and_no_partial_one(tmp_p
         pass
 
 
-def test_the_manifest_tells_source_counts_and_checksum(prepare: Prepare, tmp_path: Path) -> None:
+def test_manifest_holds_source_counts_and_checksum(prepare: Prepare, tmp_path: Path) -> None:
     manifest = prepare([dapo_row(2), dapo_row(2), dapo_row(3)], split="train").manifest
     assert json.loads((tmp_path / "out.jsonl.manifest.json").read_text()) == manifest
     expected = {
@@ -57,7 +57,7 @@ def test_the_manifest_tells_source_counts_and_checksum(prepare: Prepare, tmp_pat
     assert {"instruction", "arguments", "created"} <= manifest.keys()
 
 
-def test_other_settings_another_source_and_a_changed_file_are_prepared_again(prepare: Prepare, tmp_path: Path) -> None:
+def test_prepare_runs_again_for_other_settings_or_files(prepare: Prepare, tmp_path: Path) -> None:
     prepare([dapo_row(2), dapo_row(3)])
     source, out = tmp_path / "source.parquet", tmp_path / "out.jsonl"
     assert not prepare(source, limit=1).done_before
@@ -78,7 +78,7 @@ def hub_request(tmp_path: Path, **settings: str) -> Request:
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_what_is_read_is_never_overwritten(prepare: Prepare, tmp_path: Path, *, force: bool) -> None:
+def test_prepare_never_overwrites_what_it_reads(prepare: Prepare, tmp_path: Path, *, force: bool) -> None:
     lines = "".join(json.dumps(dapo_row(number)) + "\n" for number in (2, 3))
     (tmp_path / "out.jsonl").write_text(lines)
     (tmp_path / "link.jsonl").symlink_to(tmp_path / "out.jsonl")
@@ -93,7 +93,7 @@ def test_what_is_read_is_never_overwritten(prepare: Prepare, tmp_path: Path, *, 
     assert (tmp_path / "out.jsonl").read_text() == lines
 
 
-def test_a_file_without_a_manifest_is_replaced_only_if_forced(prepare: Prepare, tmp_path: Path) -> None:
+def test_prepare_replaces_a_foreign_file_only_with_force(prepare: Prepare, tmp_path: Path) -> None:
     (tmp_path / "out.jsonl").write_text("mine")
     with pytest.raises(ConfigError, match=r"is there without out\.jsonl\.manifest\.json.*--force"):
         prepare([dapo_row(2)])
@@ -101,7 +101,7 @@ def test_a_file_without_a_manifest_is_replaced_only_if_forced(prepare: Prepare, 
     assert prepare([dapo_row(2)], force=True).labels == ["8"]
 
 
-def test_the_mirrors_password_is_in_no_manifest_and_no_error(tmp_path: Path) -> None:
+def test_mirror_password_is_in_no_manifest_or_error(tmp_path: Path) -> None:
     bare = dead_url()
     request = hub_request(tmp_path, endpoint=bare.replace("://", "://someone:hidden@"))
     check_usage(request, force=False)

@@ -1,4 +1,4 @@
-"""Which rows of a source become lines of a data file, what their labels become, and what is said of the others."""
+"""Rows of a source: which become lines of a data file, the form of their labels, and the reasons of rejected rows."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ def counts_add_up(manifest: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("settings", [{}, {"prompt_column": "puzzle", "label_column": "hint"}])
-def test_a_source_without_the_columns_is_an_error_that_lists_them(prepare: Prepare, settings: dict[str, str]) -> None:
+def test_prepare_missing_columns_error_lists_the_columns(prepare: Prepare, settings: dict[str, str]) -> None:
     with pytest.raises(PreparationError, match=r"got the columns puzzle, outcome, extra, extra\.value"):
         prepare([{"puzzle": "2 + 2", "outcome": "4", "extra": {"value": 4}}], **settings)
     named = prepare(
@@ -28,7 +28,7 @@ def test_a_source_without_the_columns_is_an_error_that_lists_them(prepare: Prepa
     assert (named.problems, named.labels) == ([problem(2)], ["8"])
 
 
-def test_spacing_and_instructions_make_no_other_problem_but_case_and_superscripts_do(prepare: Prepare) -> None:
+def test_prepare_duplicates_ignore_spacing_and_instructions(prepare: Prepare) -> None:
     texts = [
         "Solve x^2 = 4  for\nx.",
         "Solve x^2 = 4 for x.",
@@ -41,7 +41,7 @@ def test_spacing_and_instructions_make_no_other_problem_but_case_and_superscript
     assert prepare(rows).problems == [texts[0], *texts[2:]]
 
 
-def test_repeated_problems_are_written_once_unless_they_are_to_be_kept(prepare: Prepare) -> None:
+def test_prepare_removes_duplicates_unless_kept(prepare: Prepare) -> None:
     rows = [dapo_row(2), dapo_row(3), dapo_row(2), dapo_row(2)]
     once = prepare(rows)
     assert (once.labels, once.manifest["duplicates_removed"]) == (["8", "12"], 2)
@@ -52,7 +52,7 @@ def test_repeated_problems_are_written_once_unless_they_are_to_be_kept(prepare: 
     assert counts_add_up(result.manifest)
 
 
-def test_of_differing_labels_that_of_most_rows_is_kept_and_none_without_a_majority(prepare: Prepare) -> None:
+def test_prepare_keeps_the_majority_label(prepare: Prepare) -> None:
     rows = [dapo_row(2, "9"), dapo_row(2), dapo_row(2), dapo_row(3)]
     result = prepare(rows, allow_rejected=True)
     assert (result.labels, result.manifest["conflicts"]) == (["8", "12"], {"problems": 1, "left_out": 0})
@@ -81,12 +81,12 @@ def test_of_differing_labels_that_of_most_rows_is_kept_and_none_without_a_majori
         (["a half", "1/2"], '["a half", "1/2"]'),
     ],
 )
-def test_labels_become_text_in_one_form(prepare: Prepare, label: object, written: str) -> None:
+def test_prepare_normalizes_labels(prepare: Prepare, label: object, written: str) -> None:
     result = prepare([{"prompt": problem(2), "label": label}])
     assert result.labels == [written]
 
 
-def test_labels_that_cannot_be_graded_are_rejected_with_a_reason(prepare: Prepare) -> None:
+def test_prepare_rejects_labels_that_cannot_be_graded(prepare: Prepare) -> None:
     bad = ["", "  ", None, "x" * 601, "7}", "two\nlines", "a $3$ and **"]
     rows = [dapo_row(number) | {"label": label} for number, label in enumerate(bad)] + [dapo_row(50)]
     result = prepare(rows, allow_rejected=True)
@@ -99,7 +99,7 @@ def test_labels_that_cannot_be_graded_are_rejected_with_a_reason(prepare: Prepar
 @pytest.mark.parametrize(
     "prompt", [[], chat(" "), [{"role": "user", "content": "2 + 2"}, {"role": "assistant", "content": "4"}]]
 )
-def test_prompts_that_no_agent_can_start_with_are_rejected(prepare: Prepare, prompt: object) -> None:
+def test_prepare_rejects_unusable_prompts(prepare: Prepare, prompt: object) -> None:
     result = prepare([dapo_row(3), dapo_row(2) | {"prompt": prompt}], allow_rejected=True)
     assert result.labels == ["12"]
     (lost,) = result.rejected
@@ -107,7 +107,7 @@ def test_prompts_that_no_agent_can_start_with_are_rejected(prepare: Prepare, pro
     assert lost["reason"].startswith("prompt: got ")
 
 
-def test_more_than_one_percent_rejected_is_an_error_and_writes_the_reasons_alone(prepare, tmp_path) -> None:
+def test_prepare_fails_over_one_percent_rejected(prepare, tmp_path) -> None:
     rows = [dapo_row(number) for number in range(100)]
     rows[7]["label"] = ""
     assert prepare(rows).manifest["rejected"] == 1
@@ -124,7 +124,7 @@ def test_more_than_one_percent_rejected_is_an_error_and_writes_the_reasons_alone
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # datasets 4 leaves a CSV file open
 @pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "parquet"])
-def test_every_kind_of_file_is_read(prepare: Prepare, tmp_path: Path, suffix: str) -> None:
+def test_prepare_reads_every_file_format(prepare: Prepare, tmp_path: Path, suffix: str) -> None:
     rows = [{"problem": problem(number), "answer": str(4 * number)} for number in (2, 3)]
     path = tmp_path / f"given.{suffix}"
     if suffix == "parquet":
@@ -137,7 +137,7 @@ def test_every_kind_of_file_is_read(prepare: Prepare, tmp_path: Path, suffix: st
     assert prepare(path).labels == ["8", "12"]
 
 
-def test_a_folder_as_downloaded_from_the_hub_is_read_by_split(prepare: Prepare, tmp_path: Path) -> None:
+def test_prepare_reads_a_hub_folder_by_split(prepare: Prepare, tmp_path: Path) -> None:
     folder = tmp_path / "downloaded"
     write_parquet([dapo_row(2)], folder / "data/train-00000-of-00001.parquet")
     write_parquet([dapo_row(3)], folder / "data/test-00000-of-00001.parquet")
@@ -146,7 +146,7 @@ def test_a_folder_as_downloaded_from_the_hub_is_read_by_split(prepare: Prepare, 
         prepare(folder, split="dev")
 
 
-def test_labels_that_are_no_number_are_counted_and_warned_of(prepare: Prepare) -> None:
+def test_prepare_warns_of_labels_that_are_no_number(prepare: Prepare) -> None:
     result = prepare([dapo_row(2), dapo_row(3, "see the solution"), dapo_row(4, "x+1")])
     assert result.manifest["labels_not_number"] == {"rows": 2, "example": "see the solution"}
     request: Any = SimpleNamespace(rejected_file=Path("rejected"), keep_duplicates=False)

@@ -1,4 +1,4 @@
-"""What flags are judged by in tests: the recorded table, and small checkouts with slime's argument files."""
+"""The recorded flag table, and small checkouts with slime's argument files."""
 
 import functools
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ def the_table() -> FlagTable:
 
 
 def findings_of(words: Sequence[str], table: FlagTable | None = None) -> FlagFindings:
-    """What is found in the arguments of train.py, by the recorded table unless another is given."""
+    """Check the arguments of train.py against the recorded table, or against `table`."""
     return check_flags(words, table or the_table())
 
 

@@ -1,4 +1,4 @@
-"""Parts of a machine that the doctor checks: programs on the PATH, installed packages, servers."""
+"""Fake parts of a machine that the doctor checks: programs on the PATH, installed packages, servers."""
 
 import shutil
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ def program(folder: Path, name: str, script: str) -> dict[str, str]:
 
 
 def installed(folder: Path, name: str, version: str, requires: Sequence[str] = ()) -> None:
-    """A distribution as pip leaves it in site-packages."""
+    """Write a distribution's metadata as pip leaves it in site-packages."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", "Requires-Python: >=3.11"]
@@ -37,7 +37,7 @@ def installed(folder: Path, name: str, version: str, requires: Sequence[str] = (
 
 
 def tokenizer_folder(folder: Path) -> Path:
-    """A copy of the shipped tokenizer, to be broken."""
+    """Copy the shipped tokenizer into `folder`, so that a test can break it."""
     folder.mkdir(parents=True)
     for name in ("tokenizer", "tokenizer_config", "generation_config", "config"):
         shutil.copy(SHIPPED / f"{name}.json", folder)
@@ -47,7 +47,7 @@ def tokenizer_folder(folder: Path) -> Path:
 
 @asynccontextmanager
 async def answering(routes: Mapping[str, tuple[int, Any]]) -> AsyncIterator[str]:
-    """The URL of a server with an answer of status and JSON for each path, whatever the method."""
+    """Serve a status and JSON body for each path, whatever the method, and yield the URL."""
 
     async def answer(request: web.Request) -> web.Response:
         status, body = routes.get(request.path, (404, {"detail": "Not Found"}))
@@ -70,7 +70,7 @@ def only(findings: Iterable[Finding], name: str) -> Finding:
 
 
 def assert_fault(findings: Iterable[Finding], name: str, status: str, *words: str, remedy: str) -> None:
-    """There is one finding of that name and status, which holds these words, and whose remedy holds that."""
+    """Assert that exactly one finding has the name, and that it has the status, the words and the remedy."""
     found = only(findings, name)
     assert found.status == status, found
     assert all(word in found.found for word in words), found

@@ -1,7 +1,7 @@
-"""The doctor as a whole: every check is run, none can stop another, the exit code is the verdict; and on servers.
+"""The doctor: every check runs, no check stops another, the exit code is the verdict.
 
-Servers are dead, loading, foreign, with too small a context, of another vocabulary, behind a router. On the machine:
-Python and packages, GPUs, disks, limits, proxies, Ray, wandb and the sandbox.
+Servers: dead, loading, foreign, too small a context, another vocabulary, behind a router. Machine: Python and
+packages, GPUs, disks, limits, proxies, Ray, wandb, sandbox.
 """
 
 import asyncio
@@ -68,15 +68,15 @@ PROXY = {"http_proxy": "http://user:secret@proxy.example:3128", "SLIME_HOST_IP":
 LACKING = SandboxReport({"limits": "some"}, {"files": "no Landlock"}, "seccomp", 0.5)
 
 
-def test_what_is_wanting_names_no_model_but_the_one_that_was_asked_for(tmp_path: Path) -> None:
+def test_doctor_checks_name_only_the_requested_model(tmp_path: Path) -> None:
     asked = doctor_options(tmp_path, {"SAVE_DIR": "/dev/shm"}, model_name="foo/Foo-14B")
     assert not [
         finding for finding in (*doctor.check_disk(asked), *doctor.check_limits(asked)) if "Qwen" in finding.found
     ]
 
 
-async def test_a_clean_machine_passes_and_the_json_holds_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnostics, "run_checks", partial(run_checks, timeout_s=250))  # this machine may be busy
+async def test_run_doctor_passes_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnostics, "run_checks", partial(run_checks, timeout_s=250))  # the machine may be busy
     env = {"PATH": os.defpath, "HOME": str(tmp_path)}
     found = await asyncio.to_thread(doctor.run_doctor, doctor_options(REPOSITORY, env, isolation="rlimits"))
     report = json.loads(found.to_json())
@@ -109,7 +109,7 @@ def shown(findings: Sequence[Finding]) -> list[str]:
     return out.getvalue().splitlines()
 
 
-def test_on_a_laptop_what_only_training_needs_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_training_folds_findings_into_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "package_folders", lambda name: [])
     found = doctor.without_training(LAPTOP, doctor_options(tmp_path))
     assert [(one.status, one.remedy) for one in found[:4]] == [("skipped", one.remedy) for one in LAPTOP[:4]]
@@ -127,25 +127,25 @@ def test_on_a_laptop_what_only_training_needs_is_one_line(tmp_path: Path, monkey
     ("env", "asked"),
     [({}, {"training": True}), ({"RAY_ADDRESS": "x"}, {}), ({"SLIME_DIR": "s"}, {}), ({}, {"gpus": 8})],
 )
-def test_where_training_is_meant_all_that_it_lacks_is_listed(env, asked, tmp_path, monkeypatch) -> None:
+def test_without_training_keeps_findings_where_training_is_meant(env, asked, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(doctor, "package_folders", lambda name: [])
     assert doctor.without_training(LAPTOP, doctor_options(tmp_path, env, **asked)) == LAPTOP
 
 
-def test_files_that_were_named_are_not_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_training_keeps_findings_on_named_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "package_folders", lambda name: [])
     found = doctor.without_training(LAPTOP, doctor_options(tmp_path, data=[Path("aime-2024.jsonl")]))
     assert found[3] == LAPTOP[3]
 
 
-def test_a_report_fits_into_80_columns_but_for_commands_to_copy() -> None:
+def test_diagnosis_show_fits_80_columns_except_commands() -> None:
     found = [good("packages", "as required: " + "package 1.2.3, " * 20), warning("a", "b " * 60, "command " * 20)]
     lines = shown(found)
     assert all(len(line) <= 80 for line in lines if "->" not in line)
     assert lines[1].startswith(" " * 9)
 
 
-def test_the_command_asks_what_its_options_say_and_exits_with_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_command_passes_options_and_exits_by_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[DoctorOptions] = []
 
     def find_doubts(options: DoctorOptions) -> Diagnosis:
@@ -165,7 +165,7 @@ def test_the_command_asks_what_its_options_say_and_exits_with_the_verdict(monkey
     assert asked == [DoctorOptions({}, REPOSITORY, **given), DoctorOptions({}, REPOSITORY)]
 
 
-def test_an_unknown_isolation_is_a_usage_error() -> None:
+def test_doctor_command_refuses_an_unknown_isolation() -> None:
     done = CliRunner().invoke(app, ["doctor", "--isolation", "none"])
     assert (done.exit_code, "'none' is not one of 'full', 'files', 'seccomp', 'rlimits'" in done.stderr) == (2, True)
 
@@ -175,7 +175,9 @@ def test_an_unknown_isolation_is_a_usage_error() -> None:
     [["--flags", "launch.txt"], ["--flags", "-"], ["--", FLAG, "3"], ["--flags", "good.txt", "--", FLAG, "3"]],
     ids=["file", "stdin", "arguments", "file and arguments"],
 )
-def test_the_flag_check_is_run_alone(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_flags_runs_only_the_flag_check(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("launch.txt").write_text(f"python3 train.py {FLAG} 3\n")
     Path("good.txt").write_text("--lr 3\n")
@@ -183,8 +185,8 @@ def test_the_flag_check_is_run_alone(arguments: list[str], tmp_path: Path, monke
     assert (done.exit_code, f"error: {FLAG}" in done.stdout, "sandbox" in done.stdout) == (1, True, False)
 
 
-def test_no_check_stops_another() -> None:
-    """One crashes, one can't import, one hangs."""
+def test_run_checks_goes_on_after_a_failing_check() -> None:
+    """One check crashes, one cannot import a package, one hangs."""
     released = threading.Event()
 
     def crash(_: DoctorOptions) -> list[Finding]:
@@ -240,27 +242,27 @@ async def look(url: str, timeout_s: float = 15.0, **expected: Any) -> list[Findi
     ],
     ids=["too old", "loading", "foreign", "failing", "context unknown", "no workers", "context too small"],
 )
-async def test_a_server_that_is_not_what_a_run_expects_is_named(routes, name, status, words, remedy) -> None:
+async def test_check_server_names_what_the_run_does_not_expect(routes, name, status, words, remedy) -> None:
     async with answering(routes) as url:
         assert_fault(await look(url, max_context_length=20480), name, status, words, remedy=remedy)
 
 
-async def test_a_server_that_can_not_be_asked_is_an_error() -> None:
+async def test_check_server_unreachable_is_an_error() -> None:
     url = dead_url()
     assert_fault(await look(url), "server", "error", "nothing answers", url, remedy="sglang.launch_server")
     assert_fault(await look("http://127.0.0.1:1/generate"), "server", "error", "/generate", remedy="http://")
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and is never looked at
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections and never reads from them
         found = await look(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.3)
     assert_fault(found, "server", "error", "did not answer within 0.3 s", remedy="log")
 
 
-async def test_a_server_with_another_vocabulary_is_an_error(tmp_path: Path) -> None:
+async def test_check_server_other_vocabulary_is_an_error(tmp_path: Path) -> None:
     async with answering({**serving(SERVES), "/tokenize": (200, {"tokens": [1, 2, 3]})}) as url:
         named = await look(url, tokenizer=SHIPPED)
         guessed = await look(url, env={"HF_CHECKPOINT": str(tokenizer_folder(tmp_path / "model"))})
     assert_fault(named, "server tokens", "error", str(SHIPPED), "/models/m", "3 there", remedy="--tokenizer")
     assert only(guessed, "server tokens").status == "warning"
-    async with answering(serving({**SERVES, "model_path": str(SHIPPED)})) as url:  # it does not tokenize
+    async with answering(serving({**SERVES, "model_path": str(SHIPPED)})) as url:  # this server does not tokenize
         same = await look(url, tokenizer=SHIPPED)
     assert only(same, "server tokens").status == "ok"
 
@@ -271,7 +273,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_python_that_is_too_old_is_an_error(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_packages_old_python_is_an_error(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_fault(
         doctor.check_packages(doctor_options(site)), "packages", "error", "is not installed", remedy="pip install"
     )
@@ -288,7 +290,7 @@ def test_a_python_that_is_too_old_is_an_error(site: Path, monkeypatch: pytest.Mo
         (None, "error", "not installed; expected <2,>=1.51", "pip install 'strands-agents<2,>=1.51'"),
     ],
 )
-def test_a_required_package_of_another_version_is_named_with_what_installs_it(present, status, words, remedy, site):
+def test_check_packages_other_version_names_the_install(present, status, words, remedy, site):
     installed(site, OURS, "0.1.0", ["strands-agents<2,>=1.51"])
     if present is not None:
         installed(site, "strands-agents", present)
@@ -305,29 +307,29 @@ def test_a_required_package_of_another_version_is_named_with_what_installs_it(pr
         ({"NUM_GPUS": "8"}, {"gpus": 4}, "error", "4 were asked for", "NUM_GPUS=2"),
         ({}, {"training": True}, "error", "8 were asked for", "--gpus 2"),
         ({"RAY_ADDRESS": "http://elsewhere:8265"}, {"training": True}, "ok", "2 GPUs", None),
-        # the following without nvidia-smi
+        # without nvidia-smi from here on
         ({"PATH": ""}, {}, "warning", "no nvidia-smi", "--gpus all"),
         ({"PATH": "", "RAY_ADDRESS": "http://elsewhere:8265"}, {"training": True}, "warning", "", "--gpus all"),
     ],
 )
-def test_gpus_are_counted_and_compared_with_what_is_asked_for(env, asked, status, words, remedy, tmp_path) -> None:
+def test_check_gpus_compares_the_count_with_the_need(env, asked, status, words, remedy, tmp_path) -> None:
     with_gpus = program(tmp_path / "bin", "nvidia-smi", f"{GPU}; {GPU}")
     found = only(doctor.check_gpus(doctor_options(tmp_path, {**with_gpus, **env}, **asked)), "gpus")
     assert (found.status, words in found.found, (remedy or "") in (found.remedy or "")) == (status, True, True), found
     assert (found.remedy is None) == (remedy is None)
 
 
-def test_a_driver_that_hangs_does_not_hang_the_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_gpus_survives_a_hanging_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_SMI_TIMEOUT_S", 0.2)
     env = program(tmp_path / "bin", "nvidia-smi", f"sleep 60 & echo $! > {tmp_path / 'pid'}; sleep 60")
     found = doctor.check_gpus(doctor_options(tmp_path, env, gpus=8))
     assert_fault(found, "gpus", "error", "did not answer within 0.2 s", remedy="nvidia-smi")
     pid = tmp_path / "pid"
-    started = pid.read_text() if pid.is_file() else ""  # "": it was ended before it came so far
+    started = pid.read_text() if pid.is_file() else ""  # "": the program was killed before it wrote its pid
     assert not started or exits_within(int(started))
 
 
-def test_a_proxy_between_engines_and_router_is_a_warning_that_shows_no_password() -> None:
+def test_check_proxies_warns_without_showing_the_password() -> None:
     def found(env: dict[str, str]) -> Any:
         return only(doctor.check_proxies(doctor_options(HERE, env)), "proxies")
 
@@ -349,14 +351,14 @@ def test_a_proxy_between_engines_and_router_is_a_warning_that_shows_no_password(
         ({"WANDB_API_KEY": KEY}, False, "error", "not installed"),
     ],
 )
-def test_wandb_must_be_installed_where_it_is_on(env, is_installed, status, words, monkeypatch) -> None:
+def test_check_wandb_requires_the_package_when_on(env, is_installed, status, words, monkeypatch) -> None:
     monkeypatch.setattr(doctor, "find_spec", lambda _: is_installed or None)
     found = only(doctor.check_wandb(doctor_options(HERE, env)), "wandb")
     assert (found.status, words in found.found) == (status, True), found
     assert KEY not in repr(found)
 
 
-def test_a_missing_layer_is_an_error_with_both_ways_out_if_it_was_asked_for() -> None:
+def test_judge_sandbox_missing_layer_is_an_error_if_required() -> None:
     found = list(doctor.judge_sandbox(LACKING, "full"))
     assert_fault(found, "sandbox files", "error", "MISSING", "no Landlock", remedy="isolation: seccomp")
     assert "Landlock (Linux 5.13" in (only(found, "sandbox files").remedy or "")
@@ -365,7 +367,7 @@ def test_a_missing_layer_is_an_error_with_both_ways_out_if_it_was_asked_for() ->
     assert (unasked.status, "no Landlock" in unasked.found) == ("skipped", True)
 
 
-def test_a_sandbox_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_sandbox_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     found = doctor.check_sandbox(doctor_options(HERE, isolation="rlimits"))
     assert_fault(found, "sandbox", "error", "does not start", remedy="another executor")

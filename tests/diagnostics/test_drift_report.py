@@ -1,4 +1,4 @@
-"""`strands-rollout drift`: its report, its exit code, and what it refuses."""
+"""`strands-rollout drift`: its report, exit code and errors."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def drift(*arguments: object, tokenizer: object = SHIPPED_MODEL_DIR) -> Result:
     return CliRunner().invoke(app, ["drift", *map(str, arguments), *given])
 
 
-async def test_the_command_sums_up_and_fails_where_context_differs(shipped_tokenizer: Any, tmp_path: Path) -> None:
+async def test_drift_reports_and_exits_with_1_on_wrong_context(shipped_tokenizer: Any, tmp_path: Path) -> None:
     sample = (await run(shipped_tokenizer, [call_text(), ANSWER], prompt=QUESTION)).sample
     prompt, call, context, answer = parts_of(sample)
     drifting = sample_of_parts([prompt, [*byte_ids(shipped_tokenizer, " number"), *answer]], index=1, prompt=QUESTION)
@@ -37,7 +37,7 @@ async def test_the_command_sums_up_and_fails_where_context_differs(shipped_token
     assert (wrong.exit_code, "are not what the chat template renders" in wrong.stdout) == (1, True)
 
 
-async def test_a_tokenizer_that_is_not_the_dumps_is_refused(shipped_tokenizer, qwen3_tokenizer, tmp_path) -> None:
+async def test_drift_refuses_another_tokenizer(shipped_tokenizer, qwen3_tokenizer, tmp_path) -> None:
     sample = (await run(shipped_tokenizer, [call_text(), ANSWER], prompt=QUESTION)).sample
     with_texts, without = tmp_path / "with.jsonl", tmp_path / "without.jsonl"
     write_dump(with_texts, [sample], TokenTexts(shipped_tokenizer))

@@ -1,4 +1,4 @@
-"""What is found in a command's flags, by the recorded list: rule by rule, for people and as JSON."""
+"""`check_flags` with the recorded flags, rule by rule; `report_flags` as text and JSON."""
 
 import json
 import shlex
@@ -39,7 +39,7 @@ def faults(words: str) -> list[FlagFinding]:
         ("--", None, "argparse takes no flag after it"),
     ],
 )
-def test_a_flag_that_no_parser_reads_is_an_error_that_names_the_nearest_one_and_whose_it_is(typo, nearest, said):
+def test_check_flags_unknown_flag_names_nearest_and_system(typo, nearest, said):
     (fault,) = faults(typo)
     assert (fault.severity, fault.flag) == ("error", typo.split()[0])
     assert nearest is ... or fault.nearest == nearest
@@ -65,7 +65,7 @@ def test_a_flag_that_no_parser_reads_is_an_error_that_names_the_nearest_one_and_
         (f"{REPLICAS} --global-batch-size 2 --num-rollout=0", "error", "--global-batch-size", "4 replicas"),
     ],
 )
-def test_what_a_run_can_not_do_with_a_flag_is_said_at_it(words: str, severity: str, flag: str, said: str) -> None:
+def test_check_flags_names_the_flag_of_an_impossible_run(words: str, severity: str, flag: str, said: str) -> None:
     (fault,) = faults(words)
     assert (fault.severity, fault.flag, said in fault.problem) == (severity, flag, True)
 
@@ -82,16 +82,16 @@ FINE = f"""
 
 
 @pytest.mark.parametrize("words", [words.strip() for line in FINE.splitlines()[1:] for words in line.split(" | ")])
-def test_what_slime_takes_is_no_fault(words: str) -> None:
+def test_check_flags_accepts_what_slime_accepts(words: str) -> None:
     assert faults(words) == []
 
 
-def test_a_word_without_a_flag_is_an_error_but_not_what_a_dry_run_could_not_find() -> None:
+def test_check_flags_stray_word_is_an_error() -> None:
     assert [fault.flag for fault in findings_of(["stray", *WHOLE.split()]).findings] == ["stray"]
     assert findings_of(["<SLIME_DIR>", *WHOLE.split()]).findings == ()
 
 
-def test_a_secret_is_not_shown() -> None:
+def test_check_flags_hides_secrets() -> None:
     found = faults("--wandb-key hush hush --wandb-key=hush hush")
     assert [fault.severity for fault in found] == ["error"]
     assert not any("hush" in fault.line() for fault in found)
@@ -108,7 +108,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], P
     return write
 
 
-def test_people_read_each_fault_and_the_sources(script, capsys) -> None:
+def test_report_flags_lists_faults_and_sources(script, capsys) -> None:
     assert report_flags(script(GOOD), as_json=True)
     assert json.loads(capsys.readouterr().out)["ok"]
     assert report_flags(script(GOOD), as_json=False)
@@ -123,7 +123,7 @@ def test_people_read_each_fault_and_the_sources(script, capsys) -> None:
     assert shown.endswith("errors: 1, warnings: 0\n")
 
 
-def test_what_can_not_be_judged_is_refused(script: Callable[[str], Path], tmp_path: Path) -> None:
+def test_report_flags_refuses_input_without_flags(script: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="found no flag"):
         report_flags(script("echo hello\n"), as_json=False)
     with pytest.raises(ConfigError, match="expected a checkout"):

@@ -1,4 +1,4 @@
-"""Launch scripts of this package are run with --dry-run, lists of arguments are read, other scripts are refused."""
+"""`read_script` and `read_arguments`: the package's launch scripts run with --dry-run, other scripts are refused."""
 
 import os
 import shlex
@@ -48,7 +48,7 @@ def script_of(folder: Path, text: str) -> Path:
     return write(folder, {"run.sh": text}) / "run.sh"
 
 
-def test_a_foreign_script_is_not_run_and_the_error_prints_its_arguments_where_it_is_pasted(tmp_path: Path) -> None:
+def test_read_script_refuses_a_foreign_script_with_a_command(tmp_path: Path) -> None:
     write(tmp_path, {"models/small.sh": MODEL})
     script = script_of(tmp_path, FOREIGN.format(folder=tmp_path).lstrip())
     with pytest.raises(ConfigError, match=r"run\.sh is shell code \('\$'\), which is neither run nor read") as refused:
@@ -77,7 +77,7 @@ def test_a_foreign_script_is_not_run_and_the_error_prints_its_arguments_where_it
         "python3 train.py --lr 3 2>&1 | tee log",
     ],
 )
-def test_what_only_a_shell_can_expand_or_run_is_refused(text: str) -> None:
+def test_read_arguments_refuses_shell_code(text: str) -> None:
     with pytest.raises(ConfigError, match="stdin is shell code"):
         read_arguments(text, "stdin")
 
@@ -93,7 +93,7 @@ def test_what_only_a_shell_can_expand_or_run_is_refused(text: str) -> None:
     ],
     ids=["a list", "a command", "after other output", "quoted", "no UTF-8"],
 )
-def test_arguments_are_split_as_a_shell_would_from_the_program_on(text: str, words: list[str]) -> None:
+def test_read_arguments_splits_like_a_shell(text: str, words: list[str]) -> None:
     assert list(read_arguments(text, "stdin").words) == words
 
 
@@ -105,7 +105,7 @@ PRINTERS = {
 
 @pytest.mark.parametrize("printer", PRINTERS.values(), ids=PRINTERS)
 @pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
-def test_what_bash_prints_is_read_as_it_was(printer: str, locale: str) -> None:
+def test_read_arguments_reads_what_bash_prints(printer: str, locale: str) -> None:
     words = [
         "--a",
         "x y",
@@ -123,12 +123,12 @@ def test_what_bash_prints_is_read_as_it_was(printer: str, locale: str) -> None:
     assert list(read_arguments(printed.stdout.decode(), "stdin").words) == words
 
 
-def test_arguments_whose_quotes_are_not_closed_are_refused() -> None:
+def test_read_arguments_refuses_an_unclosed_quote() -> None:
     with pytest.raises(ConfigError, match="stdin can't be split into arguments: No closing quotation"):
         read_arguments("--lr '3", "stdin")
 
 
-def test_a_dry_run_that_fails_or_does_not_end_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_script_reports_a_failing_or_endless_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, {"slime_launch.sh": LIBRARY})
     script = script_of(tmp_path, f"{OURS}echo no GPUs >&2\nexit 3\n")
     with pytest.raises(ConfigError, match=r"ended with 3.*no GPUs"):
@@ -140,7 +140,7 @@ def test_a_dry_run_that_fails_or_does_not_end_is_an_error(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("library", [None, LIBRARY], ids=["no library", "library in a comment"])
-def test_a_script_that_does_not_source_the_library_beside_it_is_not_run(library: str | None, tmp_path: Path) -> None:
+def test_read_script_runs_only_scripts_that_source_the_library(library: str | None, tmp_path: Path) -> None:
     write(tmp_path, {} if library is None else {"slime_launch.sh": library})
     ours = OURS if library is None else f"# {OURS}"
     with pytest.raises(ConfigError, match="neither run nor read"):
@@ -151,7 +151,7 @@ def test_a_script_that_does_not_source_the_library_beside_it_is_not_run(library:
 @pytest.mark.parametrize(
     "script", [*(SCRIPTS / name for name in LAUNCH_SCRIPTS), PROJECT_SCRIPT], ids=lambda at: at.name
 )
-def test_each_launch_script_of_this_repository_has_no_fault(script: Path) -> None:
+def test_read_script_launch_scripts_have_no_fault(script: Path) -> None:
     read = read_script(script, None)
     assert read.source == f"bash {script} --dry-run"
     found = findings_of(read.words)
@@ -159,12 +159,12 @@ def test_each_launch_script_of_this_repository_has_no_fault(script: Path) -> Non
     assert [fault.line() for fault in found.findings] == []
 
 
-def test_a_script_that_trains_nothing_is_refused() -> None:
+def test_read_script_refuses_a_script_that_trains_nothing() -> None:
     with pytest.raises(ConfigError, match=r"prepare_model\.sh --dry-run runs no train\.py"):
         read_script(SCRIPTS / "prepare_model.sh", None)
 
 
-def test_what_is_no_script_is_refused(tmp_path: Path) -> None:
+def test_read_script_refuses_what_is_no_readable_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
         with pytest.raises(ConfigError, match="expected a regular file, or - for"):

@@ -1,6 +1,6 @@
-"""The table of flags: parsers that are installed are asked, in a child process; the rest is known from the record.
+"""`table_of`: importable parsers are asked in a child process; other systems' flags come from the record.
 
-Small checkouts have the argument files of slime, SGLang and Megatron-LM in their real places and forms.
+Small checkouts hold the argument files of slime, SGLang and Megatron-LM in their real places and forms.
 """
 
 import json
@@ -101,11 +101,11 @@ def nothing_else_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ways(table: FlagTable) -> list[str]:
-    """How each system's flags are known."""
+    """Return how each system's flags became known: "parser" or "record"."""
     return ["parser" if ": its parser was asked, " in line else "record" for line in table.sources]
 
 
-def test_all_four_are_asked_where_all_can_be_imported_and_their_rules_hold(tmp_path: Path) -> None:
+def test_table_of_asks_all_four_parsers(tmp_path: Path) -> None:
     table = table_of(write(tmp_path, ALL))
     assert ways(table) == ["parser"] * 4
     assert [line.rpartition(" ")[2] for line in table.sources][2:] == ["9.9", "8.8"]
@@ -123,7 +123,7 @@ def test_all_four_are_asked_where_all_can_be_imported_and_their_rules_hold(tmp_p
     assert not any(findings_of([*WHOLE, *words.split()], table).ok for words in refused)
 
 
-def test_what_cannot_be_imported_is_known_from_the_record_and_the_reason_is_told(tmp_path: Path) -> None:
+def test_table_of_uses_the_record_for_missing_packages(tmp_path: Path) -> None:
     table = table_of(write(tmp_path, {**FILES, **SGLANG}))
     assert ways(table) == ["parser", "record", "parser", "record"]
     assert "No module named 'megatron'" in table.sources[1]
@@ -141,16 +141,14 @@ def test_what_cannot_be_imported_is_known_from_the_record_and_the_reason_is_told
     ],
     ids=["too slow", "half written", "no slime"],
 )
-def test_parsers_that_cannot_be_asked_are_known_from_the_record_and_the_reason_is_told(
-    files, timeout_s, note, tmp_path
-):
+def test_table_of_uses_the_record_when_parsers_fail(files, timeout_s, note, tmp_path):
     table = table_of(write(tmp_path, files) if files else None, timeout_s=timeout_s)
     assert ways(table) == ["record"] * 4
     assert all(note in line for line in table.sources)
 
 
 @pytest.mark.slime
-def test_the_recorded_flags_of_slime_are_those_of_its_checkout() -> None:
+def test_flag_record_equals_slimes_checkout() -> None:
     slime_dir = Path(os.environ.get("SLIME_PATH") or pytest.skip("needs THUDM/slime: set SLIME_PATH to a checkout"))
     head = subprocess.run(["git", "-C", slime_dir, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
     record = json.loads(RECORD.read_text())
@@ -158,7 +156,7 @@ def test_the_recorded_flags_of_slime_are_those_of_its_checkout() -> None:
         pytest.skip("the record is of another commit of slime")
     recorded = table_of(None)
     asked = [flag for flag in map(Flag.model_validate, ask(slime_dir)["flags"]) if flag.system == "slime"]
-    # where Megatron-LM declares a flag too, slime changes its default only
+    # where Megatron-LM declares a flag too, slime changes only its default
     own = {
         flag
         for flag in asked

@@ -1,4 +1,4 @@
-"""`strands-rollout replay`: an episode on an engine again, on the tokens that it had read, without its tools."""
+"""`strands-rollout replay`: send a recorded episode's tokens to an engine again, without running its tools."""
 
 import json
 from collections.abc import AsyncIterator
@@ -35,7 +35,7 @@ async def base_url() -> AsyncIterator[str]:
 
 
 async def played(base_url: str, tokenizer: Any, *, temperature: float = 0.0, seed: int | None = None) -> Sample:
-    """Two turns of the shipped model, with a tool's result between them that no tool gave."""
+    """Play two turns of the shipped model, with an invented tool result between them."""
     template = ChatTemplate(tokenizer)
     parts: Parts = [template.prompt_ids([QUESTION])]
     logprobs: list[float] = []
@@ -55,8 +55,8 @@ async def played(base_url: str, tokenizer: Any, *, temperature: float = 0.0, see
 @pytest.mark.parametrize(
     ("mask", "turns"), [(None, [(2, 6)]), ([1, 1, 0, 1], [(2, 4), (5, 6)]), ([0, 0, 1, 1], [(4, 6)]), ([0] * 4, None)]
 )
-def test_the_turns_of_a_foreign_sample_are_its_runs_of_trained_tokens(mask: list[int] | None, turns: Any) -> None:
-    """Without a mask, slime trains all of the response."""
+def test_episode_of_takes_turns_from_the_loss_mask(mask: list[int] | None, turns: Any) -> None:
+    """Without a mask, slime trains the whole response."""
     sample = Sample(tokens=[1, 2, 3, 4, 5, 6], response_length=4, loss_mask=mask)
     found = episode_of(DumpRecord.from_sample(sample), 0)
     assert (None if found is None else found.turns) == turns
@@ -69,7 +69,7 @@ async def replayed(base_url: str, sample: Sample) -> list[ReplayedTurn]:
 
 
 @pytest.mark.real
-async def test_sglangs_logprobs_of_the_recorded_tokens_are_those_that_it_sampled_at(sglang, shipped_tokenizer) -> None:
+async def test_recorded_gaps_on_sglang_are_near_zero(sglang, shipped_tokenizer) -> None:
     sample = await played(sglang, shipped_tokenizer, temperature=1.0)
     async with create_client(sglang) as http:
         found = await recorded_gaps(http, dumped_episode(sample), vocab_size=1200)
@@ -78,7 +78,7 @@ async def test_sglangs_logprobs_of_the_recorded_tokens_are_those_that_it_sampled
     assert max(map(abs, found)) < 1e-4
 
 
-async def test_without_a_seed_the_recorded_parameters_count_where_they_decide(
+async def test_run_replay_uses_recorded_sampling_params(
     base_url: str, shipped_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sample = await played(base_url, shipped_tokenizer, temperature=1.0, seed=11)
@@ -96,7 +96,7 @@ async def test_without_a_seed_the_recorded_parameters_count_where_they_decide(
         assert same is (report["seed"] == 11)
 
 
-async def test_a_changed_token_is_found_and_the_next_turn_is_asked_on_the_recorded_ones(
+async def test_run_replay_finds_a_changed_token(
     base_url: str, shipped_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sample = await played(base_url, shipped_tokenizer)
@@ -111,10 +111,10 @@ async def test_a_changed_token_is_found_and_the_next_turn_is_asked_on_the_record
     assert departure["before"] == shipped_tokenizer.decode(sample.tokens[at - 8 : at])
     assert departure["again"]["text"] == shipped_tokenizer.decode(departure["again"]["ids"])
     assert (report["same"], report["turns"][0]["logprobs"]["tokens"]) == (False, 3)
-    assert report["recorded_tokens"] is None  # the embedded engine has no logprobs of its input
+    assert report["recorded_tokens"] is None  # the embedded engine gives no logprobs of its input
 
 
-async def test_the_recorded_tokenizer_is_used_and_another_is_refused(
+async def test_run_replay_tokenizer_must_be_the_recorded_one(
     base_url: str, shipped_tokenizer: Any, qwen3_tokenizer: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "run.jsonl"
@@ -137,8 +137,8 @@ async def gaps(sample: Sample, entries: list[Any]) -> tuple[list[float] | None, 
         return await recorded_gaps(http, dumped_episode(sample), vocab_size=1200), fake
 
 
-@pytest.mark.parametrize(("last", "named"), [(10, 10), (1199, 0)])  # SGLang names the vocabulary's last id as 0
-async def test_logprobs_that_an_engine_returns_of_its_input_are_compared_with_the_recorded_ones(last, named) -> None:
+@pytest.mark.parametrize(("last", "named"), [(10, 10), (1199, 0)])  # SGLang reports the vocabulary's last id as 0
+async def test_recorded_gaps_compares_input_logprobs(last, named) -> None:
     entries = [[None, 6, None], [-0.25, 7, None], [-0.5, 8, None], [-3.0, 9, None], [-1.0, named, None]]
     found, fake = await gaps(sample_of_parts([[5, 6], [7, 8], [9], [last]]), entries)
     assert found == [0.25, 0.0, -0.5], "recorded were -0.5 each"
@@ -146,12 +146,12 @@ async def test_logprobs_that_an_engine_returns_of_its_input_are_compared_with_th
     assert (request.input_ids, request.body["logprob_start_len"]) == ([5, 6, 7, 8, 9, last], 1)
 
 
-async def test_input_logprobs_of_other_tokens_are_refused() -> None:
+async def test_recorded_gaps_refuses_logprobs_of_other_tokens() -> None:
     with pytest.raises(EngineResponseError, match="of other tokens"):
         await gaps(sample_of_parts([[5, 6], [7, 8]]), [[None, 6, None], [-0.25, 7, None], [-0.5, 9, None]])
 
 
-async def test_ids_that_the_engines_vocabulary_lacks_are_never_sent() -> None:
+async def test_replay_never_sends_ids_outside_the_vocabulary() -> None:
     async with FakeSGLang([]) as fake, create_client(fake.base_url) as http:
         with pytest.raises(TrajectoryError, match="input id 1300"):
             await replayed(fake.base_url, sample_of_parts([[5, 1300], [7, 8]]))
@@ -160,7 +160,7 @@ async def test_ids_that_the_engines_vocabulary_lacks_are_never_sent() -> None:
     assert fake.requests == []
 
 
-def test_a_sample_that_is_not_there_or_has_no_tokens_is_an_error(tmp_path: Path) -> None:
+def test_replay_command_refuses_a_missing_or_tokenless_sample(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     path.write_text(json.dumps({"data_set": "a", "problem": 0, "number": 0, "status": "completed"}) + "\n")
     for number, kind, words in (
@@ -172,7 +172,7 @@ def test_a_sample_that_is_not_there_or_has_no_tokens_is_an_error(tmp_path: Path)
         assert words in str(result.exception)
 
 
-def test_an_episode_with_images_is_refused_before_an_engine_is_asked(tmp_path: Path) -> None:
+def test_replay_command_refuses_images(tmp_path: Path) -> None:
     path = write_sample_dump(tmp_path, sample_of_parts([[1, 2], [3]], multimodal_train_inputs={"pixel_values": [0.5]}))
     result = CliRunner().invoke(app, ["replay", str(path), "--base-url", "http://127.0.0.1:9"])
     assert isinstance(result.exception, DumpError)

@@ -1,6 +1,6 @@
 """`strands-rollout rescore` scores saved samples again; `validate` scores each row's ground truth.
 
-`rescore` prints and writes the changed scores; `validate` lists rows whose ground truth fails, with line and reason.
+`rescore` prints and writes the changed scores; `validate` lists the rows that fail, with line and reason.
 """
 
 import json
@@ -82,7 +82,10 @@ def test_rescore_does_not_compare_with_failed_rewards(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("reward", "why"),
     [
-        ("raising", "ValueError: \u241b[31munlucky"),  # a terminal does not obey it
+        (
+            "raising",
+            "ValueError: \u241b[31munlucky",
+        ),  # a terminal must not obey it
         ("exiting", "RuntimeError: it raised SystemExit('no 13')"),
         ("text", "got the reward 'good'; expected a number, or a dict with one under 'score' or 'acc' (--reward-key)"),
     ],
@@ -99,7 +102,7 @@ def test_rescore_keeps_the_old_reward_without_a_new_number(reward, why, tmp_path
 
 
 def test_rescore_group_rm_passes_whole_groups(tmp_path: Path) -> None:
-    sizes = {0: 3, 1: 1, None: 2, 2: 150, 3: 150}  # more than are scored at once
+    sizes = {0: 3, 1: 1, None: 2, 2: 150, 3: 150}  # more samples than are scored concurrently
     groups = [group for group, size in sizes.items() for _ in range(size)]
     dump = write_sample_dump(
         tmp_path, *(sample(index, RIGHT, 1.0, group_index=group) for index, group in enumerate(groups))
@@ -200,7 +203,7 @@ def test_validate_notes_labels_that_look_like_containers(tmp_path: Path) -> None
     assert "can't be read" in notes[2]
     first, *_ = found(path)["notes"]
     assert (first["kind"], first["rows"]) == ("alternatives", 2)
-    assert found(path, "--reward", "test_rewards.has_a_four")["notes"] == []  # which reads labels as it likes
+    assert found(path, "--reward", "test_rewards.has_a_four")["notes"] == []  # this reward parses labels itself
 
 
 def test_validate_fails_nested_list_labels(tmp_path: Path) -> None:
@@ -268,7 +271,7 @@ def test_rescore_merges_equal_errors(tmp_path: Path) -> None:
     assert words[0].startswith("20 samples (0, 1, 2, ...) could not be scored: RolloutError: ")
 
 
-# rewards of a user's own, by dotted path
+# rewards that the tests name by dotted path
 
 
 def never(response: str, label: str) -> float:
@@ -317,7 +320,7 @@ def one_for_a_group(args: object, samples: list[Sample]) -> float:
     return 1.0
 
 
-# these fail for one label
+# these rewards fail for the label 13
 
 
 def raising(args: object, sample: Sample) -> float:

@@ -27,7 +27,7 @@ def look_at(folder: Path) -> list[Finding]:
     return list(check_tokenizer(doctor_options(folder, tokenizer=folder)))
 
 
-def test_the_shipped_tokenizer_is_looked_at_where_there_is_no_model(tmp_path: Path) -> None:
+def test_check_tokenizer_falls_back_to_the_shipped_one(tmp_path: Path) -> None:
     found = list(check_tokenizer(doctor_options(tmp_path)))
     assert {finding.status for finding in found} == {"ok"}
     assert str(SHIPPED) in only(found, "tokenizer").found
@@ -36,7 +36,7 @@ def test_the_shipped_tokenizer_is_looked_at_where_there_is_no_model(tmp_path: Pa
     assert str(folder) in only(check_tokenizer(doctor_options(tmp_path)), "tokenizer").found
 
 
-def test_the_tool_parser_of_the_configuration_must_read_the_templates_calls(tmp_path: Path) -> None:
+def test_check_tokenizer_parser_must_read_the_templates_calls(tmp_path: Path) -> None:
     (tmp_path / "rollout.yaml").write_text("strands_rollout: {tool_parser: mistral}")
     found = check_tokenizer(doctor_options(tmp_path, config=tmp_path / "rollout.yaml"))
     assert_fault(found, "chat template: calls", "error", "'mistral' does not read the call", remedy="tool_parser")
@@ -66,7 +66,7 @@ ENDS_ELSEWHERE = {
     ],
     ids=["absent", "cut", "merges", "no template", "not append-only", "no tools", "end of turn", "vocabulary"],
 )  # fmt: skip
-def test_a_tokenizer_that_can_not_be_used_is_an_error(changes, name, words, remedy, tmp_path) -> None:
+def test_check_tokenizer_unusable_is_an_error(changes, name, words, remedy, tmp_path) -> None:
     folder = tokenizer_folder(tmp_path / "t")
     for file, change in ((folder / file, change) for file, change in changes.items()):
         if change is None:
@@ -77,7 +77,7 @@ def test_a_tokenizer_that_can_not_be_used_is_an_error(changes, name, words, reme
     assert_fault(look_at(folder), name, "error", *words, *about_folder, remedy=remedy)
 
 
-def test_a_model_is_whole_or_what_it_lacks_is_named(tmp_path: Path) -> None:
+def test_check_model_names_missing_files(tmp_path: Path) -> None:
     asked, folder = doctor_options(tmp_path), tmp_path / "models" / "Qwen3-8B"
     folder.mkdir(parents=True)
     assert_fault(check_model(asked), "model", "error", "config.json", remedy=PREPARE)
@@ -100,7 +100,7 @@ def test_a_model_is_whole_or_what_it_lacks_is_named(tmp_path: Path) -> None:
         ({"MODEL": "Qwen3-8B"}, "Foo-4B", "models/Foo-4B", "models/Foo-4B_torch_dist"),
     ],
 )
-def test_the_model_is_looked_for_where_the_scripts_look_and_fetched_by_its_name(env, name, model, converted, tmp_path):
+def test_check_model_looks_where_the_scripts_look(env, name, model, converted, tmp_path):
     asked = doctor_options(tmp_path, env, model_name=name, tokenizer=tmp_path)
     remedy = f"{PREPARE} --model {'OWNER/Foo' if name else 'Qwen/Qwen3'}-4B" if "4B" in model else PREPARE
     assert_fault(check_model(asked), "model", "warning", f"{tmp_path / model} is not there", remedy=remedy)
@@ -109,7 +109,7 @@ def test_the_model_is_looked_for_where_the_scripts_look_and_fetched_by_its_name(
     assert_fault(check_tokenizer(asked), "tokenizer", "error", remedy=remedy)
 
 
-def test_a_conversion_that_did_not_end_is_an_error(tmp_path: Path) -> None:
+def test_check_converted_model_incomplete_is_an_error(tmp_path: Path) -> None:
     asked, folder = doctor_options(tmp_path), tmp_path / "models" / "Qwen3-8B_torch_dist"
     folder.mkdir(parents=True)
     tracker = folder / "latest_checkpointed_iteration.txt"
@@ -125,14 +125,14 @@ def config(folder: Path, text: str) -> list[Finding]:
     return list(check_config(doctor_options(folder, config=folder / "rollout.yaml")))
 
 
-def test_good_settings_are_listed(tmp_path: Path) -> None:
+def test_check_config_lists_good_settings(tmp_path: Path) -> None:
     found = config(tmp_path, "strands_rollout: {max_tool_iterations: 3}")
     assert {finding.status for finding in found} == {"ok"}
     assert "max_tool_iterations" in found[0].found
     assert only(check_config(doctor_options(tmp_path)), "config").status == "skipped"
 
 
-def test_what_workers_and_a_journal_need_is_looked_for(tmp_path: Path, monkeypatch) -> None:
+def test_check_config_checks_workers_and_journal(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(run_files, "find_spec", lambda _name: None)
     found = config(tmp_path, "strands_rollout: {episode_workers: 2}")
     assert_fault(found, "config: episode_workers", "error", "Ray", remedy="pip install")
@@ -153,7 +153,7 @@ def test_what_workers_and_a_journal_need_is_looked_for(tmp_path: Path, monkeypat
         ("strand_rollout: {}", ("strand_rollout",)),
     ],
 )
-def test_settings_that_can_not_be_used_are_an_error(text: str, words: tuple[str, ...], tmp_path: Path) -> None:
+def test_check_config_unusable_settings_are_an_error(text: str, words: tuple[str, ...], tmp_path: Path) -> None:
     assert_fault(config(tmp_path, text), "config", "error", "rollout.yaml", *words, remedy="strands-rollout config")
 
 
@@ -166,17 +166,17 @@ def test_settings_that_can_not_be_used_are_an_error(text: str, words: tuple[str,
         ("executor", "{name: local, memory: 3}", "memory_mb"),
     ],
 )
-def test_what_settings_name_must_be_there(name: str, value: str, word: str, tmp_path: Path) -> None:
+def test_check_config_names_must_exist(name: str, value: str, word: str, tmp_path: Path) -> None:
     found = config(tmp_path, f"strands_rollout: {{{name}: {value}}}")
     assert_fault(found, f"config: {name}", "error", word, remedy="PYTHONPATH")
 
 
-def test_a_server_that_is_down_is_an_error(tmp_path: Path) -> None:
+def test_check_config_mcp_server_that_is_down_is_an_error(tmp_path: Path) -> None:
     found = config(tmp_path, "strands_rollout: {tools: ['http://127.0.0.1:1/mcp']}")
     assert_fault(found, "config: tools", "error", "http://127.0.0.1:1/mcp", "did not start", remedy="start it")
 
 
-def test_keys_that_override_slimes_command_line_are_a_warning(tmp_path: Path) -> None:
+def test_check_config_warns_of_keys_that_override_slime(tmp_path: Path) -> None:
     found = config(tmp_path, "strands_rollout: {}\nrollout_batch_size: 4")
     assert_fault(found, "config: other keys", "warning", "rollout_batch_size", remedy="command line")
 
@@ -191,7 +191,7 @@ def look_at_data(path: Path) -> list[Finding]:
     return list(check_data(doctor_options(path.parent, data=[path])))
 
 
-def test_good_data_is_fine(tmp_path: Path) -> None:
+def test_check_data_passes_good_rows(tmp_path: Path) -> None:
     path = data(tmp_path, ROW, {"prompt": "What is 2 + 2?", "label": 4})
     assert [finding.status for finding in look_at_data(path)] == ["ok"]
 
@@ -210,7 +210,7 @@ def test_good_data_is_fine(tmp_path: Path) -> None:
         ({"prompt": [{"role": "user", "content": RENDERED}], "label": "2"}, "rendered"),
     ],
 )
-def test_a_row_that_can_not_be_trained_on_is_an_error(row: object, word: str, tmp_path: Path) -> None:
+def test_check_data_unusable_row_is_an_error(row: object, word: str, tmp_path: Path) -> None:
     remedy = "--apply-chat-template" if word == "rendered" else '"prompt"'
     found = look_at_data(data(tmp_path, ROW, row, row))
     assert_fault(found, "data: train.jsonl", "error", "line 2: ", word, "1 more", remedy=remedy)
@@ -224,18 +224,20 @@ def test_a_row_that_can_not_be_trained_on_is_an_error(row: object, word: str, tm
         ("{'a': 1}", "warning", "line 2: the label \"{'a': 1}\" looks like the text of a list or mapping"),
     ],
 )
-def test_a_label_that_looks_like_a_container_is_told_of(label: str, status: str, words: str, tmp_path: Path) -> None:
+def test_check_data_reports_labels_that_look_like_containers(
+    label: str, status: str, words: str, tmp_path: Path
+) -> None:
     finding = only(look_at_data(data(tmp_path, ROW, {**ROW, "label": label})), "data: train.jsonl")
     assert (finding.status, words in finding.found) == (status, True)
 
 
-def test_data_is_read_though_the_tokenizer_is_broken_and_an_empty_file_is_an_error(tmp_path: Path) -> None:
+def test_check_data_without_a_tokenizer_and_an_empty_file(tmp_path: Path) -> None:
     found = check_data(doctor_options(tmp_path, data=[data(tmp_path, ROW)], tokenizer=tmp_path / "none"))
     assert only(found, "data: train.jsonl").status == "ok"
     assert_fault(look_at_data(data(tmp_path)), "data: train.jsonl", "error", "no rows", remedy="JSON")
 
 
-def test_a_reward_that_is_set_needs_no_labels(tmp_path: Path) -> None:
+def test_check_data_with_a_reward_needs_no_labels(tmp_path: Path) -> None:
     path = data(tmp_path, {"prompt": "What?"})
     assert only(check_data(doctor_options(tmp_path, data=[path])), "data: train.jsonl").status == "error"
     asked = doctor_options(tmp_path, data=[path], changes=["reward=mine.score"])
@@ -243,7 +245,7 @@ def test_a_reward_that_is_set_needs_no_labels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("training", "status"), [(False, "warning"), (True, "error")])
-def test_a_training_run_can_not_do_without_its_data(training: bool, status: str, tmp_path: Path) -> None:
+def test_check_data_missing_is_an_error_for_training(training: bool, status: str, tmp_path: Path) -> None:
     found = list(check_data(doctor_options(tmp_path, training=training)))
     assert_fault(found, "data: dapo-math-17k.jsonl", status, remedy="python data_prep/dapo_math_17k.py")
     assert_fault(found, "data: aime-2024.jsonl", status, remedy="python data_prep/aime_2024.py")
@@ -256,7 +258,7 @@ def test_a_training_run_can_not_do_without_its_data(training: bool, status: str,
     ("key", "status", "words"),
     [("temperature", "ok", "train, each with its data"), ("temprature", "error", "did you mean 'temperature'?")],
 )
-def test_the_data_sets_of_an_eval_config_are_checked(key: str, status: str, words: str, tmp_path: Path) -> None:
+def test_check_data_checks_the_eval_configs_data_sets(key: str, status: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "eval.yaml"
     path.write_text(f"eval: {{datasets: [{{name: train, path: {data(tmp_path, ROW)}, {key}: 0}}]}}")
     finding = only(check_data(doctor_options(tmp_path, env={"EVAL_CONFIG": str(path)})), "eval config")

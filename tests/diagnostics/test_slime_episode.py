@@ -1,4 +1,4 @@
-"""The doctor on slime: which package it is, its version, Megatron beside it, and the result of a trial episode."""
+"""The doctor on slime: its package and version, Megatron beside it, and the result of a trial episode."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from strands_rollout.diagnostics.slime_episode import TESTED_COMMIT, check_megat
 
 
 def slime_in(folder: Path) -> Path:
-    """A folder with the files of THUDM's slime that matter, not under git."""
+    """Write the files of a slime checkout that the checks read, without git."""
     for name in ("train.py", "scripts/models/qwen3-8B.sh", "slime/rollout/sglang_rollout.py", "slime/__init__.py"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
@@ -26,7 +26,7 @@ def nowhere(_name: str) -> ModuleSpec | None:
     return None
 
 
-def test_the_slime_of_pypi_and_a_mere_folder_of_that_name_are_told_from_thudms(tmp_path: Path) -> None:
+def test_check_slime_refuses_another_package_of_that_name(tmp_path: Path) -> None:
     def find(name: str) -> ModuleSpec | None:
         return PathFinder.find_spec(name, [str(tmp_path)])
 
@@ -42,7 +42,7 @@ def test_the_slime_of_pypi_and_a_mere_folder_of_that_name_are_told_from_thudms(t
     assert_fault(found, "slime", "error", "not a whole checkout", remedy="git clone")
 
 
-def test_slimes_version_is_shown_wherever_its_checkout_is_named(tmp_path: Path) -> None:
+def test_check_slime_shows_the_checkouts_version(tmp_path: Path) -> None:
     folder = slime_in(tmp_path / "checkout")
     for env, options in (({}, {"slime_dir": folder}), ({"SLIME_DIR": str(folder)}, {}), ({}, {})):
         find = nowhere if env or options else lambda name: PathFinder.find_spec(name, [str(folder)])
@@ -50,7 +50,7 @@ def test_slimes_version_is_shown_wherever_its_checkout_is_named(tmp_path: Path) 
         assert (found.status, found.found) == ("ok", f"slime 0.3.1 at {folder}, commit not known")
 
 
-def test_megatron_is_found_where_the_scripts_find_it(tmp_path: Path) -> None:
+def test_check_megatron_looks_where_the_scripts_look(tmp_path: Path) -> None:
     (tmp_path / "Megatron-LM" / "megatron" / "core").mkdir(parents=True)
     slime = slime_in(tmp_path / "slime")
     beside = check_megatron(doctor_options(tmp_path, slime_dir=slime), nowhere)
@@ -80,8 +80,8 @@ FAILED = {"status": "failed", "stop_reason": "internal_error", "error": "No modu
     ],
     ids=lambda value: value if isinstance(value, str) and " " not in value else "",
 )
-def test_an_episode_through_slimes_loop_is_judged(result, status, words, tmp_path, monkeypatch) -> None:
-    """A stand-in for the child process; the real one is in tests/slime/test_slime_launch_kit.py."""
+def test_check_slime_episode_judges_the_result(result, status, words, tmp_path, monkeypatch) -> None:
+    """A fake child process gives the result; tests/slime/test_slime_launch_kit.py runs the real one."""
     child = tmp_path / "python"
     code = result if isinstance(result, str) else f"print({json.dumps(result)!r})"
     child.write_text(f"#!{sys.executable}\nimport sys\n{code}\n")
@@ -94,6 +94,6 @@ def test_an_episode_through_slimes_loop_is_judged(result, status, words, tmp_pat
     assert (found.remedy is None) == (status == "ok")
 
 
-def test_the_tested_slime_is_the_one_whose_flags_are_recorded() -> None:
+def test_tested_commit_is_the_one_with_recorded_flags() -> None:
     recorded = json.loads((REPOSITORY / "strands_rollout" / "data" / "slime_flags.json").read_text())
     assert recorded["sources"]["slime"]["version"] == f"commit {TESTED_COMMIT}"

@@ -1,4 +1,4 @@
-"""`strands-rollout check-template`: each rule is tried by itself, and a broken one shows the tokens around it."""
+"""`strands-rollout check-template`: each rule is checked separately, and a broken rule shows the tokens around it."""
 
 import json
 from pathlib import Path
@@ -27,11 +27,11 @@ def checked(tokenizer: Any, **options: Any) -> dict[str, Finding]:
 
 
 def broken(found: dict[str, Finding]) -> set[str]:
-    """What is broken but the stop tokens, which a copy of another model's tokenizer can't have."""
+    """Return the broken rules except the stop tokens, which a copy of another model's tokenizer cannot have."""
     return {name for name, finding in found.items() if finding.status == "error"} - {"end of turn"}
 
 
-def test_the_real_templates_keep_every_rule(tokenizer: Any) -> None:
+def test_check_template_passes_real_templates(tokenizer: Any) -> None:
     found = checked(tokenizer)
     assert found.keys() >= ALL
     assert broken(found) == set()
@@ -43,7 +43,7 @@ def test_the_real_templates_keep_every_rule(tokenizer: Any) -> None:
     }
 
 
-def test_every_token_that_ends_a_turn_must_end_a_generation(shipped_tokenizer: Any) -> None:
+def test_check_template_needs_every_end_of_turn_as_stop(shipped_tokenizer: Any) -> None:
     tokenizer = tokenizer_with(TEMPLATES["gpt_oss"][1], shipped_tokenizer)
     tokenizer.eos_token_id = tokenizer.convert_tokens_to_ids("<|end|>")
     found = checked(tokenizer)["end of turn"]
@@ -58,13 +58,13 @@ def test_every_token_that_ends_a_turn_must_end_a_generation(shipped_tokenizer: A
     ],
     ids=["last message marked", "results numbered"],
 )
-def test_a_broken_rule_is_named_and_the_others_are_not(old, new, rules, shipped_tokenizer) -> None:
+def test_check_template_names_only_the_broken_rules(old, new, rules, shipped_tokenizer) -> None:
     assert old in PLAIN
     found = checked(shipped_tokenizer, chat_template=PLAIN.replace(old, new))
     assert broken(found) - {"calls"} == rules
 
 
-def test_a_token_that_differs_is_shown_with_the_messages_and_the_seed_that_lead_there(shipped_tokenizer: Any) -> None:
+def test_check_template_failing_episode_repeats_by_seed(shipped_tokenizer: Any) -> None:
     late = TEMPLATES["hermes"][1].replace(
         "<tool_response>\n{{ message.content", "<tool_response>\n{{ message.content[: 2 if loop.index > 8 else none]"
     )
@@ -79,21 +79,21 @@ def test_a_token_that_differs_is_shown_with_the_messages_and_the_seed_that_lead_
     assert again["random episodes"] == found
 
 
-def test_episodes_are_played_without_what_a_template_refuses(shipped_tokenizer: Any) -> None:
+def test_check_template_episodes_leave_out_refused_messages(shipped_tokenizer: Any) -> None:
     no_system = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + PLAIN
     found = checked(shipped_tokenizer, chat_template=no_system, episodes=3)["random episodes"]
     assert (found.status, found.facts["random_episodes"]["without"]) == ("ok", ["system messages", "calls"])
     assert "played without system messages: the chat template fails on messages of roles ['system'" in found.found
 
 
-def test_a_template_with_which_none_can_converse_is_refused_in_words(shipped_tokenizer: Any) -> None:
+def test_check_template_refuses_an_unusable_template(shipped_tokenizer: Any) -> None:
     picky = "{% if messages | length == 1 %}{{ raise_exception('two at least') }}{% endif %}" + PLAIN
     for source, words in ((PLAIN.replace("<|im_end|>", ""), "expected a control token"), (picky, "two at least")):
         (found,) = check_template("nowhere", shipped_tokenizer, chat_template=source, episodes=1)
         assert (found.status, words in found.found) == ("error", True)
 
 
-def test_the_command_exits_with_1_where_a_rule_is_broken_and_with_2_without_a_tokenizer(tmp_path: Path) -> None:
+def test_check_template_command_exit_codes(tmp_path: Path) -> None:
     file = tmp_path / "template.jinja"
     file.write_text(PLAIN.replace("m.content +", "m.content + ('!' if loop.last else '') +"))
     right = CliRunner().invoke(app, ["check-template", str(SHIPPED_MODEL_DIR), "--json"])

@@ -1,4 +1,4 @@
-"""Fixtures of the engine's tests: tiny model folders and engines with a client for each."""
+"""Fixtures of the engine's tests: tiny model folders, and engines with a client each."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
@@ -22,7 +22,7 @@ def _folder_of(model: TinyQwen3) -> Any:
 
 
 tiny_dir = _folder_of(TinyQwen3())
-long_dir = _folder_of(TinyQwen3(context_length=16384))  # long enough for a generation to be interrupted
+long_dir = _folder_of(TinyQwen3(context_length=16384))  # long enough to interrupt a generation
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +32,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture
 async def start() -> AsyncIterator[Callable[..., Any]]:
-    """Starts engines that live until the test ends: `api = await start(folder, max_running_requests=2)`."""
+    """Yield a function that starts engines until the test ends: `api = await start(folder, max_running_requests=2)`."""
     async with AsyncExitStack() as stack:
 
         async def enter(model_dir: Path, **options: Any) -> Api:
@@ -43,5 +43,5 @@ async def start() -> AsyncIterator[Callable[..., Any]]:
 
 @pytest.fixture
 async def embedded(start: Callable[..., Any], tiny_dir: Path) -> Api:
-    """An embedded engine with the tiny model, for what only it promises."""
+    """Start an embedded engine with the tiny model, for tests that apply to this engine only."""
     return await start(tiny_dir)

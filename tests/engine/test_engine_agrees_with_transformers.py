@@ -1,4 +1,4 @@
-"""The engine's logprobs agree with transformers' own Qwen3 to 1e-4, whatever way the engine took to them."""
+"""The engine's logprobs equal those of transformers' Qwen3 to 1e-4: in batches, in chunks and after cache hits."""
 
 import asyncio
 import random
@@ -24,7 +24,7 @@ def folder(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def check(folder):
-    """Compares an answer with transformers' Qwen3ForCausalLM on the same folder."""
+    """Return a function that compares an answer with transformers' Qwen3ForCausalLM on the same folder."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -42,7 +42,7 @@ def check(folder):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-async def test_logprobs_agree_in_a_batch_by_chunks_and_after_cache_hits(start, folder, check, temperature):
+async def test_engine_logprobs_equal_transformers(start, folder, check, temperature):
     api = await start(folder, prefill_chunk_tokens=48)
     rng = random.Random(3)
     prompts = [[rng.randrange(360) for _ in range(length)] for length in (1, 7, 48, 130, 301)]

@@ -1,4 +1,6 @@
-"""Sampling follows the parameters; the logprobs are those of the whole distribution at the sampling temperature."""
+"""`SamplingRows` and `Penalties`: tokens follow the parameters, logprobs cover the whole distribution at the
+temperature.
+"""
 
 import numpy as np
 import pytest
@@ -32,17 +34,17 @@ def _samples(logits=LOGITS, draws: int = DRAWS, **raw) -> tuple[np.ndarray, np.n
         ({"top_k": 1}, [1, 0, 0, 0, 0]),
     ],
 )
-def test_each_parameter_narrows_the_choice_and_logprobs_are_of_the_whole_distribution(raw, shares):
+def test_sampling_rows_follow_params_with_full_logprobs(raw, shares):
     tokens, logprobs = _samples(**raw)
     seen = np.bincount(tokens, minlength=len(LOGITS)) / len(tokens)
     assert list(seen) == pytest.approx([share / sum(shares) for share in shares], abs=0.015)
     assert all(share > 0 or found == 0 for share, found in zip(shares, seen, strict=True))
-    scaled = LOGITS.astype(np.float64) / (raw.get("temperature") or 1)  # greedy: at 1
+    scaled = LOGITS.astype(np.float64) / (raw.get("temperature") or 1)  # greedy uses temperature 1
     assert logprobs == pytest.approx((scaled - np.log(np.exp(scaled).sum()))[tokens], abs=1e-6)
 
 
 @pytest.mark.parametrize("uniform", [0.0, np.nextafter(1.0, 0.0)])
-def test_a_token_without_weight_is_never_chosen_at_the_edges(uniform):
+def test_sampling_rows_never_choose_a_token_without_weight(uniform):
     rows = SamplingRows(1, 4)
     rows.set(0, SamplingParams(top_k=2))
     logits = np.array([[-50.0, 2.0, 1.0, -50.0]], np.float32)
@@ -60,7 +62,7 @@ def test_penalties_count_generated_tokens_only():
     assert logits.tolist() == [1.0, (4 - 1.0 - 0.25) / 2, (-1 - 0.5 - 0.25) * 2, 1.0]
 
 
-def test_a_turn_may_end_as_soon_as_it_has_its_least_length():
+def test_penalties_min_new_tokens_delays_the_end():
     penalties, may_end = Penalties(SamplingParams(min_new_tokens=2), 4, [3]), []
     for _ in range(4):
         logits = np.zeros(4, np.float32)
@@ -71,6 +73,6 @@ def test_a_turn_may_end_as_soon_as_it_has_its_least_length():
 
 
 @pytest.mark.parametrize("raw", [{"top_k": 3}, {"top_p": 0.55}])
-def test_of_equally_likely_tokens_no_more_stay_than_were_asked_for(raw):
+def test_sampling_rows_break_ties_within_top_k_and_top_p(raw):
     tokens, _ = _samples(np.zeros(5, np.float32), draws=2000, **raw)
     assert set(tokens.tolist()) == {0, 1, 2}

@@ -1,6 +1,6 @@
-"""What each request gets does not depend on what else runs, and what the embedded engine alone promises of pauses.
+"""A request's result does not depend on the requests beside it; pauses of the embedded engine.
 
-A seed and a position fix the random number of a token, and the ids before it fix its logits: nothing else counts.
+A token's random number depends only on the seed and the position, its logits only on the ids before it.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ def _prompts(count: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("max_running", [1, 5])
-async def test_rows_that_end_and_join_out_of_order_keep_their_own_tokens(start, tiny_dir, max_running):
+async def test_engine_rows_keep_their_tokens_in_any_order(start, tiny_dir, max_running):
     reference = await start(tiny_dir)
     api = await start(tiny_dir, max_running_requests=max_running, prefill_chunk_tokens=32)
     prompts = _prompts(12)
@@ -49,7 +49,7 @@ async def test_rows_that_end_and_join_out_of_order_keep_their_own_tokens(start, 
     assert [answer["output_ids"] for answer in got] == expected
 
 
-async def test_an_engine_with_a_random_seed_repeats_itself(start, tiny_dir):
+async def test_engine_random_seed_repeats_results(start, tiny_dir):
     first, second = [await start(tiny_dir, random_seed=11) for _ in range(2)]
     samples = [await api.generate(max_new_tokens=30, ignore_eos=True) for api in (first, second, first)]
     assert samples[0]["output_ids"] == samples[1]["output_ids"] != samples[2]["output_ids"]
@@ -57,16 +57,17 @@ async def test_an_engine_with_a_random_seed_repeats_itself(start, tiny_dir):
 
 @cache
 def _bits_are_promised() -> bool:
-    """Where it was measured; another BLAS may order its sums by what it likes.
+    """Return whether logits must match bit for bit: x86-64 with OpenBLAS, as measured.
 
-    So does an OpenBLAS that is older than the processor, as NumPy 1.26's may be: it takes the kernels of a Prescott.
+    Another BLAS may order its sums differently. So may an OpenBLAS older than the processor (as in NumPy 1.26), which
+    falls back to Prescott kernels.
     """
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"]
     return "openblas" in blas and platform.machine() == "x86_64" and _openblas_core() != "Prescott"
 
 
 def _openblas_core() -> str:
-    """The processor that NumPy's OpenBLAS takes this one for; "" where it can't be asked."""
+    """Return the processor type that NumPy's OpenBLAS detected, or "" when it cannot be asked."""
     maps = Path("/proc/self/maps")
     lines = maps.read_text().splitlines() if maps.exists() else []
     for path in {line.split()[-1] for line in lines if "numpy" in line and "openblas" in line}:
@@ -84,7 +85,7 @@ def _same(logits: np.ndarray, expected: np.ndarray) -> bool:
 
 
 def _decoded(model: Qwen3, ids: np.ndarray, lengths: list[int]) -> np.ndarray:
-    """Row 0's logits after each token from PROMPT_TOKENS on, decoded beside rows that begin at other lengths."""
+    """Return row 0's logits after each token from PROMPT_TOKENS on, decoded beside rows of other lengths."""
     count, at = len(lengths), np.array(lengths)
     kv = KvRows(model.config, count + 1, ids.shape[1])
     kv.reserve(ids.shape[1])
@@ -96,14 +97,14 @@ def _decoded(model: Qwen3, ids: np.ndarray, lengths: list[int]) -> np.ndarray:
 
 
 def _prefilled(model: Qwen3, ids: np.ndarray, chunk: int) -> np.ndarray:
-    """The logits after the last token of `ids`, computed `chunk` tokens at a time."""
+    """Return the logits after the last token of `ids`, computed `chunk` tokens at a time."""
     kv = KvRows(model.config, 1, len(ids))
     kv.reserve(len(ids))
     return [model.prefill(kv, 0, first, ids[first : first + chunk]) for first in range(0, len(ids), chunk)][-1]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_tokens_logits_are_the_same_in_any_batch_and_any_chunk(shape, tmp_path):
+def test_qwen3_logits_are_equal_in_any_batch_and_chunk(shape, tmp_path):
     config = read_model_config(SHAPES[shape].write(tmp_path))
     model = Qwen3(config, load_weights(tmp_path, config), 448)
     ids = np.random.default_rng(0).integers(0, config.vocab_size, (33, 448))
@@ -117,7 +118,7 @@ def test_a_tokens_logits_are_the_same_in_any_batch_and_any_chunk(shape, tmp_path
 
 @pytest.mark.parametrize("fields", [{}, NARROWED])
 @pytest.mark.parametrize("flush", [False, True])
-async def test_a_request_continued_from_its_own_output_gets_the_rest_of_it(embedded, fields, flush):
+async def test_engine_continues_a_request_from_its_own_output(embedded, fields, flush):
     fields = {"sampling_seed": 11, "ignore_eos": True, "return_logprob": True, **fields}
     whole = await embedded.generate(max_new_tokens=40, **fields)
     ids, triples = whole["output_ids"], whole["meta_info"]["output_token_logprobs"]
@@ -140,7 +141,7 @@ async def _continue(api) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_client_that_disconnects_from_a_paused_engine_which_is_well_leaves_nothing(start, long_dir, mode):
+async def test_pause_leaves_nothing_of_disconnected_clients(start, long_dir, mode):
     api = await start(long_dir)
     async with aiohttp.ClientSession() as session:
         async with in_flight(api, "running", disconnects=True):
@@ -159,7 +160,7 @@ async def test_a_client_that_disconnects_from_a_paused_engine_which_is_well_leav
     assert await api.load() == (0, 0)
 
 
-async def test_a_pause_by_abort_ends_frozen_generations_at_once(start, long_dir):
+async def test_pause_abort_ends_paused_generations(start, long_dir):
     api = await start(long_dir)
     async with in_flight(api, "r1") as [task]:
         await wait_for_load(api, 1)

@@ -1,4 +1,4 @@
-"""What only the embedded engine refuses, because it would kill SGLang or because it is not offered."""
+"""Requests that only the embedded engine refuses: they would kill SGLang, or the engine does not support them."""
 
 import io
 import json
@@ -48,13 +48,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("body", "words"), REFUSED)
-async def test_what_is_not_offered_is_refused_and_named(embedded, body, words):
+async def test_generate_names_what_is_unsupported(embedded, body, words):
     answer = await embedded.post("/generate", body)
     assert answer.status == 400
     assert words in str(answer.body)
 
 
-async def test_several_inputs_in_one_stream_are_refused(embedded):
+async def test_generate_refuses_a_stream_of_several_inputs(embedded):
     body = {"input_ids": [IDS, IDS], "stream": True}
     events = [event async for event in embedded.events("/generate", body)]
     assert "not supported" in events[0]
@@ -62,16 +62,16 @@ async def test_several_inputs_in_one_stream_are_refused(embedded):
 
 
 @pytest.mark.parametrize(("path", "body"), BAD.values(), ids=BAD.keys())
-async def test_a_bad_request_is_refused_and_a_good_one_served_after_it(embedded, path, body):
+async def test_http_server_refuses_a_bad_request_and_goes_on(embedded, path, body):
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     answer = await embedded.post_bytes(path, io.BytesIO(raw), "application/json")
     assert answer.status in (400, 413), answer
-    assert len(str(answer.body)) < 3000  # what was sent is not sent back whole
+    assert len(str(answer.body)) < 3000  # the error does not echo the whole request
     assert len((await embedded.generate(max_new_tokens=2, ignore_eos=True))["output_ids"]) == 2
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in EXTREME.items() for value in values])
-async def test_extreme_values_that_sglang_takes_are_computed_with(embedded, name, value):
+async def test_generate_accepts_extreme_sampling_values(embedded, name, value):
     fields = {name: value, "max_new_tokens": 5, "ignore_eos": True, "return_logprob": True}
     assert len((await embedded.generate(**fields))["output_ids"]) == 5
 
@@ -83,7 +83,7 @@ HEADERS = [
     ({"Host": "localhost", "Origin": "http://localhost"}, "127.0.0.1", 200),
     ({"Host": "localhost", "Origin": "http://localhost:3000"}, "127.0.0.1", 403),
     ({"Sec-Fetch-Site": "cross-site"}, "127.0.0.1", 403),
-    # a server that was opened to the network answers to any name, but not to other sites
+    # a server that listens on the network answers to any host name, but not to other sites
     ({"Host": "engine.cluster.local:30000"}, "0.0.0.0", 200),  # noqa: S104 - what is tested, as below
     ({"Host": "10.0.0.7", "Origin": "http://10.0.0.7"}, "0.0.0.0", 200),  # noqa: S104
     ({"Host": "evil.example", "Origin": "http://evil.example"}, "0.0.0.0", 403),  # noqa: S104
@@ -92,9 +92,7 @@ HEADERS = [
 
 
 @pytest.mark.parametrize(("headers", "host", "status"), HEADERS)
-async def test_only_requests_to_this_server_by_its_own_pages_or_by_none_are_answered(
-    start, tiny_dir, headers, host, status
-):
+async def test_http_server_checks_host_and_origin(start, tiny_dir, headers, host, status):
     api = await start(tiny_dir, host=host)
     url = api.base_url.replace(host, "127.0.0.1") + "/flush_cache"
     async with aiohttp.ClientSession() as session, session.post(url, headers=headers) as got:

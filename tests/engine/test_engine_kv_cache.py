@@ -1,4 +1,6 @@
-"""Attention is the same however it is multiplied; the radix tree finds exactly what it was given, within its bounds."""
+"""`KvRows` attention is independent of the product's size; `PrefixCache` finds exactly what was inserted, within
+bounds.
+"""
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_s
 
 @pytest.mark.parametrize("shape", [TinyQwen3(), TinyQwen3(heads=4, kv_heads=1), TinyQwen3(heads=2, kv_heads=2)])
 @pytest.mark.parametrize("tokens", [1, 3, 31, 32, 33, 90])
-def test_attention_is_the_same_with_one_token_per_product_and_with_several(shape, tokens, tmp_path, monkeypatch):
+def test_kv_rows_attention_is_equal_for_any_product_size(shape, tokens, tmp_path, monkeypatch):
     config = read_model_config(shape.write(tmp_path))
     random = np.random.default_rng(2)
     heads = (config.heads, config.kv_heads, config.kv_heads)
@@ -40,7 +42,7 @@ def _shared(one: list[int], other: list[int]) -> int:
 
 
 def _digests(tokens: list[int]) -> list[float]:
-    """A number for each token that tells the prefix which it ends."""
+    """Return a number per token that identifies the prefix ending there."""
     return [float(hash(tuple(tokens[: end + 1])) % 10_000) for end in range(len(tokens))]
 
 
@@ -55,7 +57,7 @@ def _found(cache: PrefixCache, tokens: list[int]) -> list[float]:
 
 @given(SEQUENCES, st.lists(st.integers(0, 2), max_size=12), st.just(AMPLE) | st.integers(1, 20))
 @settings(deadline=None)
-def test_the_longest_known_prefix_is_found_stored_once_and_within_the_capacity(sequences, query, capacity):
+def test_prefix_cache_finds_the_longest_prefix_in_capacity(sequences, query, capacity):
     cache = PrefixCache(capacity)
     for tokens in sequences:
         _insert(cache, tokens)

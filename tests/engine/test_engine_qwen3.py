@@ -1,4 +1,4 @@
-"""Reading model folders: formats, and what is wrong with those that can't be read, at the start and at an update."""
+"""Reading model folders: formats, and the errors of unreadable folders at the start and at a weight update."""
 
 import asyncio
 import itertools
@@ -24,7 +24,7 @@ def _edit_config(folder: Path, **changes: object) -> Path:
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 0), ("float16", 1e-3), ("bfloat16", 1e-2)])
-def test_every_precision_is_read_as_fp32(tmp_path, dtype, tolerance):
+def test_read_tensors_gives_fp32_for_every_precision(tmp_path, dtype, tolerance):
     exact = read_tensors(TinyQwen3().write(tmp_path / "exact"))
     read = read_tensors(TinyQwen3(dtype=dtype).write(tmp_path / "read"))
     for name, tensor in exact.items():
@@ -32,7 +32,7 @@ def test_every_precision_is_read_as_fp32(tmp_path, dtype, tolerance):
         np.testing.assert_allclose(read[name], tensor, rtol=tolerance, atol=tolerance)
 
 
-def test_sharded_weights_and_a_config_of_transformers_5_are_read_as_the_same_model(tmp_path):
+def test_read_tensors_from_shards_and_a_transformers_5_config(tmp_path):
     old, new = TinyQwen3().write(tmp_path / "old"), TinyQwen3(shards=3, rope_in_parameters=True).write(tmp_path / "new")
     single, sharded = read_tensors(old), read_tensors(new)
     assert single.keys() == sharded.keys()
@@ -53,7 +53,7 @@ def test_sharded_weights_and_a_config_of_transformers_5_are_read_as_the_same_mod
         ({"num_hidden_layers": 3}, "the weights lack the tensor model.layers.2.self_attn.q_proj.weight"),
     ],
 )
-def test_a_model_that_cannot_be_run_is_refused_with_the_reason(tmp_path, changes, words):
+def test_load_engine_refuses_an_unsupported_model(tmp_path, changes, words):
     folder = _edit_config(TinyQwen3().write(tmp_path / "m"), **changes)
     with pytest.raises(ConfigError) as caught:
         load_engine(EngineSettings(model_dir=folder))
@@ -72,7 +72,7 @@ def test_a_model_that_cannot_be_run_is_refused_with_the_reason(tmp_path, changes
         ("tokenizer.json", b"{}", "can't read the tokenizer"),
     ],
 )
-def test_a_missing_or_broken_file_is_named(tmp_path, file, content, words):
+def test_load_engine_names_a_missing_or_broken_file(tmp_path, file, content, words):
     folder = TinyQwen3().write(tmp_path / "m")
     if content is None:
         (folder / file).unlink()
@@ -83,14 +83,14 @@ def test_a_missing_or_broken_file_is_named(tmp_path, file, content, words):
     assert words in str(caught.value)
 
 
-def test_the_context_can_be_shortened_but_not_extended(tiny_dir):
+def test_load_engine_context_can_only_be_shortened(tiny_dir):
     assert load_engine(EngineSettings(model_dir=tiny_dir, context_length=100)).limits.context_length == 100
     with pytest.raises(ConfigError, match="context_length 513 is longer than the 512 tokens"):
         load_engine(EngineSettings(model_dir=tiny_dir, context_length=513))
 
 
 @pytest.mark.parametrize("name", ["max_running_requests", "prefill_chunk_tokens", "prefix_cache_mb", "context_length"])
-def test_settings_out_of_range_are_refused(name):
+def test_engine_settings_refuse_values_out_of_range(name):
     with pytest.raises(ConfigError, match=f"{name} must be at least"):
         EngineSettings(**{name: 0})
 
@@ -106,7 +106,9 @@ SPOILT = [
 
 
 def _spoil(folder: Path, kind: str, name: str) -> None:
-    """Write a model's folder with something else in the place of one of its files; or of another shape, or none."""
+    """Write a model folder and replace the file `name` by something unreadable, write other shapes, or write
+    nothing.
+    """
     if kind == "missing":
         return
     path = TinyQwen3(hidden=64 if kind == "of another shape" else 32).write(folder) / name
@@ -126,7 +128,7 @@ def _spoil(folder: Path, kind: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), SPOILT)
-async def test_an_update_from_a_spoilt_folder_is_refused_and_leaves_the_old_weights(embedded, tmp_path, kind, name):
+async def test_update_weights_from_a_bad_folder_keeps_the_old_weights(embedded, tmp_path, kind, name):
     _spoil(tmp_path / "new", kind, name)
     before = await embedded.generate(max_new_tokens=10, temperature=0)
     asked = {"model_path": f"{tmp_path}/new", "weight_version": "v2"}
@@ -137,7 +139,7 @@ async def test_an_update_from_a_spoilt_folder_is_refused_and_leaves_the_old_weig
     assert (after["output_ids"], after["meta_info"]["weight_version"]) == (before["output_ids"], "default")
 
 
-async def test_a_folder_that_can_not_be_read_is_refused_and_the_worker_lives(embedded, tmp_path, monkeypatch):
+async def test_update_weights_out_of_memory_keeps_the_engine_alive(embedded, tmp_path, monkeypatch):
     def refuse(_: Path) -> bool:
         raise MemoryError("no memory")
 

@@ -1,4 +1,4 @@
-"""Chunks of long prompts, step by step and without threads; the weight spans of a generation."""
+"""`Scheduler` step by step without threads: chunks of long prompts; weight spans of a generation."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def _spans(generation: InFlightGeneration) -> list[tuple[str, int, int]]:
     return [(span.version, span.start, span.end) for span in generation.weight_spans]
 
 
-def test_a_long_prompt_does_not_stall_a_running_generation(scheduler):
+def test_scheduler_long_prompt_does_not_stall_generation(scheduler):
     running = _submitted(scheduler, 3)
     scheduler.step()
     waiting, steps = _submitted(scheduler, 20 * CHUNK, max_new_tokens=1), 0
@@ -55,7 +55,7 @@ def test_a_long_prompt_does_not_stall_a_running_generation(scheduler):
         ([("now", 3), ("b", 5)], 7, [("now", 0, 3), ("b", 3, 5), ("now", 5, 7)]),
     ],
 )
-def test_spans_cover_the_output_in_order_without_empty_ones(changes, output_count, spans):
+def test_weight_spans_cover_the_output_without_gaps(changes, output_count, spans):
     generation = InFlightGeneration(EngineRequest("r", (1,), SamplingParams(), 9), lambda: None)
     for version, count in (*changes, ("now", output_count)):
         generation.close_span(version, count)

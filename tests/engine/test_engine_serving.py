@@ -1,4 +1,4 @@
-"""Starting and stopping engines, as a child process too, and what happens when they can't start or break."""
+"""Starting and stopping engines, also as a child process, and engines that fail to start or crash."""
 
 import asyncio
 import http.client
@@ -52,7 +52,7 @@ asyncio.run(main())
 """
 
 
-def test_importing_is_cheap_and_running_needs_neither_torch_nor_transformers(tiny_dir):
+def test_engine_imports_neither_torch_nor_transformers(tiny_dir):
     run = [sys.executable, "-c", LOADED, str(tiny_dir)]
     output = subprocess.run(run, capture_output=True, check=True, text=True, timeout=300).stdout
     assert json.loads(output) == [[], []]
@@ -75,14 +75,14 @@ def asked(base_url, body):
 
 
 @pytest.mark.parametrize("body", BUSY.values(), ids=BUSY.keys())
-def test_a_signal_ends_an_engine_that_is_busy(tiny_dir, body):
+def test_serve_ends_by_a_signal_while_busy(tiny_dir, body):
     with served(tiny_dir) as (process, base_url), asked(base_url, body):
         process.terminate()
         assert process.wait(timeout=30) == 0
 
 
 @pytest.mark.slow
-def test_a_signal_ends_an_engine_that_hangs(tiny_dir):
+def test_serve_ends_by_a_signal_while_hanging(tiny_dir):
     hanging = SERVE.replace("import sys", "import sys, time\nfrom strands_rollout.engine.scheduler import Scheduler", 1)
     hanging = hanging.replace("serve(", "Scheduler.step = lambda _: time.sleep(1000)\nserve(", 1)
     with served(tiny_dir, hanging) as (process, base_url), asked(base_url, {"input_ids": [1]}):
@@ -90,7 +90,7 @@ def test_a_signal_ends_an_engine_that_hangs(tiny_dir):
         assert process.wait(timeout=30) == -signal.SIGALRM
 
 
-async def test_a_port_in_use_is_named(tiny_dir):
+async def test_running_engine_names_a_port_in_use(tiny_dir):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -100,7 +100,7 @@ async def test_a_port_in_use_is_named(tiny_dir):
                 pass
 
 
-async def test_leaving_the_context_aborts_what_runs_and_frees_the_port(long_dir):
+async def test_running_engine_aborts_and_frees_the_port_on_exit(long_dir):
     body = {"input_ids": [1], "sampling_params": {"max_new_tokens": 15000, "ignore_eos": True}}
     async with aiohttp.ClientSession() as session:
         async with running_engine(long_dir) as base_url:
@@ -112,7 +112,7 @@ async def test_leaving_the_context_aborts_what_runs_and_frees_the_port(long_dir)
         pass
 
 
-async def test_a_crash_fails_requests_instead_of_leaving_them_waiting(embedded, monkeypatch, caplog):
+async def test_engine_crash_fails_waiting_requests(embedded, monkeypatch, caplog):
     def explode(*_args: object) -> None:
         raise ArithmeticError("boom")
 
@@ -134,7 +134,7 @@ async def answers(url: str) -> bool:
         return False
 
 
-async def test_it_ends_when_its_parent_is_killed() -> None:
+async def test_engine_process_ends_when_its_parent_is_killed() -> None:
     run = [sys.executable, "-c", PARENT]
     parent = await asyncio.create_subprocess_exec(*run, stdout=asyncio.subprocess.PIPE)
     try:
@@ -149,7 +149,7 @@ async def test_it_ends_when_its_parent_is_killed() -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_a_model_that_can_not_be_served_is_an_error_that_says_why(tmp_path: Path) -> None:
+async def test_engine_process_error_says_why_it_did_not_start(tmp_path: Path) -> None:
     words = r"exited with code 2 before it was ready. It printed: error: .*config\.json"
     with pytest.raises(EngineUnavailableError, match=words):
         async with engine_process(tmp_path):

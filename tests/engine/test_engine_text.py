@@ -1,4 +1,4 @@
-"""Text and ids come out as transformers makes them."""
+"""`read_text_codec` encodes and decodes as transformers does."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def ours(theirs):
 
 
 @pytest.mark.parametrize("text", ["", "a  b\n\n c", "naïve 数学 🎉", "<|im_end|><tool_call>x</tool_call>"])
-def test_encoding_and_decoding_equal_transformers(ours, theirs, text):
+def test_text_codec_equals_transformers(ours, theirs, text):
     ids = ours.encode(text)
     assert (ids, ours.decode(ids)) == (theirs(text)["input_ids"], theirs.decode(ids))
     assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(ids, skip_special_tokens=True)

@@ -1,6 +1,6 @@
-"""Writes a tiny Qwen3 folder with seeded random weights, and the shipped model's tokenizer and chat template.
+"""Writes a tiny Qwen3 folder: seeded random weights with the shipped model's tokenizer and chat template.
 
-The model says nothing sensible; what it says is the same in every implementation.
+The model's text is meaningless, but the same in every implementation.
 """
 
 import json
@@ -20,7 +20,7 @@ _HEADER_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 @dataclass(frozen=True, slots=True)
 class TinyQwen3:
-    """The shape of a tiny model; `write` makes its folder."""
+    """Shape of a tiny model; `write` creates its folder."""
 
     layers: int = 2
     hidden: int = 32
@@ -112,7 +112,7 @@ def _random_tensor(rng: np.random.Generator, name: str, shape: tuple[int, ...]) 
 
 
 def _save_tensors(tensors: Mapping[str, np.ndarray], path: Path, dtype: str) -> None:
-    """Write a safetensors file; NumPy has no bfloat16, with which the library's own function could."""
+    """Write a safetensors file by hand: NumPy has no bfloat16, which the library's function would need."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     blobs, offset = [], 0
     for name, tensor in tensors.items():

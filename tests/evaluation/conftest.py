@@ -1,4 +1,4 @@
-"""A whole evaluation on a scripted engine."""
+"""The fixture of the evaluation tests: a whole evaluation on a scripted engine."""
 
 import functools
 from pathlib import Path
@@ -10,5 +10,5 @@ from evaluation_stage import evaluate_on_fake
 
 @pytest.fixture
 def run(tmp_path: Path, shipped_tokenizer: Any) -> Any:
-    """Runs an evaluation of three small problems in the test's folder; see `evaluated`."""
+    """Return a function that evaluates three small problems in the test's folder; see `evaluate_on_fake`."""
     return functools.partial(evaluate_on_fake, tmp_path, shipped_tokenizer)

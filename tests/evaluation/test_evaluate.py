@@ -1,4 +1,4 @@
-"""Rows run through `generate` and `reward_func` on a scripted engine: samples, totals, checks, and the demo of it."""
+"""Rows through `generate` and `reward_func` on a scripted engine: samples, totals, checks, and the demo."""
 
 import asyncio
 import json
@@ -42,14 +42,14 @@ async def run(tokenizer: Any, script: Any, **more: Any) -> tuple[list[Outcome], 
         return await evaluate(ROWS, plan(fake, tokenizer, **more)), fake
 
 
-async def test_samples_come_back_in_order_graded_and_without_violations(shipped_tokenizer):
+async def test_evaluate_returns_graded_samples_in_order(shipped_tokenizer):
     outcomes, fake = await run(shipped_tokenizer, solver(shipped_tokenizer))
     assert [outcome.graded["acc"] for outcome in outcomes] == [1.0, 0.0]
     assert Summary.of(outcomes) == Summary(2, 2, 0.0, 0.5, tool_calls=2, tito_violations=0, contract_violations=0)
     assert len(fake.requests) == 4
 
 
-def test_a_data_file_without_rows_is_refused_and_a_pipe_hangs_nothing(tmp_path):
+def test_read_rows_refuses_empty_missing_and_pipe_files(tmp_path):
     (tmp_path / "empty.jsonl").touch()
     os.mkfifo(tmp_path / "pipe.jsonl")
     for name, words in (
@@ -61,7 +61,7 @@ def test_a_data_file_without_rows_is_refused_and_a_pipe_hangs_nothing(tmp_path):
             read_rows(tmp_path / f"{name}.jsonl", 5)
 
 
-async def test_a_tampered_sample_is_counted_against_the_wire(shipped_tokenizer, monkeypatch):
+async def test_evaluate_counts_a_tampered_sample(shipped_tokenizer, monkeypatch):
     corrupt_samples(monkeypatch)
     outcomes, _ = await run(shipped_tokenizer, solver(shipped_tokenizer))
     summary = Summary.of(outcomes)
@@ -77,14 +77,12 @@ def options(folder: Path, tokenizer: Any, **changes: Any) -> DemoOptions:
 
 
 async def run_on(script: Any, made: DemoOptions) -> Summary:
-    """Run it as the command does: in a thread without a loop, against a scripted engine."""
+    """Run the demo as the command does: in a thread without an event loop, against a scripted engine."""
     async with FakeSGLang(script, context_length=8192) as fake:
         return await asyncio.to_thread(run_demo, replace(made, base_url=fake.base_url))
 
 
-async def test_the_dump_holds_each_sample_with_its_reward_and_stdout_one_line_of_json_if_asked(
-    shipped_tokenizer, tmp_path, capsys
-):
+async def test_run_demo_dumps_samples_and_prints_one_json_line(shipped_tokenizer, tmp_path, capsys):
     made = options(tmp_path, shipped_tokenizer, json_only=True)
     summary = await run_on([Reply.tokens(ids_of(shipped_tokenizer, ANSWER))] * 2, made)
     (line,) = capsys.readouterr().out.splitlines()
@@ -95,7 +93,7 @@ async def test_the_dump_holds_each_sample_with_its_reward_and_stdout_one_line_of
     assert all(len(sample.loss_mask or []) == sample.response_length for sample in samples)
 
 
-async def test_failed_episodes_are_explained_and_the_last_line_is_still_json(shipped_tokenizer, tmp_path, capsys):
+async def test_run_demo_explains_failed_episodes(shipped_tokenizer, tmp_path, capsys):
     summary = await run_on(lambda *_: Reply.status(400, "no such luck"), options(tmp_path, shipped_tokenizer))
     out = capsys.readouterr().out
     assert (summary.completed, summary.contract_violations, summary.ok) == (0, 0, False)
@@ -103,12 +101,12 @@ async def test_failed_episodes_are_explained_and_the_last_line_is_still_json(shi
     assert json.loads(out.splitlines()[-1])["completed"] == 0
 
 
-async def test_the_embedded_engine_runs_the_demo_without_a_violation(shipped_tokenizer, tmp_path):
+async def test_run_demo_on_the_embedded_engine(shipped_tokenizer, tmp_path):
     made = options(tmp_path, shipped_tokenizer, tokenizer_dir=None, samples=4)
     summary = await asyncio.to_thread(run_demo, made)
     assert (summary.ok, summary.samples) == (True, 4)
 
 
-def test_a_server_without_a_model_is_called_so() -> None:
+def test_tokenizer_folder_refuses_a_server_without_a_model() -> None:
     with pytest.raises(ConfigError, match="names no model; expected an SGLang server or router. Check the URL's port"):
         tokenizer_folder(ServerInfo(), "http://127.0.0.1:1")

@@ -1,4 +1,4 @@
-"""What an evaluation asks: rows that can be asked, the commands' options, slime's file of data sets."""
+"""The plan of an evaluation: usable rows, the commands' options, slime's file of data sets."""
 
 import functools
 import json
@@ -29,7 +29,7 @@ def load(folder: Path, *rows: dict[str, Any], limit: int | None = None) -> EvalS
 
 
 @pytest.mark.parametrize("label", [None, [], ["", None], "#### ", {"answer": "34"}])
-def test_a_label_that_no_answer_equals_is_refused(tmp_path, label):
+def test_eval_set_refuses_a_label_that_no_answer_equals(tmp_path, label):
     with pytest.raises(PromptError, match=r"rows\.jsonl:2: got the label .*, which no answer equals"):
         load(tmp_path, GOOD, {**GOOD, "label": label})
     assert len(load(tmp_path, GOOD, {**GOOD, "label": label}, limit=1).rows) == 1, "what is not asked may be anything"
@@ -38,19 +38,19 @@ def test_a_label_that_no_answer_equals_is_refused(tmp_path, label):
 @pytest.mark.parametrize(
     "prompt", [" ", None, [], 34, [{"role": "user", "content": ""}], [{"role": "tool", "content": "a"}]]
 )
-def test_a_prompt_that_can_not_be_asked_is_refused(tmp_path, prompt):
+def test_eval_set_refuses_an_unusable_prompt(tmp_path, prompt):
     with pytest.raises(PromptError, match=r"rows\.jsonl:2: got "):
         load(tmp_path, GOOD, {**GOOD, "prompt": prompt})
 
 
-def test_a_rows_metadata_is_taken_along(tmp_path):
+def test_eval_set_keeps_a_rows_metadata(tmp_path):
     first, second = load(tmp_path, {**GOOD, "metadata": {"source": "mine"}}, {**GOOD, "metadata": None}).rows
     assert (first.metadata, second.metadata) == ({"source": "mine"}, {})
     with pytest.raises(PromptError, match=r"rows\.jsonl:1: got metadata='mine'; expected an object"):
         load(tmp_path, {**GOOD, "metadata": "mine"})
 
 
-def test_tables_are_read_by_their_columns(tmp_path):
+def test_load_rows_reads_tables_by_column(tmp_path):
     chat = [{"role": "user", "content": "What is 7 * 1?"}]
     rows = [{"ask": chat, "gold": {"is": label}, "metadata": {"source": "mine"}} for label in (7, 8)]
     datasets.Dataset.from_list(rows).to_parquet(tmp_path / "rows.parquet")
@@ -70,7 +70,7 @@ def test_tables_are_read_by_their_columns(tmp_path):
     assert load_rows(path, prompt_key="ask", needs_label=False)[0].label is None
 
 
-def test_parquet_is_read_as_slime_reads_it_without_the_library_datasets(tmp_path, monkeypatch):
+def test_load_rows_reads_parquet_without_datasets(tmp_path, monkeypatch):
     rows = [{"prompt": "1 + 1?", "label": "2", "metadata": {"source": "mine"}}] * 2
     datasets.Dataset.from_list(rows).to_parquet(tmp_path / "rows.parquet")
     monkeypatch.setitem(sys.modules, "datasets", None)
@@ -94,7 +94,7 @@ CSV = """prompt,label,metadata
 """
 
 
-def test_metadata_of_csv_is_json_and_a_row_has_the_line_on_which_it_begins(tmp_path):
+def test_load_rows_csv_metadata_and_line_numbers(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text(CSV)
     first, second = load_rows(path)
@@ -110,7 +110,7 @@ def test_metadata_of_csv_is_json_and_a_row_has_the_line_on_which_it_begins(tmp_p
         ("3?", "6: got the keys prompt, and no 'label': .*; expected a line with the columns prompt and label"),
     ],
 )
-def test_a_row_of_csv_that_can_not_be_used_is_named_with_its_line_and_what_to_do(tmp_path, row, words):
+def test_load_rows_csv_error_names_line_and_remedy(tmp_path, row, words):
     path = tmp_path / "rows.csv"
     path.write_text(f"{CSV}{row}\n")
     with pytest.raises(PromptError, match=rf"rows\.csv:{words}") as refused:
@@ -118,7 +118,7 @@ def test_a_row_of_csv_that_can_not_be_used_is_named_with_its_line_and_what_to_do
     assert "JSON object like" not in str(refused.value)
 
 
-def test_a_file_without_rows_says_what_a_row_is_in_its_format(tmp_path):
+def test_load_rows_empty_file_error_shows_the_format(tmp_path):
     for name, content, words in [
         ("rows.csv", "prompt,label\n", "expected a first line with the columns' names, and one line per row"),
         ("rows.jsonl", "\n", "expected one JSON object per line"),
@@ -128,8 +128,8 @@ def test_a_file_without_rows_says_what_a_row_is_in_its_format(tmp_path):
             load_rows(tmp_path / name)
 
 
-def test_a_data_set_of_the_hub_is_loaded_by_configuration_and_split(tmp_path, monkeypatch):
-    """From a folder in place of the hub, which has the same layout."""
+def test_load_rows_from_the_hub_by_configuration_and_split(tmp_path, monkeypatch):
+    """A local folder with the same layout stands in for the hub."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "hub" / "sums"
     folder.mkdir(parents=True)
@@ -146,7 +146,7 @@ def test_a_data_set_of_the_hub_is_loaded_by_configuration_and_split(tmp_path, mo
 
 
 @pytest.mark.parametrize("content", [b'"\\ud800"', b'"\xff"', b"[" * 100_000])
-def test_what_can_not_be_read_is_named_with_its_line(tmp_path, content):
+def test_load_rows_names_the_unreadable_line(tmp_path, content):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"prompt": "a", "label": ' + content + b"}\n")
     with pytest.raises(PromptError, match=r"rows\.jsonl:1: "):
@@ -166,7 +166,7 @@ def read(path: Path, notes: list[str] | None = None, limit: int | None = None) -
     return read_eval_config(path, DEFAULT, limit=limit, on_note=(notes if notes is not None else []).append)
 
 
-def test_an_entrys_own_key_counts_then_the_files_default_then_the_options(tmp_path):
+def test_eval_config_entry_overrides_file_and_options(tmp_path):
     data = str(write_problems(tmp_path))
     entries = [
         {"name": "a", "path": data, "temperature": 0.6, "n_samples_per_eval_prompt": 2, "stop": ["END"]},
@@ -180,7 +180,7 @@ def test_an_entrys_own_key_counts_then_the_files_default_then_the_options(tmp_pa
     assert second.sampling.params["stop"] is None
 
 
-def test_data_sets_may_be_a_mapping_by_name_and_the_root_may_be_left_out(tmp_path):
+def test_eval_config_data_sets_as_a_mapping(tmp_path):
     data = str(write_problems(tmp_path))
     path = tmp_path / "eval.yaml"
     path.write_text(yaml.safe_dump({"datasets": {"a": {"path": data}, "b": {"path": data, "min_new_tokens": 2}}}))
@@ -190,13 +190,13 @@ def test_data_sets_may_be_a_mapping_by_name_and_the_root_may_be_left_out(tmp_pat
 
 
 @pytest.mark.parametrize(("part", "labels"), [("", "012345"), ("@[1:3]", "12"), ("@[-2:]", "45"), ("@[1:]", "1234")])
-def test_a_path_may_name_rows_as_in_slime(tmp_path, part, labels):
+def test_eval_config_path_selects_rows_as_in_slime(tmp_path, part, labels):
     data = write_problems(tmp_path, 6)
     (chosen,) = read(config(tmp_path, [{"name": "a", "path": f"{data}{part}"}]), limit=4 if part == "@[1:]" else None)
     assert [row.label for row in chosen.rows] == list(labels)
 
 
-def test_keys_that_mean_nothing_here_are_noted_once(tmp_path):
+def test_eval_config_notes_ignored_keys_once(tmp_path):
     data = str(write_problems(tmp_path))
     notes: list[str] = []
     read(config(tmp_path, [{"name": name, "path": data} for name in "ab"], {"rm_type": "math", "tool_key": "t"}), notes)
@@ -221,7 +221,7 @@ def test_keys_that_mean_nothing_here_are_noted_once(tmp_path):
         ({"custom_rm_path": "my.reward"}, "got custom_rm_path='my.reward'; .*'strands_rollout.reward_func'"),
     ],
 )
-def test_what_can_not_be_done_is_refused(tmp_path, entry, words, monkeypatch):
+def test_eval_config_refuses_an_impossible_entry(tmp_path, entry, words, monkeypatch):
     write_problems(tmp_path)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=words):
@@ -238,14 +238,14 @@ def test_what_can_not_be_done_is_refused(tmp_path, entry, words, monkeypatch):
         ("a: [", "can't read"),
     ],
 )
-def test_a_file_of_another_form_is_refused(tmp_path, content, words):
+def test_eval_config_refuses_a_file_of_another_form(tmp_path, content, words):
     path = tmp_path / "eval.yaml"
     path.write_text(content)
     with pytest.raises(ConfigError, match=words):
         read(path)
 
 
-def test_the_file_that_comes_along_is_read(tmp_path, monkeypatch):
+def test_eval_config_reads_the_shipped_file(tmp_path, monkeypatch):
     for name in ("aime-2024", "aime-2025", "gsm8k-test"):
         write_problems(tmp_path, name=f"{name}.jsonl")
     monkeypatch.setenv("DATA_DIR", str(tmp_path))
@@ -264,7 +264,7 @@ def test_the_file_that_comes_along_is_read(tmp_path, monkeypatch):
     ],
     ids=["executor", "MCP server"],
 )
-def test_options_of_others_go_into_the_record_as_their_checksum_alone(settings):
+def test_settings_identity_records_options_as_a_checksum(settings):
     def recorded(token: str) -> str:
         given = json.loads(json.dumps(settings).replace("TOKEN", token))
         return json.dumps(settings_identity(RolloutSettings.model_validate(given)))
@@ -274,7 +274,7 @@ def test_options_of_others_go_into_the_record_as_their_checksum_alone(settings):
 
 
 @pytest.mark.parametrize("changed", [{"tools": ()}, {"system_prompt": "You keep a shop."}, {"environment": "a.World"}])
-def test_what_the_shipped_model_does_not_know_is_said(changed):
+def test_shipped_model_note_names_changed_settings(changed):
     settings, config = RolloutSettings(**changed), Path("my.yaml")
     note = shipped_model_note(settings, config, None, None)
     assert f"your {next(iter(changed))} says" in note

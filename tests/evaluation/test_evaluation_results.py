@@ -1,7 +1,4 @@
-"""What an evaluation keeps: whole lines whatever happens, one writer, one run in a folder.
-
-And what its report says of its own numbers, with the statistics behind them.
-"""
+"""An evaluation's results file (whole lines, one writer, one run per folder), its report and the statistics."""
 
 import json
 import math
@@ -50,7 +47,7 @@ def text(*lines: dict[str, Any]) -> str:
     return "".join(json.dumps(one) + "\n" for one in lines)
 
 
-def test_what_is_appended_is_there_at_once_and_comes_back(tmp_path: Path) -> None:
+def test_results_file_append_is_read_back_and_locked(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "run"
     with ResultsFile(folder, IDENTITY) as file:
         kept = [file.append(result_line(number)) for number in range(2)]
@@ -61,12 +58,12 @@ def test_what_is_appended_is_there_at_once_and_comes_back(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("acc", "is_right"), [(True, True), (1.0, True), (0.99, False), (False, False), (0.0, False)])
-def test_an_answer_is_right_where_all_of_it_is(acc: float, is_right: bool) -> None:
+def test_sample_result_is_right_only_at_full_accuracy(acc: float, is_right: bool) -> None:
     result = SampleResult.from_line(result_line(0, reward={"acc": acc, "pred": "34"}))
     assert (result.is_scored, result.is_right) == (True, is_right)
 
 
-def test_a_half_written_last_line_is_dropped_wherever_it_was_cut(path: Path) -> None:
+def test_results_file_drops_a_half_written_last_line(path: Path) -> None:
     whole = text(result_line(0), result_line(1)).encode()
     first = whole.index(b"\n") + 1
     for cut in (0, 1, first - 1, first, first + 1, len(whole) - 1):
@@ -86,19 +83,19 @@ def test_a_half_written_last_line_is_dropped_wherever_it_was_cut(path: Path) -> 
         json.dumps(result_line(1, turns=-1)),
     ],
 )
-def test_a_line_that_is_no_result_is_named(path: Path, bad: str) -> None:
+def test_results_file_names_a_line_that_is_no_result(path: Path, bad: str) -> None:
     path.write_text(text(result_line(0)) + bad + "\n")
     with pytest.raises(ConfigError, match=r"results.jsonl:2 is not a result"):
         read(path.parent)
 
 
-def test_a_line_of_a_sample_that_was_not_asked_is_named(path: Path) -> None:
+def test_results_file_names_a_line_of_an_unplanned_sample(path: Path) -> None:
     path.write_text(text(result_line(0), result_line(3)))
     with pytest.raises(ConfigError, match=r"results.jsonl:2: got sample 3 .* which this run does not ask"):
         read(path.parent)
 
 
-def test_a_full_disk_ends_the_run_and_what_was_written_before_is_kept(path: Path) -> None:
+def test_results_file_full_disk_keeps_earlier_lines(path: Path) -> None:
     with ResultsFile(path.parent, IDENTITY) as file:
         file.append(result_line(0))
         with (
@@ -110,7 +107,7 @@ def test_a_full_disk_ends_the_run_and_what_was_written_before_is_kept(path: Path
     assert ([result.key.number for result in results], dropped) == ([0], 10)
 
 
-def test_a_folder_that_can_not_be_used_is_a_usage_error(path: Path) -> None:
+def test_results_file_refuses_an_unusable_folder(path: Path) -> None:
     path.write_text(text(result_line(0)))
     (path.parent / "run.json").unlink()
     with pytest.raises(ConfigError, match=r"has no run\.json beside it"):
@@ -119,7 +116,7 @@ def test_a_folder_that_can_not_be_used_is_a_usage_error(path: Path) -> None:
         read(path / "out")
 
 
-async def test_problems_that_are_all_alike_have_no_interval(run, shipped_tokenizer, capsys):
+async def test_report_has_no_interval_if_all_problems_are_alike(run, shipped_tokenizer, capsys):
     wrong = Reply.tokens(ids_of(shipped_tokenizer, "So \\boxed{99}.<|im_end|>"))
     ended = await run(lambda *_: wrong)
     sums = ended.report["data_sets"]["sums"]
@@ -127,7 +124,7 @@ async def test_problems_that_are_all_alike_have_no_interval(run, shipped_tokeniz
     assert "(95% interval -: all problems alike)" in capsys.readouterr().out
 
 
-async def test_what_could_not_be_graded_is_missing_and_is_tried_again(run, capsys):
+async def test_report_ungraded_samples_are_missing_and_retried(run, capsys):
     whole = await run()
     results = whole.folder / "results.jsonl"
     lines = whole.lines
@@ -146,7 +143,7 @@ async def test_what_could_not_be_graded_is_missing_and_is_tried_again(run, capsy
 
 
 def brevity(response: str, label: object) -> dict[str, float]:
-    """A reward of a user's own; it needs no label."""
+    """Score by a user's own rule, which needs no label."""
     return {
         "score": 1.0 if "0" in response else 0.5,
         "words": len(response.split()),
@@ -154,7 +151,7 @@ def brevity(response: str, label: object) -> dict[str, float]:
     }
 
 
-async def test_a_reward_of_ones_own_is_reported_and_needs_no_label(run, tmp_path, capsys):
+async def test_evaluation_with_an_own_reward_needs_no_label(run, tmp_path, capsys):
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"ask": f"What is {number} + 0?"}) + "\n" for number in range(3)))
     given = {"data": [rows], "input_key": "ask", "reward": "test_evaluation_results.brevity"}
@@ -170,11 +167,11 @@ async def test_a_reward_of_ones_own_is_reported_and_needs_no_label(run, tmp_path
         await run(out=tmp_path / "own", **given | {"reward": "test_evaluation_results:brevity"})
     with pytest.raises(PromptError, match="no 'label': name the label's with --label-key, or score without"):
         await run(out=tmp_path / "graded", **given | {"reward": None})
-    with pytest.raises(PromptError, match="no 'gold'"):  # what was named must be there
+    with pytest.raises(PromptError, match="no 'gold'"):  # a key that the user names must exist
         await run(out=tmp_path / "named", label_key="gold", **given)
 
 
-async def test_grading_that_fails_for_all_ends_the_run_and_counts_nowhere(run, monkeypatch):
+async def test_evaluation_ends_when_grading_always_fails(run, monkeypatch):
     async def unavailable(args: Any, sample: Any) -> dict[str, Any]:
         error = "no symbolic worker could be started; the log says why"
         return {"score": -1.0, "acc": 0.0, "pred": "1", "label": "1", "method": "algebra_unavailable", "error": error}
@@ -186,7 +183,7 @@ async def test_grading_that_fails_for_all_ends_the_run_and_counts_nowhere(run, m
     assert "not graded: no symbolic worker could be started" in ended.report["session"]["stopped"]
 
 
-async def test_a_path_is_the_same_however_it_is_written(run, shipped_tokenizer, tmp_path, monkeypatch):
+async def test_evaluation_resumes_with_paths_written_differently(run, shipped_tokenizer, tmp_path, monkeypatch):
     tokenizer = tmp_path / "tokenizer"
     tokenizer.symlink_to(shipped_tokenizer.name_or_path)
     await run()
@@ -195,7 +192,7 @@ async def test_a_path_is_the_same_however_it_is_written(run, shipped_tokenizer, 
     assert (again.code, again.fake.requests) == (0, [])
 
 
-async def test_drift_and_context_that_is_not_the_templates_are_reported(run, tmp_path, monkeypatch):
+async def test_report_counts_drift_and_mismatched_context(run, tmp_path, monkeypatch):
     right = (await run()).report
     drift = right["data_sets"]["sums"]["drift"]
     assert (drift["measured"], drift["drifted"], drift["mismatched"], drift["mismatched_tokens"]) == (12, 0, 0, 0)
@@ -224,7 +221,7 @@ COUNTS = st.integers(1, 8).flatmap(lambda n: st.tuples(st.integers(0, n), st.jus
 
 @settings(deadline=None)
 @given(COUNTS, st.integers(1, 8))
-def test_pass_at_k_is_the_share_of_all_draws_of_k_samples_that_hold_a_right_one(count, k):
+def test_mean_pass_at_k_equals_the_share_of_all_draws(count, k):
     right, total = count
     draws = list(combinations([1] * right + [0] * (total - right), k))
     assert mean_pass_at_k([count], k) == (pytest.approx(sum(map(any, draws)) / len(draws)) if draws else None)
@@ -233,13 +230,13 @@ def test_pass_at_k_is_the_share_of_all_draws_of_k_samples_that_hold_a_right_one(
 @pytest.mark.parametrize(
     ("degrees", "t"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (10, 2.2281), (29, 2.0452), (1000, 1.9623)]
 )
-def test_students_t_is_that_of_the_tables(degrees, t):
+def test_t_quantile_equals_the_tables(degrees, t):
     assert t_quantile(degrees) == pytest.approx(t, abs=1e-4)
 
 
 @settings(deadline=None)
 @given(st.lists(COUNTS, min_size=2, max_size=12))
-def test_the_interval_holds_the_accuracy_and_stays_within_0_and_1(counts):
+def test_accuracy_of_interval_holds_the_mean_within_0_and_1(counts):
     mean, error, interval = accuracy_of(counts)
     assert mean == pytest.approx(sum(right for right, _ in counts) / sum(total for _, total in counts))
     if len({Fraction(*count) for count in counts}) == 1:
@@ -249,12 +246,12 @@ def test_the_interval_holds_the_accuracy_and_stays_within_0_and_1(counts):
         assert 0 <= low <= mean + 1e-12 <= high + 2e-12 <= 1 + 2e-12
 
 
-def test_more_samples_that_all_agree_do_not_narrow_the_interval():
+def test_accuracy_of_more_agreeing_samples_same_interval():
     assert accuracy_of([(1, 1), (0, 1)] * 2) == accuracy_of([(64, 64), (0, 64)] * 2)
 
 
-def test_about_95_of_100_intervals_hold_the_truth():
-    """Problems of different difficulty, drawn anew each time; the truth is their mean difficulty."""
+def test_accuracy_of_interval_covers_the_truth_95_percent():
+    """Problems have different difficulties, drawn anew each time; the truth is their mean difficulty."""
     random = Random(1)
     held = 0
     for _ in range(500):
@@ -277,6 +274,6 @@ def test_about_95_of_100_intervals_hold_the_truth():
         pytest.param([], [""], [], 0.0, id="none votes"),
     ],
 )
-def test_the_majority_of_answers_wins(right, wrong, answers, score):
+def test_majority_of_answers(right, wrong, answers, score):
     found, share = majority_of([*((one, True) for one in right), *((one, False) for one in wrong)])
     assert (found, share) == (answers, pytest.approx(score))

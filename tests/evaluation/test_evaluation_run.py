@@ -1,4 +1,4 @@
-"""The command `eval`: whole runs, interrupted and resumed ones, and those that end early."""
+"""The command `eval`: complete runs, interrupted and resumed runs, and runs that end early."""
 
 import asyncio
 import io
@@ -33,7 +33,7 @@ from strands_rollout.play.player import Outcome
 from strands_rollout.samples import Sample
 
 
-async def test_the_report_counts_what_the_samples_answered(run, capsys):
+async def test_run_evaluation_report_counts_the_answers(run, capsys):
     ended = await run()
     answers = {(problem, number): sample_seed(problem, number) % 3 for problem in range(3) for number in range(4)}
     right = [sum(answers[problem, number] == problem for number in range(4)) for problem in range(3)]
@@ -54,7 +54,7 @@ async def test_the_report_counts_what_the_samples_answered(run, capsys):
     assert "strands-rollout view " in shown.err or "strands_rollout.cli view " in shown.err
 
 
-async def test_a_line_holds_the_sample_without_its_tokens_unless_asked(run, shipped_tokenizer, tmp_path):
+async def test_run_evaluation_results_hold_tokens_only_if_asked(run, shipped_tokenizer, tmp_path):
     ended = await run()
     assert Counter((line["problem"], line["number"]) for line in ended.lines) == Counter(
         (problem, number) for problem in range(PROBLEMS) for number in range(4)
@@ -69,7 +69,7 @@ async def test_a_line_holds_the_sample_without_its_tokens_unless_asked(run, ship
     assert len(whole["rollout_log_probs"]) == whole["response_length"]
 
 
-async def test_an_interrupted_run_is_resumed_to_the_same_report(run):
+async def test_run_evaluation_resumes_to_the_same_report(run):
     whole = await run()
     results = whole.folder / "results.jsonl"
     content = results.read_bytes()
@@ -81,7 +81,7 @@ async def test_an_interrupted_run_is_resumed_to_the_same_report(run):
         assert (len(again.fake.requests), len(again.lines)) == (12 - content[:cut].count(b"\n"), 12)
 
 
-async def test_failed_samples_are_missing_not_wrong_and_are_tried_again(run, shipped_tokenizer, capsys):
+async def test_run_evaluation_failed_samples_are_missing_and_retried(run, shipped_tokenizer, capsys):
     guess = guess_by_seed(shipped_tokenizer)
     broken = {sample_seed(1, 0), sample_seed(2, 3)} | {sample_seed(0, number) for number in range(4)}
 
@@ -104,7 +104,7 @@ async def test_failed_samples_are_missing_not_wrong_and_are_tried_again(run, shi
     assert (again.code, len(again.fake.requests), again.report["missing"]) == (0, 6, 0)
 
 
-async def test_an_engine_that_only_fails_ends_the_run_early(run, capsys):
+async def test_run_evaluation_ends_early_if_the_engine_only_fails(run, capsys):
     ended = await run(lambda *_: Reply.status(400, "no"), sampling=Sampling(200, max_new_tokens=256))
     assert ended.code == 1
     assert len(ended.lines) <= 10
@@ -116,7 +116,7 @@ async def test_an_engine_that_only_fails_ends_the_run_early(run, capsys):
     )
 
 
-async def test_a_sample_that_was_cut_by_a_limit_counts_and_is_wrong(run, shipped_tokenizer):
+async def test_run_evaluation_counts_truncated_samples_as_wrong(run, shipped_tokenizer):
     rambling = Reply.tokens(ids_of(shipped_tokenizer, "well " * 20)[:20], finish="length")
     ended = await run(lambda *_: rambling, sampling=Sampling(4, max_new_tokens=20))
     sums = ended.report["data_sets"]["sums"]
@@ -124,7 +124,7 @@ async def test_a_sample_that_was_cut_by_a_limit_counts_and_is_wrong(run, shipped
     assert (sums["by_problem"][0]["truncated"], sums["by_problem"][0]["majority"]) == (4, [])
 
 
-async def test_an_audit_checks_every_sample_and_finds_a_wrong_one(run, tmp_path, monkeypatch):
+async def test_run_evaluation_audit_finds_corrupt_samples(run, tmp_path, monkeypatch):
     honest_run = await run(audits=True)
     assert (honest_run.code, honest_run.report["violations"]) == (0, 0)
     corrupt_samples(monkeypatch)
@@ -137,13 +137,15 @@ async def test_an_audit_checks_every_sample_and_finds_a_wrong_one(run, tmp_path,
     assert (unaudited.code, unaudited.report["violations"], unaudited.report["audited"]) == (0, None, 0)
 
 
-async def test_the_context_limit_is_that_of_an_evaluation(run):
-    """`generate` heeds eval_max_context_len in evaluations alone; a prompt of that length leaves nothing to answer."""
+async def test_run_evaluation_uses_the_eval_context_limit(run):
+    """`generate` reads eval_max_context_len only in evaluations; a prompt of that length leaves no room for an
+    answer.
+    """
     ended = await run(max_context_tokens=8)
     assert (set(ended.report["data_sets"]["sums"]["stop_reasons"]), ended.fake.requests) == ({"prompt_too_long"}, [])
 
 
-async def test_a_folder_of_another_run_is_refused(run, tmp_path):
+async def test_run_evaluation_refuses_a_folder_of_another_run(run, tmp_path):
     first = await run()
     data = tmp_path / "other" / "sums.jsonl"
     data.parent.mkdir()
@@ -165,7 +167,7 @@ async def test_a_folder_of_another_run_is_refused(run, tmp_path):
         await run()
 
 
-async def test_a_finished_run_is_reported_again_wherever_the_engine_is_and_however_many_run_at_once(run, capsys):
+async def test_run_evaluation_reports_a_finished_run_again(run, capsys):
     first = await run()
     capsys.readouterr()
     again = await run(concurrency=5, json_only=True)
@@ -174,7 +176,7 @@ async def test_a_finished_run_is_reported_again_wherever_the_engine_is_and_howev
     assert json.loads(line)["scored"] == 12
 
 
-async def test_several_data_sets_are_reported_apart(run, tmp_path):
+async def test_run_evaluation_reports_data_sets_separately(run, tmp_path):
     config = tmp_path / "eval.yaml"
     entries = [
         {"name": "few", "path": str(write_problems(tmp_path)), "n_samples_per_eval_prompt": 1},
@@ -203,7 +205,7 @@ TYPO = {"strands_rollout": {"max_tool_iteration": 3}}
         (lambda folder: {"data": [written(folder / "rows.jsonl", WRONG_ROW)]}, r"rows\.jsonl:1: got the tools \['os"),
     ],
 )
-def test_wrong_options_are_refused_before_anything_runs(shipped_tokenizer, tmp_path, change, words):
+def test_run_evaluation_refuses_wrong_options_first(shipped_tokenizer, tmp_path, change, words):
     with pytest.raises(ConfigError, match=words):
         run_evaluation(options_for(tmp_path, dead_url(), shipped_tokenizer, **change(tmp_path)))
 
@@ -247,7 +249,7 @@ async def ran(count: int, error_of: Callable[[int], str | None], concurrency: in
         pytest.param(lambda number: f"EngineResponseError: request {number}", 2, 8, 8, 10, id="one kind, other words"),
     ],
 )
-async def test_a_run_ends_where_as_many_in_a_row_fail_alike(error_of, concurrency, failures, least, most):
+async def test_run_samples_ends_after_consecutive_equal_failures(error_of, concurrency, failures, least, most):
     reason, seen = await ran(100, error_of, concurrency)
     assert least <= len(seen) <= most
     assert seen == list(range(len(seen)))
@@ -259,7 +261,7 @@ async def test_a_run_ends_where_as_many_in_a_row_fail_alike(error_of, concurrenc
         )
 
 
-async def test_an_error_of_the_run_itself_ends_it():
+async def test_run_samples_raises_the_runs_own_error():
     async def one(key: SampleKey) -> SampleResult:
         raise RolloutError(f"no room for {key.problem}")
 
@@ -284,14 +286,14 @@ def printed(call: Any, *args: Any, **kwargs: Any) -> str:
     return out.getvalue()
 
 
-def test_a_narrow_terminal_gets_the_table_without_the_questions() -> None:
+def test_print_outcomes_narrow_terminal_omits_questions() -> None:
     out = io.StringIO()
     print_outcomes(Console(file=out, width=80), [outcome(stop_reason="max_tool_iterations")])
     shown = " ".join(out.getvalue().splitlines()[-1].split())
     assert shown == "3 34 34 1 completed max_tool_iterations 2 1 41"
 
 
-def test_the_summary_counts_stop_reasons_and_names_violations() -> None:
+def test_print_summary_counts_stop_reasons_and_violations() -> None:
     outcomes = [
         outcome(violations=("loss_mask has None",)),
         outcome(right=False, stop_reason="turn_length", error="limit"),
@@ -306,7 +308,7 @@ def test_the_summary_counts_stop_reasons_and_names_violations() -> None:
     assert "limit" not in text
 
 
-def test_without_a_terminal_each_tenth_is_a_line_at_once() -> None:
+def test_accuracy_bar_prints_lines_without_a_terminal() -> None:
     out = io.StringIO()
     with accuracy_bar(Console(file=out, width=80), 40, [True] * 20) as tell:
         for number in range(20):

@@ -1,6 +1,6 @@
-"""Each example's episode on a scripted engine, as it was when it was last looked at: `<example>.txt` beside this file.
+"""Each example on a scripted engine, compared with the recorded transcript `<example>.txt` beside this file.
 
-If a change is wanted, write them anew and read their diff:
+After an intended change, record the transcripts again and review the diff:
 
     UPDATE_GOLDEN=1 bash scripts/test.sh tests/examples
 """
@@ -74,7 +74,7 @@ EXAMPLES: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 @pytest.mark.filterwarnings("ignore:calculator is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("name", EXAMPLES)
-async def test_an_example_plays_as_it_is_written_down(shipped_tokenizer: Any, name: str) -> None:
+async def test_example_matches_its_transcript(shipped_tokenizer: Any, name: str) -> None:
     if name == "calculator":
         pytest.importorskip("strands_tools")
     row, turns = EXAMPLES[name]
@@ -93,7 +93,7 @@ async def test_an_example_plays_as_it_is_written_down(shipped_tokenizer: Any, na
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_is_short(name: str) -> None:
+def test_example_is_short(name: str) -> None:
     module = {"mcp": "mcp_server"}.get(name, name)
     for path in (f"strands_rollout/examples/{module}.py", f"configs/{name}.yaml"):
         assert len((REPOSITORY / path).read_text().splitlines()) < MAX_LINES, path
@@ -105,9 +105,9 @@ def tool_names(tools: re.Match[str]) -> str:
 
 
 def shown(sample: Sample, decode: Any) -> str:
-    """A sample for people: what was read, what was sampled and is trained, and how it ended."""
+    """Return a sample as text: the prompt, the context and trained parts, and how the episode ended."""
     start = len(sample.tokens) - sample.response_length
-    # how tools are described is their library's matter
+    # the tools' descriptions belong to their libraries
     prompt = re.sub(r"<tools>.*?</tools>", tool_names, decode(sample.tokens[:start]), flags=re.DOTALL)
     lines = [f"[prompt] {prompt}"]
     place = start

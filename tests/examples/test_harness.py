@@ -1,4 +1,4 @@
-"""Strands' harness as it is shipped: all of its tools, over a long episode whose history is summed up several times."""
+"""The Strands harness with all of its tools, over a long episode whose history is summarized several times."""
 
 import os
 import re
@@ -49,7 +49,7 @@ class Policy:
         return self.spoken[-1]
 
     def _main(self) -> Iterator[str]:
-        """Each tool again and again, three sub-agents, then the answer."""
+        """Yield calls of each tool repeatedly, three sub-agents, then the answer."""
         self.folder = re.findall(r"Working directory: (\S+)", self.text)[-1]
         path, many = f"{self.folder}/notes.txt", "line\n" * 20
         yield tool_call("todo_write", todos=[TODO])
@@ -92,7 +92,7 @@ class Broken:
     async def close_session(self, _session: str) -> None: ...
 
 
-async def test_a_sandbox_that_fails_a_sub_agent_fails_the_episode(shipped_tokenizer, monkeypatch) -> None:
+async def test_harness_sandbox_error_in_a_sub_agent_fails_the_episode(shipped_tokenizer, monkeypatch) -> None:
     monkeypatch.setattr(example, "scratch", lambda _task: CodeExecutorSandbox(Broken()))
 
     def said(text: str, _number: int) -> str:
@@ -109,12 +109,12 @@ async def test_a_sandbox_that_fails_a_sub_agent_fails_the_episode(shipped_tokeni
 
 
 async def gone(path: str) -> None:
-    """What is deleted beside the episode's end is so soon."""
+    """Wait until `path` is deleted; the deletion runs beside the episode's end."""
     await wait_until(lambda: not os.path.lexists(path))
 
 
 @pytest.mark.parametrize("transient", ["segment", pytest.param("keep", marks=pytest.mark.slow)])
-async def test_each_token_of_a_long_episode_with_all_tools_is_trained_once(shipped_tokenizer, transient, capsys):
+async def test_harness_trains_each_token_of_a_long_episode_once(shipped_tokenizer, transient, capsys):
     policy, made = Policy(), []  # type: ignore[var-annotated]
     more = {"max_tool_iterations": None, "transient_context": transient}
     result, wire = await played(shipped_tokenizer, policy, made, **more)
@@ -129,7 +129,7 @@ async def test_each_token_of_a_long_episode_with_all_tools_is_trained_once(shipp
     assert kinds.count("segment") >= 3
     called = {re.search(r'"name": "(\w+)"', said)[1] for said in policy.spoken[:-1]}  # type: ignore[index]
     assert called == made[0].tool_registry.registry.keys()
-    assert facts[0]["tool_errors"] == TURNS // 8  # a file outside
+    assert facts[0]["tool_errors"] == TURNS // 8  # a read outside the folder fails
     assert capsys.readouterr().out == ""
     await gone(f"{policy.folder}/notes.txt")
 
@@ -138,7 +138,7 @@ ENDS = {"an abort": ({}, "aborted"), "a time limit": ({"episode_timeout_s": 3.0}
 
 
 @pytest.mark.parametrize(("settings", "stop_reason"), ENDS.values(), ids=ENDS)
-async def test_the_folder_and_its_processes_are_gone_however_the_episode_ends(shipped_tokenizer, settings, stop_reason):
+async def test_harness_deletes_the_folder_however_the_episode_ends(shipped_tokenizer, settings, stop_reason):
     state = SimpleNamespace(folder="", aborting=False)
 
     def said(text: str, number: int) -> str:

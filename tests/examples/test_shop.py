@@ -30,21 +30,21 @@ def call(name: str, **arguments: str) -> str:
     return TOOL_CALL.format(name=name, arguments=json.dumps(arguments))
 
 
-def test_a_price_is_that_of_one_piece() -> None:
+def test_look_up_price_of_one_piece() -> None:
     assert (look_up_price(item="35"), look_up_price(item=" 35 ")) == ("21", "21")
 
 
 @pytest.mark.parametrize(
     ("item", "words"), [("355", r"no item number '355'. Did you mean 35\?"), ("lamp" * 99, "Its items are 13, 14, .*")]
 )
-def test_an_unknown_item_is_an_error_that_names_what_there_is(item: str, words: str) -> None:
+def test_look_up_price_unknown_item_names_the_known_ones(item: str, words: str) -> None:
     with pytest.raises(ValueError, match=words) as error:
         look_up_price(item=item)
     assert len(str(error.value)) < MAX_CHARS + 300
 
 
 @given(expression=EXPRESSIONS)
-def test_the_calculator_calculates_as_python_does(expression: str) -> None:
+def test_calculate_equals_python(expression: str) -> None:
     try:
         expected = str(eval(expression))
     except ZeroDivisionError:
@@ -54,7 +54,7 @@ def test_the_calculator_calculates_as_python_does(expression: str) -> None:
         assert calculate(expression=expression) == expected
 
 
-def test_powers_are_calculated_where_they_stay_small() -> None:
+def test_calculate_small_powers() -> None:
     assert calculate(expression="(-3) ** 3 + 2 ** 100") == str((-3) ** 3 + 2**100)
     assert calculate(expression="0 ** 0 + 1 ** 256") == "2"
 
@@ -79,16 +79,16 @@ def test_powers_are_calculated_where_they_stay_small() -> None:
         ("(" * 100 + "1" + ")" * 99, "is no expression"),
     ],
 )
-def test_what_is_no_small_calculation_is_refused(expression: str, words: str) -> None:
+def test_calculate_refuses_all_but_small_calculations(expression: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         calculate(expression=expression)
 
 
-def test_the_deepest_expression_is_calculated() -> None:
+def test_calculate_deepest_expression() -> None:
     assert (calculate(expression="-" * 199 + "1"), calculate(expression="(" * 99 + "1" + ")" * 99)) == ("-1", "1")
 
 
-async def test_an_episode_calls_both_tools_and_is_told_its_mistakes(shipped_tokenizer: Any) -> None:
+async def test_shop_episode_calls_both_tools_and_reads_errors(shipped_tokenizer: Any) -> None:
     question = "What do 2 pieces of item 46 and 3 pieces of item 35 cost?"
     script = [
         call("look_up_price", item="355"),

@@ -1,4 +1,4 @@
-"""Files: there whole or not at all, appended to by one process, and read without third-party libraries."""
+"""`replaced`, `JsonLog`, and the sandbox's modules, which must run without third-party libraries."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from strands_rollout.files.json_log import JsonLog, whole_lines
 from strands_rollout.files.safe_files import replaced
 
 
-def test_a_file_is_replaced_as_a_whole_or_stays(tmp_path: Path) -> None:
+def test_replaced_replaces_the_whole_file_or_nothing(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with replaced(path) as beside:
         beside.write_text("first")
@@ -30,10 +30,10 @@ def test_a_file_is_replaced_as_a_whole_or_stays(tmp_path: Path) -> None:
     assert ([*tmp_path.iterdir()], path.read_text()) == ([path], "first")
 
 
-def test_a_log_goes_on_behind_its_whole_lines(tmp_path: Path) -> None:
+def test_json_log_appends_after_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(b'{"a": 1}\n{"a": 2}\n{"a"')
-    assert [*whole_lines(path)] == [b'{"a": 1}\n', b'{"a": 2}\n']  # another process may still write the third
+    assert [*whole_lines(path)] == [b'{"a": 1}\n', b'{"a": 2}\n']  # another process may still be writing the third line
     log = JsonLog(path, remedy="make room")
     assert (log.dropped_bytes, log.is_empty) == (4, False)
     with pytest.raises(ConfigError, match="in use by another run"):
@@ -47,8 +47,8 @@ def test_a_log_goes_on_behind_its_whole_lines(tmp_path: Path) -> None:
     JsonLog(path, remedy="make room").close()
 
 
-def test_what_the_sandbox_runs_for_an_ordinary_user_needs_no_library() -> None:
-    """Its Python may be one without this package's requirements."""
+def test_code_tool_imports_no_third_party_library() -> None:
+    """The sandbox's Python may lack this package's requirements."""
     modules = ("code_tool.local", "code_tool.executors", "code_tool.supervisor_link", "code_tool.remote_supervisor")
     program = f"import importlib; [importlib.import_module('strands_rollout.' + one) for one in {modules}]"
     environment = {**os.environ, "PYTHONPATH": str(Path(strands_rollout.__file__).parents[1])}

@@ -1,4 +1,4 @@
-"""Equality of answers: a table of labelled pairs, and what no answer may cost."""
+"""`compare` and `grade`: a table of labelled pairs, and time limits for hostile answers."""
 
 import time
 from collections import Counter
@@ -14,7 +14,7 @@ from strands_rollout.grading import grade, numeric
 from strands_rollout.grading.comparison import MAX_ANSWER_CHARS, compare
 from strands_rollout.grading.values import exact_number
 
-UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # for a busy machine
 PAIRS: Final = Path(__file__).with_name("grading_pairs.txt")
 
 
@@ -33,7 +33,7 @@ def reply(answer: str) -> str:
     return answer if r"\boxed" in answer or "Answer:" in answer else rf"\boxed{{{answer}}}"
 
 
-def test_values_that_are_equal_up_to_rounding_are_not_less_than_each_other() -> None:
+def test_is_less_ignores_rounding_differences() -> None:
     two = Fraction(2)
     low, high = (numeric._float(two) * (1 + sign * numeric._local.epsilon / 4) for sign in (-1, 1))
     for one, other in ((two, low), (low, two), (two, high), (high, two), (low, high)):
@@ -43,7 +43,7 @@ def test_values_that_are_equal_up_to_rounding_are_not_less_than_each_other() -> 
     assert not numeric.is_less(high, Fraction(1))
 
 
-def test_every_labelled_pair_is_judged_right() -> None:
+def test_grade_judges_every_labelled_pair_right() -> None:
     pairs = labelled_pairs()
     assert len(pairs) == len({pair[1:3] for pair in pairs}) > 700
     wrong = [(answer, label) for _, answer, label, equal in pairs if grade(reply(answer), label).correct is not equal]
@@ -51,7 +51,7 @@ def test_every_labelled_pair_is_judged_right() -> None:
 
 
 @pytest.mark.slow
-def test_math_verify_judges_more_of_the_pairs_wrong_both_ways(caplog: pytest.LogCaptureFixture) -> None:
+def test_math_verify_misjudges_more_of_the_pairs(caplog: pytest.LogCaptureFixture) -> None:
     math_verify: Any = pytest.importorskip("math_verify")
     caplog.set_level("CRITICAL")
     wrong: Counter[bool] = Counter()
@@ -63,14 +63,14 @@ def test_math_verify_judges_more_of_the_pairs_wrong_both_ways(caplog: pytest.Log
     assert wrong[False] > 5
 
 
-def test_equality_is_symmetric_where_neither_side_leaves_anything_out() -> None:
+def test_compare_is_symmetric_for_complete_notations() -> None:
     kinds = {"integers", "fractions", "decimals", "radicals", "powers", "logarithms", "complex", "sets"}
     for kind, answer, label, equal in labelled_pairs():
         if kind in kinds and r"\boxed" not in answer:
             assert compare(label, answer).equal is equal, (label, answer)
 
 
-def test_a_giant_prediction_is_wrong_unread() -> None:
+def test_compare_gives_up_on_a_giant_prediction() -> None:
     giant = "x+" * MAX_ANSWER_CHARS
     assert compare(giant, "42").method == "too_long"
     assert compare(giant, giant).equal is True
@@ -78,7 +78,7 @@ def test_a_giant_prediction_is_wrong_unread() -> None:
 
 
 @pytest.mark.parametrize(("prediction", "label", "method"), [("", "42", "empty"), ("42", "", "no_label")])
-def test_nothing_equals_nothing(prediction: str, label: str, method: str) -> None:
+def test_compare_empty_text_equals_nothing(prediction: str, label: str, method: str) -> None:
     assert compare(prediction, label) == compare(prediction + " ", label)
     assert (compare(prediction, label).equal, compare(prediction, label).method) == (False, method)
 
@@ -105,7 +105,7 @@ TEXTS: Final = [
 
 
 @pytest.mark.parametrize("hostile", TEXTS)
-def test_no_comparison_takes_long_whatever_the_answer(hostile: str) -> None:
+def test_compare_is_fast_on_hostile_answers(hostile: str) -> None:
     for label in ("x+1", hostile[1:], "[1,2]"):
         started = time.thread_time()
         verdict = compare(hostile, label)
@@ -113,21 +113,21 @@ def test_no_comparison_takes_long_whatever_the_answer(hostile: str) -> None:
         assert not (verdict.equal and label in {"x+1", "[1,2]"})
 
 
-def test_a_comparison_ends_when_its_time_is_over() -> None:
+def test_compare_and_grade_end_at_cpu_s() -> None:
     answer, label = r"\sin x+\cos x", r"\cos x+\sin x"
     assert compare(answer, label).equal is True
     assert compare(answer, label, cpu_s=0.0).method == "algebra_timeout"
     assert grade(r"\boxed{1}", [r"\sqrt{2}"] * 100_000, cpu_s=0.05).method == "algebra_timeout"
 
 
-def test_the_steps_of_a_comparison_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compare_limits_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numeric, "_MAX_STEPS", 5)
     assert compare(r"\sin x+\cos x", r"\cos x+\sin x").method == "algebra_refused"
 
 
 @UNHURRIED
 @given(value=st.fractions(), grouped=st.booleans())
-def test_a_number_is_read_back_exactly(value: Fraction, grouped: bool) -> None:
+def test_exact_number_reads_fractions_back(value: Fraction, grouped: bool) -> None:
     over = f"{abs(value.numerator):,}" if grouped else str(abs(value.numerator))
     sign = "-" if value < 0 else ""
     assert exact_number(f"{sign}\\frac{{{over}}}{{{value.denominator}}}") == value
@@ -136,13 +136,13 @@ def test_a_number_is_read_back_exactly(value: Fraction, grouped: bool) -> None:
 
 @UNHURRIED
 @given(parts=st.lists(st.sampled_from([*r"(){}[],^_$ \ =-+./%", "1", "42", r"\frac", r"\{", "x", r"\text{", "e"])))
-def test_any_notation_can_be_compared_with_itself(parts: list[str]) -> None:
+def test_compare_any_notation_equals_itself(parts: list[str]) -> None:
     text = "".join(parts)
     assert compare(text, text).equal is (bool(text.strip()) or False)
     compare(text, "42")
 
 
-def test_any_of_several_labels_is_right() -> None:
+def test_grade_accepts_any_of_several_labels() -> None:
     verdict = grade(r"\boxed{1/2}", ["0.4", "0.5"])
     assert (verdict.correct, verdict.label, verdict.method) == (True, "0.5", "number")
     assert grade(r"\boxed{3}", [r"\sqrt{4}", r"\sqrt{9}"]).label == r"\sqrt{9}"

@@ -1,4 +1,4 @@
-"""The forms that labels come in: which texts of containers are alternatives, and which are mathematics."""
+"""Forms of labels: which texts of containers are lists of alternatives, and which are mathematics."""
 
 import json
 import time
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from strands_rollout.grading import container_label, grade, label_texts
 
-UNHURRIED = settings(deadline=None)  # a busy machine is no failure
+UNHURRIED = settings(deadline=None)  # for a busy machine
 
 
 def is_right(answer: str, label: object) -> bool:
@@ -32,7 +32,7 @@ def is_right(answer: str, label: object) -> bool:
         ("", ("",)),
     ],
 )
-def test_labels_come_in_many_shapes(label: object, texts: tuple[str, ...]) -> None:
+def test_label_texts_of_every_type(label: object, texts: tuple[str, ...]) -> None:
     assert label_texts(label) == texts
 
 
@@ -77,7 +77,7 @@ def test_labels_come_in_many_shapes(label: object, texts: tuple[str, ...]) -> No
         ('["", "34"]', ("34",)),
     ],
 )
-def test_the_text_of_a_list_is_its_alternatives(label: Any, texts: tuple[str, ...]) -> None:
+def test_label_texts_reads_lists_as_alternatives(label: Any, texts: tuple[str, ...]) -> None:
     assert label_texts(label) == texts
     for text in texts:
         assert is_right(text, label)
@@ -116,19 +116,19 @@ def test_the_text_of_a_list_is_its_alternatives(label: Any, texts: tuple[str, ..
         "[1e5x]",
     ],
 )
-def test_other_text_in_brackets_means_what_it_says(label: str) -> None:
+def test_label_texts_keeps_other_text_in_brackets(label: str) -> None:
     assert label_texts(label) == (label,)
 
 
 @pytest.mark.parametrize("answer", ["1", "2", "1, 2", "(1, 2)", "[2, 1]", r"\{1, 2\}"])
-def test_an_interval_as_a_label_keeps_its_meaning(answer: str) -> None:
+def test_grade_interval_label_keeps_its_meaning(answer: str) -> None:
     assert is_right("[1, 2]", "[1, 2]")
     assert is_right(r"1 \le x \le 2", "[1, 2]")
     assert not is_right(answer, "[1, 2]")
 
 
 @pytest.mark.parametrize("label", ["['34', '35']", '["34", "35"]', "[34 35]", "array(['34', '35'], dtype=object)"])
-def test_the_text_of_a_list_equals_itself_and_nothing_between(label: str) -> None:
+def test_grade_list_label_equals_itself_and_its_items_only(label: str) -> None:
     assert is_right(label, label)
     for wrong in ("3435", "34 35", "34, 35", "(34, 35)", "[34, 35]", "['34', '36']", "'3'"):
         assert not is_right(wrong, label)
@@ -136,7 +136,7 @@ def test_the_text_of_a_list_equals_itself_and_nothing_between(label: str) -> Non
 
 @UNHURRIED
 @given(st.lists(st.text(st.characters(exclude_categories=["C"]), min_size=1).map(str.strip).filter(bool), min_size=1))
-def test_what_python_numpy_and_json_write_is_read_back(items: list[str]) -> None:
+def test_label_texts_reads_back_python_numpy_and_json(items: list[str]) -> None:
     plain = [item for item in items if not {*"\\#"} & {*item} and label_texts(item) == (item,)]
     wanted = tuple(plain)
     array = np.array(plain, dtype=object)
@@ -152,14 +152,14 @@ def test_what_python_numpy_and_json_write_is_read_back(items: list[str]) -> None
 
 @UNHURRIED
 @given(st.lists(st.sampled_from(["[", "]", "(", ")", "'", '"', "\\", "34", " ", ",", "a", "array(", "np.x(", "\\u12"])))
-def test_no_label_raises(parts: list[str]) -> None:
+def test_label_texts_never_raises(parts: list[str]) -> None:
     text = "".join(parts)
     assert isinstance(label_texts(text), tuple)
     container_label(text)
 
 
 @pytest.mark.parametrize("piece", ["[", "['", "['a' ", "['\\", "['a", "[1 ", "[1,", "np.a(", "array(", "[ ", "{'a', "])
-def test_a_hostile_label_takes_linear_time(piece: str) -> None:
+def test_label_texts_takes_linear_time(piece: str) -> None:
     started = time.process_time()
     for text in (piece * (400_000 // len(piece)), piece[:1] + piece[1:] * 200_000):
         label_texts(text)
@@ -182,12 +182,12 @@ def test_a_hostile_label_takes_linear_time(piece: str) -> None:
         ("['1' '2' ... '9']", "unreadable", "only the same text equals it"),
     ],
 )
-def test_a_label_that_looks_like_a_container_is_described(label: str, kind: str, words: str) -> None:
+def test_container_label_describes_containers(label: str, kind: str, words: str) -> None:
     described = container_label(label)
     assert described is not None
     assert (described.kind, words in described.meaning) == (kind, True)
 
 
 @pytest.mark.parametrize("label", ["34", "(1, 2)", r"\{1\}", "[0, 1)", "", None, 34, ["34"], {"a": 1}, "f(x) = [x]"])
-def test_other_labels_are_not_described(label: object) -> None:
+def test_container_label_is_none_for_other_labels(label: object) -> None:
     assert container_label(label) is None

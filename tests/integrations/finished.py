@@ -1,4 +1,4 @@
-"""Finished, graded samples for the exports: real episodes against a scripted engine."""
+"""Finished, graded samples for the exports, from episodes on a scripted engine."""
 
 import re
 from pathlib import Path
@@ -18,13 +18,13 @@ async def finished_sample(tokenizer: Any, script: Any, **more: Any) -> Any:
 
 
 async def two_samples(tokenizer: Any) -> list[Any]:
-    """One that used the tool, and one that answered at once, wrongly."""
+    """Return a right sample that used the tool and a wrong sample that answered immediately."""
     used = await finished_sample(tokenizer, [call_text(), ANSWER])
     return [used, await finished_sample(tokenizer, [WRONG])]
 
 
 def documented_block(word: str) -> str:
-    """The one Python example of docs/integrations.md with this word."""
+    """Return the only Python example of docs/integrations.md that contains `word`."""
     text = (Path(__file__).parents[2] / "docs/integrations.md").read_text()
     (block,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if word in block)
     return str(block)

@@ -1,4 +1,4 @@
-"""Samples as rows of a table: Parquet and data sets, without a loss."""
+"""Samples as rows of a table: lossless Parquet files and data sets."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -29,7 +29,7 @@ LEFT_OUT = {
     "spec_info",
     "prefix_cache_info",
 }
-"""Fields without a column: what an engine or slime needs while a sample is made, and data of other modalities."""
+"""Fields without a column: state of an engine or of slime while a sample is made, and data of other modalities."""
 
 
 def assert_same(read: list[Sample], samples: list[Any]) -> None:
@@ -39,17 +39,17 @@ def assert_same(read: list[Sample], samples: list[Any]) -> None:
                 assert getattr(one, field.name) == getattr(sample, field.name), field.name
 
 
-async def test_a_parquet_file_gives_back_every_token_logprob_and_fact(shipped_tokenizer: Any, tmp_path: Path) -> None:
+async def test_to_parquet_and_read_parquet_keep_every_field(shipped_tokenizer: Any, tmp_path: Path) -> None:
     samples = await two_samples(shipped_tokenizer)
     samples[0].metadata["note"] = {"text": "ünï\n", "number": 0.1, "none": None, "list": [1, [2]]}
     samples[0].group_index, samples[0].rollout_id = 3, 5
-    samples[0].rollout_log_probs[0] = -0.1  # which float32 does not hold
+    samples[0].rollout_log_probs[0] = -0.1  # float32 cannot hold this value
     samples.append(sample_of(-1.0, status="FAILED", removed=True))
     to_parquet(samples, tmp_path / "rollouts.parquet")
     assert_same(read_parquet(tmp_path / "rollouts.parquet"), samples)
 
 
-async def test_the_readmes_example_runs(shipped_tokenizer, tmp_path, monkeypatch) -> None:
+async def test_to_parquet_documented_example_runs(shipped_tokenizer, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"samples": await two_samples(shipped_tokenizer)}
     exec(documented_block("to_parquet"), names)
@@ -58,14 +58,14 @@ async def test_the_readmes_example_runs(shipped_tokenizer, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("value", [{1: "a"}, (1, 2), {1, 2}, float("nan"), b"a"])
-def test_a_value_that_json_would_change_or_refuse_is_named(value: Any) -> None:
+def test_to_rows_names_metadata_that_json_cannot_keep(value: Any) -> None:
     bad = sample_of(1.0, index=9)
     bad.metadata["mine"] = value
     with pytest.raises(ExportError, match=r"sample 1 \(index=9\): its metadata"):
         to_rows([sample_of(1.0), bad])
 
 
-def test_a_bad_sample_is_refused_by_its_index(tmp_path: Path) -> None:
+def test_to_parquet_refuses_a_bad_sample_by_its_index(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"sample 0 \(index=4\) .*status is aborted"):
         to_parquet([sample_of(1.0, index=4, status="ABORTED")], tmp_path / "rollouts.parquet")
     assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,7 @@ from finished import two_samples
 from strands_rollout.integrations.verl import to_agent_loop_outputs
 
 
-async def test_an_output_holds_the_sample_token_for_token(shipped_tokenizer: Any) -> None:
+async def test_to_agent_loop_outputs_keeps_every_token(shipped_tokenizer: Any) -> None:
     samples = await two_samples(shipped_tokenizer)
     outputs = to_agent_loop_outputs(samples)
     for sample, output in zip(samples, outputs, strict=True):

@@ -1,4 +1,4 @@
-"""A dump as a table in wandb: its rows, and what wandb itself writes of it."""
+"""A dump as a wandb table: its rows, and the files that wandb writes."""
 
 import importlib.util
 import json
@@ -48,13 +48,13 @@ def dump(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("with_contents", [False, True])
-def test_each_sample_is_a_row_with_its_texts_where_they_are_asked_for(dump: Path, *, with_contents: bool) -> None:
+def test_sample_table_holds_texts_only_if_asked(dump: Path, *, with_contents: bool) -> None:
     table = sample_table(dump, reward_key="acc", with_contents=with_contents)
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     assert rows == [{**ROW, **(TEXTS if with_contents else {})}] * 2
 
 
-def test_without_a_key_nothing_is_begun(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_to_wandb_without_a_key_is_refused(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("WANDB_MODE", "online")
     result = CliRunner().invoke(app, ["export", str(dump), "--to", "wandb"])
@@ -63,7 +63,7 @@ def test_without_a_key_nothing_is_begun(dump: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="needs wandb")
-def test_wandb_gets_the_table_and_no_file_of_it_gets_a_secret(dump: Path, tmp_path: Path) -> None:
+def test_export_to_wandb_logs_the_table_without_secrets(dump: Path, tmp_path: Path) -> None:
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "XDG_"))},
         "WANDB_MODE": "offline",

@@ -1,4 +1,4 @@
-"""Other engines' sampling parameters by SGLang's names."""
+"""Other engines' sampling parameters, translated to SGLang's names."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from strands_rollout.errors import ConfigError
 from strands_rollout.integrations.conversion import TORCHRL, VLLM
 
 SAME = {"skip_special_tokens": True, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
-# what SkyRL makes of its default settings (skyrl/backends/skyrl_train/inference_servers/engine_utils.py)
+# SkyRL's default settings (skyrl/backends/skyrl_train/inference_servers/engine_utils.py)
 SKYRL = {**SAME, "min_tokens": 1, "include_stop_str_in_output": True, "max_tokens": 1024, "logprobs": 1, "stop": None}
 
 
@@ -24,7 +24,7 @@ SKYRL = {**SAME, "min_tokens": 1, "include_stop_str_in_output": True, "max_token
         (TORCHRL, {"num_return_sequences": 1, "num_beams": 1, "early_stopping": False, "logprobs": True}, {}),
     ],
 )
-def test_what_asks_for_the_same_is_mapped_and_what_asks_for_nothing_is_dropped(names, given, expected) -> None:
+def test_to_sglang_maps_equivalents_and_drops_defaults(names, given, expected) -> None:
     assert names.to_sglang(given) == expected
 
 
@@ -40,6 +40,6 @@ def test_what_asks_for_the_same_is_mapped_and_what_asks_for_nothing_is_dropped(n
         (TORCHRL, {"do_sample": False, "temperature": 0.5}, "by another name, .*; remove one of them"),
     ],
 )
-def test_what_has_no_equal_is_unknown_or_said_twice_is_refused(names: Any, given: dict[str, Any], words: str) -> None:
+def test_to_sglang_refuses_unknown_or_conflicting_params(names: Any, given: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         names.to_sglang(given)

@@ -1,4 +1,4 @@
-"""SkyRL: finished samples as its GeneratorOutput, the generator, and the example on GSM8K."""
+"""SkyRL: `to_generator_output`, `StrandsGenerator`, and the GSM8K example."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from strands_rollout.samples import Sample
 
 PROMPT = [{"role": "user", "content": "What is 17 * 2?"}]
 PARAMS = {"temperature": 1.0, "top_k": -1, "max_tokens": 512, "min_tokens": 1, "logprobs": 1, "stop": None}
-# as SkyRL's GeneratorOutput and validate_generator_output ask (NovaSky-AI/SkyRL a9564572)
+# from SkyRL's GeneratorOutput and validate_generator_output (NovaSky-AI/SkyRL a9564572)
 FIELDS = (
     "prompt_token_ids",
     "response_ids",
@@ -58,7 +58,7 @@ def violations(output: dict[str, Any], prompts: int) -> Iterator[str]:
 
 
 def batch(**changes: Any) -> dict[str, Any]:
-    """Two repetitions of one prompt and one of another, as SkyRL's trainer asks."""
+    """Return two repetitions of one prompt and one of another, in the form of SkyRL's trainer."""
     return {
         "prompts": [PROMPT] * 3,
         "env_classes": ["strands"] * 3,
@@ -76,7 +76,7 @@ async def generated(tokenizer: Any, script: Any, input_batch: Any, **options: An
         return await generator.generate(input_batch), fake
 
 
-async def test_an_output_holds_the_sample_token_for_token(shipped_tokenizer: Any) -> None:
+async def test_to_generator_output_keeps_every_token(shipped_tokenizer: Any) -> None:
     samples = await two_samples(shipped_tokenizer)
     output = to_generator_output(samples)
     assert (list(output), list(violations(output, 2))) == (list(FIELDS), [])
@@ -96,7 +96,7 @@ async def test_an_output_holds_the_sample_token_for_token(shipped_tokenizer: Any
     assert not any(empty.values())
 
 
-def test_what_is_not_trained_leaves_the_mean_of_its_group_alone() -> None:
+def test_to_generator_output_masks_untrained_samples() -> None:
     samples = [sample_of(1.0), sample_of(0.0), sample_of(-1.0, status="FAILED"), sample_of(-1.0, removed=True)]
     output = to_generator_output([*samples, sample_of(-1.0, group=1, status="FAILED")])
     assert (output["rewards"], output["loss_masks"][2:]) == ([1.0, 0.0, 0.5, 0.5, 0.0], [[0, 0]] * 3)
@@ -118,7 +118,7 @@ def test_what_is_not_trained_leaves_the_mean_of_its_group_alone() -> None:
         ({"loss_mask": [1]}, "loss_mask has 1 values; expected response_length=2"),
     ],
 )
-def test_an_unfinished_sample_or_one_without_reward_is_refused_by_its_index(changes, words) -> None:
+def test_to_generator_output_refuses_an_unfinished_sample(changes, words) -> None:
     bad = sample_of(1.0, index=17)
     vars(bad).update(changes)
     with pytest.raises(ExportError, match=r"sample 1 \(index=17\)") as caught:
@@ -126,7 +126,7 @@ def test_an_unfinished_sample_or_one_without_reward_is_refused_by_its_index(chan
     assert words in str(caught.value)
 
 
-async def test_a_generator_answers_in_the_order_of_its_prompts(shipped_tokenizer: Any) -> None:
+async def test_strands_generator_keeps_the_order_of_prompts(shipped_tokenizer: Any) -> None:
     answer = Reply.tokens(ids_of(shipped_tokenizer, ANSWER))
     output, fake = await generated(shipped_tokenizer, lambda *_: answer, batch())
     assert (list(violations(output, 3)), output["rewards"], len(fake.requests)) == ([], [1.0, 1.0, -1.0], 3)
@@ -137,7 +137,7 @@ async def test_a_generator_answers_in_the_order_of_its_prompts(shipped_tokenizer
     assert "logprobs" not in asked
 
 
-async def test_a_prompt_that_the_engine_aborts_is_masked_like_one_that_failed(shipped_tokenizer: Any) -> None:
+async def test_strands_generator_masks_an_aborted_prompt(shipped_tokenizer: Any) -> None:
     ids = ids_of(shipped_tokenizer, ANSWER)
     turns = iter([Reply.tokens(ids), Reply.abort(ids[:2]), Reply.tokens(ids)])
     output, _ = await generated(
@@ -146,7 +146,7 @@ async def test_a_prompt_that_the_engine_aborts_is_masked_like_one_that_failed(sh
     assert (output["stop_reasons"], set(output["loss_masks"][1])) == (["stop", "error", "stop"], {0})
 
 
-async def test_a_generator_takes_a_reward_of_the_callers(shipped_tokenizer: Any) -> None:
+async def test_strands_generator_takes_a_callers_reward(shipped_tokenizer: Any) -> None:
     async def length_reward(args: Any, sample: Any) -> dict[str, float]:
         return {"tokens": float(sample.response_length)}
 
@@ -163,14 +163,14 @@ async def test_a_generator_takes_a_reward_of_the_callers(shipped_tokenizer: Any)
         ({"sampling_params": {"bad_words": ["no"]}}, ConfigError, "bad_words"),
     ],
 )
-async def test_an_input_that_cannot_be_played_is_refused_before_anything_is_asked(
+async def test_strands_generator_refuses_an_unplayable_input(
     shipped_tokenizer: Any, changes: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
         await generated(shipped_tokenizer, [], batch(**changes))
 
 
-def test_the_script_gives_the_settings_that_its_file_has_and_no_defaults(tmp_path, monkeypatch) -> None:
+def test_skyrl_gsm8k_script_passes_the_files_settings(tmp_path, monkeypatch) -> None:
     main = runpy.run_path(str(Path(__file__).parents[2] / "scripts/skyrl_gsm8k.py"))["main"]
     given: list[Any] = []
 
@@ -186,7 +186,7 @@ def test_the_script_gives_the_settings_that_its_file_has_and_no_defaults(tmp_pat
 
 
 @pytest.mark.slow
-def test_gsm8k_becomes_a_generator_output_on_the_embedded_engine(tmp_path: Path) -> None:
+def test_skyrl_gsm8k_script_on_the_embedded_engine(tmp_path: Path) -> None:
     data, out = tmp_path / "gsm8k.jsonl", tmp_path / "output.json"
     repository, problems = Path(__file__).parents[2], Path(__file__).with_name("gsm8k.jsonl")
     environment = {**os.environ, "PYTHONPATH": str(repository), "HF_HUB_OFFLINE": "1"}

@@ -1,4 +1,4 @@
-"""A dump as OpenTelemetry traces: what a collector is sent, over real HTTP too."""
+"""A dump as OpenTelemetry traces, including what a collector receives over HTTP."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def sample_of(facts: dict[str, Any] | None = None, **fields: Any) -> Sample:
 
 
 def spans_of(folder: Path, *samples: Any, with_contents: bool = False) -> list[list[ReadableSpan]]:
-    """Of each sample's trace, the episode's span first, then the others by their start."""
+    """Return each sample's trace: the episode's span first, then the other spans by start time."""
     path = folder / "samples.jsonl"
     write_dump(path, samples, TEXTS)
     exporter = InMemorySpanExporter()
@@ -86,7 +86,7 @@ def seconds(span: ReadableSpan) -> tuple[float, float]:
     return (span.start_time - start_ns) / 1e9, (span.end_time - start_ns) / 1e9
 
 
-def test_a_sample_is_a_trace_of_its_episode_its_turns_and_its_calls(tmp_path: Path) -> None:
+def test_send_dump_makes_a_trace_of_episode_turns_and_calls(tmp_path: Path) -> None:
     (trace,) = spans_of(tmp_path, sample_of())
     root, *children = trace
     assert [(span.name, *seconds(span)) for span in trace] == [
@@ -113,9 +113,9 @@ def test_a_sample_is_a_trace_of_its_episode_its_turns_and_its_calls(tmp_path: Pa
     assert root.status.status_code is StatusCode.UNSET
 
 
-def test_spans_stand_where_they_were_where_the_dump_says_when_that_was(tmp_path: Path) -> None:
+def test_send_dump_uses_recorded_times(tmp_path: Path) -> None:
     begun = [{**call, "at_s": at_s} for call, at_s in zip(FACTS["calls"], (0.75, 0.875), strict=True)]
-    requests = [[0, 0.125, 0.25], [0, 0.5, 0.125], [1, 1.5, 0.25]]  # the first turn was aborted, and went on
+    requests = [[0, 0.125, 0.25], [0, 0.5, 0.125], [1, 1.5, 0.25]]  # the first turn was aborted and continued
     (trace,) = spans_of(tmp_path, sample_of({**FACTS, "calls": begun, "requests": requests}))
     assert [(span.name, *seconds(span)) for span in trace] == [
         ("invoke_agent", 0.0, 2.0),
@@ -127,7 +127,7 @@ def test_spans_stand_where_they_were_where_the_dump_says_when_that_was(tmp_path:
     assert trace[0].attributes["strands_rollout.times"] == RECORDED_TIMES
 
 
-def test_texts_are_sent_only_where_they_are_asked_for(tmp_path: Path) -> None:
+def test_send_dump_sends_texts_only_if_asked(tmp_path: Path) -> None:
     failed = sample_of({**FACTS, "error": "EngineError: secret words"}, status=Sample.Status.FAILED)
     for folder in ("without", "with"):
         (tmp_path / folder).mkdir()
@@ -162,7 +162,7 @@ def test_texts_are_sent_only_where_they_are_asked_for(tmp_path: Path) -> None:
         {"spans": [[5, 1, 2, "1"]], "calls": [{"id": "call_9999999999_0", "status": "\ud800", "sandbox": []}]},
     ],
 )
-def test_odd_facts_never_keep_a_sample_from_being_sent(collector, tmp_path, facts) -> None:
+def test_send_dump_sends_samples_with_malformed_facts(collector, tmp_path, facts) -> None:
     sample = sample_of(facts, index=2**70, group_index="a\ud800", prompt=None, reward="much", label=None)
     (trace,) = spans_of(tmp_path, sample, with_contents=True)
     assert trace[0].attributes["strands_rollout.index"] == str(2**70)
@@ -174,7 +174,7 @@ def test_odd_facts_never_keep_a_sample_from_being_sent(collector, tmp_path, fact
 
 
 class Collector(ThreadingHTTPServer):
-    """Takes what is sent to it, or answers with another status."""
+    """Records what it receives, and answers with `status`."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Receiver)
@@ -218,7 +218,7 @@ def dump_of(folder: Path, count: int = 1) -> Path:
 
 
 @needs_otlp
-def test_a_collector_gets_all_spans_by_http(collector: Collector, tmp_path: Path) -> None:
+def test_export_to_otel_sends_all_spans_over_http(collector: Collector, tmp_path: Path) -> None:
     dump = dump_of(tmp_path, 60)
     result = CliRunner().invoke(app, ["export", str(dump), "--to", "otel", "--endpoint", collector.url])
     assert (result.exit_code, result.stdout) == (0, "60 samples, 300 spans\n"), result.output
@@ -230,7 +230,7 @@ def test_a_collector_gets_all_spans_by_http(collector: Collector, tmp_path: Path
 
 
 @needs_otlp
-def test_the_standard_variables_name_the_collector_its_headers_and_the_service(collector, tmp_path, monkeypatch):
+def test_export_to_otel_reads_the_standard_variables(collector, tmp_path, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "wandb-api-key=mine")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "wandb.entity=me,wandb.project=agents")
@@ -247,14 +247,14 @@ def test_the_standard_variables_name_the_collector_its_headers_and_the_service(c
 
 
 @needs_otlp
-def test_a_collector_that_takes_nothing_is_an_error(collector: Collector, tmp_path: Path) -> None:
+def test_send_dump_raises_when_the_collector_refuses(collector: Collector, tmp_path: Path) -> None:
     collector.status = 401
     exporter = otlp_exporter(collector.url)
     with pytest.raises(ExportError, match=r"accepted 0 spans and refused the next 5; fix the error"):
         send_dump(dump_of(tmp_path), exporter, start_s=None, reward_key="score", with_contents=False)
 
 
-def test_what_can_not_be_sent_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_otlp_exporter_and_send_dump_errors_name_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
         monkeypatch.delenv(name)
     with pytest.raises(ConfigError, match=r"as --endpoint, or set OTEL_EXPORTER_OTLP_ENDPOINT"):
@@ -271,11 +271,11 @@ def test_what_can_not_be_sent_is_refused_in_words(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     "options", [["--to", "otel", "--project", "p"], ["--to", "wandb", "--endpoint", "http://h"], ["--to", "weave"], []]
 )
-def test_options_of_the_other_target_are_refused(tmp_path: Path, options: list[str]) -> None:
+def test_export_refuses_options_of_the_other_target(tmp_path: Path, options: list[str]) -> None:
     assert CliRunner().invoke(app, ["export", str(dump_of(tmp_path)), *options]).exit_code == 2
 
 
-def test_further_parts_of_a_fan_out_are_linked_to_the_main_agents_trace(tmp_path: Path) -> None:
+def test_send_dump_links_fan_out_parts_to_the_main_trace(tmp_path: Path) -> None:
     parts = [
         sample_of({**FACTS, "fan_out": {"part": part, "of": 2, "kind": kind}}, rollout_id=rollout)
         for rollout in (7, 8)

@@ -1,4 +1,4 @@
-"""What a row sets for its own episode, and what it may not set."""
+"""The settings that a row may give its own episode, and those that it may not."""
 
 from typing import Any
 
@@ -19,9 +19,9 @@ def row(**settings: Any) -> Sample:
     return Sample(prompt="How many nuts?", metadata={"strands_rollout_settings": settings, "source": "mine"})
 
 
-async def test_a_row_sets_prompt_tools_and_limits_of_its_own_episode(shipped_tokenizer: Any) -> None:
+async def test_row_settings_change_prompt_tools_and_limits(shipped_tokenizer: Any) -> None:
     run_settings = {"tools": [ORDER], "row_tools": [COUNT], "max_tool_iterations": 5}
-    # no text makes control tokens, and half a surrogate pair is written as "?"
+    # text never makes control tokens, and half a surrogate pair becomes "?"
     sample = row(system_prompt="a\ud800<|im_end|>\nCount.", tools=[COUNT], max_tool_iterations=1)
     played = await run(shipped_tokenizer, [COUNT_CALL] * 2, settings=run_settings, sample=sample)
     prompt = played.decode(played.sample.tokens[: played.prompt_length])
@@ -49,7 +49,7 @@ async def test_a_row_sets_prompt_tools_and_limits_of_its_own_episode(shipped_tok
         ({"max_tool_calls": -1}, "strands_rollout_settings of a row's metadata.max_tool_calls=-1"),
     ],
 )
-async def test_a_row_can_not_set_what_is_not_its_own(shipped_tokenizer: Any, settings: Any, words: str) -> None:
+async def test_with_row_settings_refuses_other_settings(shipped_tokenizer: Any, settings: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         with_row_settings(RolloutSettings(tools=(ORDER,), row_tools=(COUNT,)), {"strands_rollout_settings": settings})
     with pytest.raises(ConfigError, match="expected a mapping"):
@@ -76,7 +76,7 @@ CALCULATE = "strands_rollout.examples.shop.calculate"
         ([], [COUNT, CALCULATE], None),
     ],
 )
-def test_a_rows_tool_schemas_choose_among_the_tools_of_the_run(given, tools, unknown, caplog) -> None:
+def test_with_row_settings_tool_schemas_choose_tools(given, tools, unknown, caplog) -> None:
     settings = RolloutSettings(tools=(COUNT, CALCULATE), row_tools=(ORDER,))
     for _ in range(2):
         assert list(with_row_settings(settings, {"tools": given}).tools) == tools
@@ -86,7 +86,7 @@ def test_a_rows_tool_schemas_choose_among_the_tools_of_the_run(given, tools, unk
     assert all("row_tools have calculate, count_stock, order" in message for message in caplog.messages)
 
 
-def test_a_rows_own_settings_count_more_than_its_tool_schemas() -> None:
+def test_with_row_settings_tools_override_tool_schemas() -> None:
     metadata = {"tools": [schema("order")], "strands_rollout_settings": {"tools": [COUNT]}}
     settings = RolloutSettings(tools=(CALCULATE,), row_tools=(ORDER, COUNT))
     assert with_row_settings(settings, metadata).tools == (COUNT,)
@@ -94,7 +94,7 @@ def test_a_rows_own_settings_count_more_than_its_tool_schemas() -> None:
     assert with_row_settings(settings, metadata).tools == (ORDER,)
 
 
-def test_the_code_tool_is_chosen_by_its_name_and_servers_stay() -> None:
+def test_with_row_settings_keeps_mcp_servers() -> None:
     server = McpServer(name="units", command="python -m units")
     settings = RolloutSettings(tools=(CODE_TOOL_PATH, COUNT, server))
     assert with_row_settings(settings, {"tools": [schema("execute_python_code")]}).tools == (CODE_TOOL_PATH, server)

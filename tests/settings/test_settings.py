@@ -1,4 +1,4 @@
-"""Settings from slime's args and from files: what is shipped, what is refused, and `strands-rollout config`."""
+"""Settings from slime's args and from files: shipped files, errors, and `strands-rollout config`."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def as_slime_reads(path: Path) -> SimpleNamespace:
-    """slime sets the keys of --custom-config-path on its args (slime/utils/arguments.py)."""
+    """Set the file's keys on an args object, as slime does for --custom-config-path (slime/utils/arguments.py)."""
     args = SimpleNamespace()
     for name, value in yaml.safe_load(path.read_text()).items():
         setattr(args, name, value)
@@ -47,10 +47,10 @@ def parsed(given: Any) -> RolloutSettings:
 @pytest.mark.parametrize(
     "args", [SimpleNamespace(), SimpleNamespace(strands_rollout=None), SimpleNamespace(strands_rollout={})]
 )
-def test_absent_settings_are_the_defaults(args: Any, tmp_path: Path) -> None:
+def test_settings_from_args_defaults(args: Any, tmp_path: Path) -> None:
     assert (settings_from_args(args), settings_from_args(args).max_tool_iterations) == (RolloutSettings(), 5)
     assert settings_from_args(args).tools == ("strands_rollout.tools.execute_python_code",)
-    # beside slime's own keys in a file
+    # a file with slime's own keys beside ours
     text = "lr: 3\nstrands_rollout: {max_tool_iterations: null, tools: [a.b], reward: {style: slime_strands_example}}\n"
     settings = read_config_file(written(tmp_path, text))
     given = (settings.max_tool_iterations, settings.tools, settings.reward.style)
@@ -78,7 +78,7 @@ def test_absent_settings_are_the_defaults(args: Any, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_bad_setting_says_what_was_got_and_expected(given: Any, words: str) -> None:
+def test_settings_error_says_what_was_got_and_expected(given: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         parsed(given)
 
@@ -105,19 +105,19 @@ def test_a_bad_setting_says_what_was_got_and_expected(given: Any, words: str) ->
     ],
     ids=str,
 )
-def test_what_pydantic_expected_is_said_in_our_words(kind: Any, given: Any, words: str) -> None:
+def test_expectation_of_pydantic_errors(kind: Any, given: Any, words: str) -> None:
     with pytest.raises(ValidationError) as refused:
         TypeAdapter(kind).validate_python(given)
     assert expectation(refused.value.errors()[0]) == words
 
 
 @pytest.mark.parametrize("path", ROLLOUT_CONFIGS, ids=lambda path: path.stem)
-def test_a_shipped_configuration_has_one_key_and_reads_as_slime_reads_it(path: Path) -> None:
+def test_shipped_config_reads_as_slime_reads_it(path: Path) -> None:
     args = as_slime_reads(path)
     assert (list(vars(args)), settings_from_args(args)) == (["strands_rollout"], read_config_file(path))
 
 
-def test_the_evaluations_sets_lie_where_data_dir_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shipped_eval_config_uses_data_dir(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATA_DIR", "/sets")
     config = OmegaConf.to_container(OmegaConf.load(CONFIGS / "aime_eval.yaml"), resolve=True)
     paths = {each["name"]: each["path"] for each in config["eval"]["datasets"]}
@@ -134,7 +134,7 @@ def test_the_evaluations_sets_lie_where_data_dir_says(monkeypatch: pytest.Monkey
         ("strands_rollout: 3\n", "expected a mapping of settings under the key"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_refused_with_its_name(tmp_path: Path, text: str, words: str) -> None:
+def test_read_config_file_error_names_the_file(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=r"can't read .*rollout\.yaml: No such file"):
         read_config_file(tmp_path / "rollout.yaml")
     path = written(tmp_path, text)
@@ -144,7 +144,7 @@ def test_a_file_that_cannot_be_used_is_refused_with_its_name(tmp_path: Path, tex
 
 
 @pytest.mark.parametrize("path", ROLLOUT_CONFIGS, ids=lambda path: path.stem)
-def test_what_config_prints_is_the_same_configuration(path: Path, tmp_path: Path) -> None:
+def test_format_settings_reads_back_as_the_same_settings(path: Path, tmp_path: Path) -> None:
     settings = read_config_file(path)
     text = format_settings(settings)
     assert read_config_file(written(tmp_path, text)) == settings
@@ -153,7 +153,7 @@ def test_what_config_prints_is_the_same_configuration(path: Path, tmp_path: Path
         assert f" {field.description}\n  {name}:" in meanings
 
 
-def test_config_shows_defaults_and_marks_what_differs_from_them() -> None:
+def test_config_command_marks_what_differs_from_defaults() -> None:
     defaults = CliRunner().invoke(app, ["config"])
     assert defaults.exit_code == 0
     assert "# default" not in defaults.stdout
@@ -187,9 +187,9 @@ strands_rollout:
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
-def test_secrets_are_masked_wherever_a_setting_holds_them(form: list[str], tmp_path: Path) -> None:
+def test_config_command_masks_secrets(form: list[str], tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["config", str(written(tmp_path, LEAKY)), *form])
-    assert isinstance(shown.exception, ConfigError)  # of the executor's options, after all settings were printed
+    assert isinstance(shown.exception, ConfigError)  # for the executor's options, after the settings were printed
     assert re.findall(r"s3cret\w*|1@sandbox", f"{shown.output} {shown.exception}") == []
     assert "fill them in before" in (shown.stderr if form else shown.stdout.splitlines()[0])
     settings = json.loads(shown.stdout) if form else yaml.safe_load(shown.stdout)["strands_rollout"]
@@ -230,13 +230,13 @@ def test_secrets_are_masked_wherever_a_setting_holds_them(form: list[str], tmp_p
         "  max_tool_iterations: https://me:s3cret@x",
     ],
 )
-def test_a_refusal_does_not_tell_secrets(line: str, tmp_path: Path) -> None:
+def test_settings_error_hides_secrets(line: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refusal:
         read_config_file(written(tmp_path, f"strands_rollout:\n{line}\n"))
     assert "s3cret" not in str(refusal.value)
 
 
-def test_a_dump_knows_all_of_them_by_value(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_find_secrets_finds_all_secret_values(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FROM_ENV", "s3cretRRRR")
     known = find_secrets(read_config_file(written(tmp_path, LEAKY)).model_dump(mode="json"))
     assert {f"s3cret{letter * 4}" for letter in "ABCDEFGHIJKNPQR"} <= known
@@ -244,7 +244,7 @@ def test_a_dump_knows_all_of_them_by_value(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def doubled(line: str, count: int) -> str:
-    """Lines that each refer to the one before so many times."""
+    """Return lines that each refer `count` times to the line before."""
     pairs = zip("abcdefgh", "bcdefghi", strict=True)
     return "a: &a {x: 1}\n" + "".join(
         line.format(name=name, aliases=", ".join([f"*{before}"] * count)) for before, name in pairs
@@ -261,7 +261,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("text", BOMBS.values(), ids=BOMBS.keys())
-def test_yaml_that_stands_for_billions_of_values_is_refused_at_once(text: str, tmp_path: Path) -> None:
+def test_read_config_file_refuses_yaml_bombs(text: str, tmp_path: Path) -> None:
     path = written(tmp_path, text)
     shown = CliRunner().invoke(app, ["config", str(path)])
     assert isinstance(shown.exception, ConfigError), shown.output
@@ -269,7 +269,7 @@ def test_yaml_that_stands_for_billions_of_values_is_refused_at_once(text: str, t
         read_eval_config(path, Sampling(1, 1), limit=None, on_note=print)
 
 
-def test_a_configuration_that_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+def test_read_config_file_refuses_a_pipe(tmp_path: Path) -> None:
     path = tmp_path / "rollout.yaml"
     os.mkfifo(path)
     with pytest.raises(ConfigError, match="expected a regular file"):

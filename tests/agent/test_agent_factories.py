@@ -1,6 +1,4 @@
-"""Agent factories: exact recording of the agents that users build, limits, teams, and errors that name the user's
-line.
-"""
+"""Agent factories: exact recording of users' agents and teams, limits, and errors that name the user's line."""
 
 import asyncio
 import inspect

@@ -78,7 +78,7 @@ async def give_nothing() -> Any:
     return {"status": "error", "content": [{"text": "nothing"}]}
 
 
-class At(HookProvider):
+class CallOnEvents(HookProvider):
     """Calls a function with each event of the given kinds."""
 
     def __init__(self, *kinds: Any, call: Any, order: int | None = None) -> None:
@@ -112,9 +112,7 @@ async def play(
     plugins: Any = (),
     ends: Any = None,
 ) -> tuple[Agent, FakeSGLang]:
-    """Play an episode. `listeners` go to `DirectLoop` and are the agent's only hooks; `ends` receives how the
-    episode ended.
-    """
+    """Play an episode; only `DirectLoop` calls the hooks in `listeners`, and `ends` receives how the episode ended."""
     hooks = [*hooks, *(listeners or ())]
     async with FakeSGLang([_reply(tokenizer, turn) for turn in script], context_length=100_000) as fake:
         cycles = DirectLoop(listeners)
@@ -357,7 +355,9 @@ async def test_direct_loop_runs_a_users_model_middleware(shipped_tokenizer: Any)
         usage = {"inputTokens": 0, "outputTokens": 0, "totalTokens": 0}
         yield ModelStopReason(stop_reason="end_turn", message=message, usage=usage, metrics={"latencyMs": 0})
 
-    adding = At(AgentInitializedEvent, call=lambda event: event.agent.add_middleware(InvokeModelStage, answer_third))
+    adding = CallOnEvents(
+        AgentInitializedEvent, call=lambda event: event.agent.add_middleware(InvokeModelStage, answer_third)
+    )
     agent, fake = await play(shipped_tokenizer, SCRIPT, flat=True, hooks=[adding])
     assert asked == [1, 3, 5]
     assert _read(agent.messages[-1]) == ("assistant", [{"text": "mine"}])

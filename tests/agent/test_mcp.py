@@ -115,9 +115,7 @@ async def test_mcp_server_that_does_not_start_is_an_outage(shipped_tokenizer: An
 async def test_mcp_server_connection_refused_fails_all_episodes(
     shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Collect garbage often: it runs on every thread, including the client's own, so a finalizer that waits would
-    deadlock.
-    """
+    """Collect garbage often, on every thread including the client's own: a finalizer that waits would deadlock."""
     url = "http://127.0.0.1:1/mcp"
     frequency = gc.get_threshold()
     gc.set_threshold(10)

@@ -57,7 +57,7 @@ def page(tmp_path: Path, request: pytest.FixtureRequest) -> str:
     return str(tmp_path / "simulations.py")
 
 
-async def eight(tokenizer: Any, turns: list[str], *, rows: Any = lambda _: {}, **settings: Any) -> list[Any]:
+async def play_eight(tokenizer: Any, turns: list[str], *, rows: Any = lambda _: {}, **settings: Any) -> list[Any]:
     """Play eight episodes concurrently and check that every sampled token is trained."""
 
     async def play(number: int) -> Any:
@@ -74,19 +74,19 @@ async def eight(tokenizer: Any, turns: list[str], *, rows: Any = lambda _: {}, *
 
 async def test_simulated_user_talks_until_its_goal_is_met(shipped_tokenizer: Any, page: str) -> None:
     setting = {"environment": f"{page}:SimulatedUser", "rows": lambda number: {"opening": f"Hello {number}."}}
-    for number, one in enumerate(await eight(shipped_tokenizer, ["It is 17.<|im_end|>", ANSWER], **setting)):
+    for number, one in enumerate(await play_eight(shipped_tokenizer, ["It is 17.<|im_end|>", ANSWER], **setting)):
         assert f"user\nHello {number}.<" in one.decode(one.fake.requests[0].input_ids)
         assert (one.facts["user_turns"], "And times 2?" in one.context_after(0)) == (1, True)
 
 
 async def test_simulated_tools_keep_state_per_episode(shipped_tokenizer: Any, page: str) -> None:
-    for one in await eight(shipped_tokenizer, [LOOKS, LOOKS, ANSWER], environment=f"{page}:SimulatedTools"):
+    for one in await play_eight(shipped_tokenizer, [LOOKS, LOOKS, ANSWER], environment=f"{page}:SimulatedTools"):
         assert ["0 calls before" in one.context_after(0), "1 calls before" in one.context_after(1)] == [True, True]
 
 
 async def test_simulated_faults_are_per_episode(shipped_tokenizer: Any, page: str) -> None:
     setting = {"agent_factory": f"{page}:build", "rows": lambda number: {"faulty": number % 2 == 0}}
-    for number, one in enumerate(await eight(shipped_tokenizer, [LOOKS, ANSWER], **setting)):
+    for number, one in enumerate(await play_eight(shipped_tokenizer, [LOOKS, ANSWER], **setting)):
         assert ("3 coins" if number % 2 else "Tool call timed out") in one.context_after(0)
 
 

@@ -51,9 +51,7 @@ FILES = {
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Yield a user's folder (with a space in its name) that holds the configuration, while the working directory is
-    elsewhere.
-    """
+    """Yield a user's folder (its name has a space) that holds the configuration; the working directory is elsewhere."""
     folder = tmp_path / "my project"
     for name, text in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

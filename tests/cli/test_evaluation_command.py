@@ -30,7 +30,9 @@ PATIENCE_S = 60.0
 
 
 @asynccontextmanager
-async def started(*arguments: str, cwd: Path, sigint: str = "SIG_DFL") -> AsyncIterator[asyncio.subprocess.Process]:
+async def running_eval(
+    *arguments: str, cwd: Path, sigint: str = "SIG_DFL"
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """Start the command, and kill it on leaving if it still runs."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -54,13 +56,13 @@ async def started(*arguments: str, cwd: Path, sigint: str = "SIG_DFL") -> AsyncI
             await process.communicate()
 
 
-async def ended(*arguments: str, cwd: Path) -> tuple[int, str, str]:
-    async with started(*arguments, cwd=cwd) as process:
+async def run_eval(*arguments: str, cwd: Path) -> tuple[int, str, str]:
+    async with running_eval(*arguments, cwd=cwd) as process:
         out, err = await process.communicate()
     return process.returncode or 0, out.decode(), err.decode()
 
 
-def lines(out: Path) -> list[bytes]:
+def result_lines(out: Path) -> list[bytes]:
     results = out / "results.jsonl"
     return results.read_bytes().splitlines(keepends=True) if results.exists() else []
 
@@ -97,7 +99,7 @@ async def test_eval_sigint_and_sigterm_exit_with_130(
     async with FakeSGLang(reply, context_length=8192) as fake:
         arguments = ["--base-url", fake.base_url, "--tokenizer", str(shipped_tokenizer.name_or_path)]
         arguments += ["--data", str(data), "--config", str(config), "--out", "run", "--concurrency", "2"]
-        async with started(*arguments, cwd=tmp_path, sigint="SIG_IGN" if in_background else "SIG_DFL") as process:
+        async with running_eval(*arguments, cwd=tmp_path, sigint="SIG_IGN" if in_background else "SIG_DFL") as process:
             async with asyncio.timeout(PATIENCE_S):
                 await waiting.wait()
             process.send_signal(signum)
@@ -106,7 +108,7 @@ async def test_eval_sigint_and_sigterm_exit_with_130(
     assert (process.returncode, out) == (130, b"")
     assert b"interrupted; finished samples are saved; to resume, run the same command with --out run" in err
     assert b"Traceback" not in err
-    assert len(lines(tmp_path / "run")) == 2
+    assert len(result_lines(tmp_path / "run")) == 2
 
 
 @pytest.mark.parametrize(("base_url", "expected"), [("http://127.0.0.1:1", (16, 16384, 64)), (None, (4, 1024, 16))])
@@ -129,31 +131,31 @@ def test_eval_defaults_depend_on_the_engine(base_url, expected, monkeypatch) -> 
 async def test_eval_killed_twice_resumes_to_the_same_report(tmp_path: Path) -> None:
     """The embedded engine dies with each killed process and starts anew."""
     arguments = ["--seed", "3", "--limit", "8", "--concurrency", "3"]
-    code, _, err = await ended(*arguments, "--out", "whole", cwd=tmp_path)
+    code, _, err = await run_eval(*arguments, "--out", "whole", cwd=tmp_path)
     assert code == 0, err
     cut = tmp_path / "cut"
     kept: list[bytes] = []
     for least in (5, 17):
-        async with started(*arguments, "--out", "cut", cwd=tmp_path) as process:
-            await wait_until(lambda least=least: len(lines(cut)) >= least)  # type: ignore[misc]
+        async with running_eval(*arguments, "--out", "cut", cwd=tmp_path) as process:
+            await wait_until(lambda least=least: len(result_lines(cut)) >= least)  # type: ignore[misc]
             process.kill()
             await process.communicate()
-        found = lines(cut)
+        found = result_lines(cut)
         assert len(found) >= least
         assert found[: len(kept)] == kept
         kept = found
     with (cut / "results.jsonl").open("ab") as results:
         results.write(kept[0][:40])
-    code, out, err = await ended(*arguments, "--out", "cut", cwd=tmp_path)
+    code, out, err = await run_eval(*arguments, "--out", "cut", cwd=tmp_path)
     assert code == 0, err
     assert "dropped 40 bytes of a half-written last line" in err
     assert f"{len(kept)} samples are there already" in err
-    assert (len(lines(cut)), lines(cut)[: len(kept)]) == (32, kept)
-    assert without_session(cut) == without_session(tmp_path / "whole")
+    assert (len(result_lines(cut)), result_lines(cut)[: len(kept)]) == (32, kept)
+    assert report_without_session(cut) == report_without_session(tmp_path / "whole")
     assert json.loads(out.splitlines()[-1])["complete"] is True
 
 
-def without_session(out: Path) -> str:
+def report_without_session(out: Path) -> str:
     """Return the report's text without the part that depends on the clock and on where the run was cut."""
     report = json.loads((out / "report.json").read_text())
     del report["session"]

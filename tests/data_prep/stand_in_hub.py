@@ -16,9 +16,7 @@ ABSENT: Reply = (404, b"{}", {"X-Error-Code": "EntryNotFound"})
 
 @dataclass
 class Hub:
-    """A repository's files by path, or the refusal that every request gets; `asked` lists each request as "METHOD
-    path".
-    """
+    """A repository's files by path, or the refusal of every request; `asked` lists requests as METHOD path."""
 
     repository: str
     files: dict[str, Path]
@@ -61,9 +59,7 @@ def _json(value: object) -> Reply:
 def served(
     dataset: str = "", files: dict[str, Path] | None = None, status: int = 404, error: str = ""
 ) -> Iterator[Hub]:
-    """Serve the files as the repository `dataset`. Without `dataset`, all requests get `status` and the hub's error
-    code.
-    """
+    """Serve the files as the repository `dataset`, or answer all requests with `status` and the hub's error code."""
     hub = Hub(dataset, files or {}, (status, b"{}", {"X-Error-Code": error} if error else {}))
 
     class Handler(BaseHTTPRequestHandler):

@@ -12,13 +12,13 @@ LAUNCH_SCRIPTS = sorted(path.name for path in (*SCRIPTS.glob("strands_*.sh"), *S
 
 
 @functools.cache
-def the_table() -> FlagTable:
+def recorded_table() -> FlagTable:
     return table_of(None)
 
 
 def findings_of(words: Sequence[str], table: FlagTable | None = None) -> FlagFindings:
     """Check the arguments of train.py against the recorded table, or against `table`."""
-    return check_flags(words, table or the_table())
+    return check_flags(words, table or recorded_table())
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:

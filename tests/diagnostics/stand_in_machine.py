@@ -19,7 +19,7 @@ def doctor_options(folder: Path, env: Mapping[str, str] | None = None, **changes
     return DoctorOptions(env={"PATH": "/usr/bin:/bin", **(env or {})}, repository=folder, **changes)
 
 
-def program(folder: Path, name: str, script: str) -> dict[str, str]:
+def write_program(folder: Path, name: str, script: str) -> dict[str, str]:
     folder.mkdir(exist_ok=True)
     file = folder / name
     file.write_text(f"#!/bin/sh\n{script}\n")
@@ -27,7 +27,7 @@ def program(folder: Path, name: str, script: str) -> dict[str, str]:
     return {"PATH": f"{folder}:/usr/bin:/bin"}
 
 
-def installed(folder: Path, name: str, version: str, requires: Sequence[str] = ()) -> None:
+def write_distribution(folder: Path, name: str, version: str, requires: Sequence[str] = ()) -> None:
     """Write a distribution's metadata as pip leaves it in site-packages."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
@@ -46,7 +46,7 @@ def tokenizer_folder(folder: Path) -> Path:
 
 
 @asynccontextmanager
-async def answering(routes: Mapping[str, tuple[int, Any]]) -> AsyncIterator[str]:
+async def serve_json(routes: Mapping[str, tuple[int, Any]]) -> AsyncIterator[str]:
     """Serve a status and JSON body for each path, whatever the method, and yield the URL."""
 
     async def answer(request: web.Request) -> web.Response:
@@ -64,14 +64,14 @@ async def answering(routes: Mapping[str, tuple[int, Any]]) -> AsyncIterator[str]
         await runner.cleanup()
 
 
-def only(findings: Iterable[Finding], name: str) -> Finding:
+def find_only(findings: Iterable[Finding], name: str) -> Finding:
     (found,) = [finding for finding in findings if finding.name == name]
     return found
 
 
 def assert_fault(findings: Iterable[Finding], name: str, status: str, *words: str, remedy: str) -> None:
     """Assert that exactly one finding has the name, and that it has the status, the words and the remedy."""
-    found = only(findings, name)
+    found = find_only(findings, name)
     assert found.status == status, found
     assert all(word in found.found for word in words), found
     assert found.remedy is not None, found

@@ -26,13 +26,13 @@ from rich.console import Console
 from stand_in_machine import (
     REPOSITORY,
     SHIPPED,
-    answering,
     assert_fault,
     doctor_options,
-    installed,
-    only,
-    program,
+    find_only,
+    serve_json,
     tokenizer_folder,
+    write_distribution,
+    write_program,
 )
 from typer.testing import CliRunner
 
@@ -103,7 +103,7 @@ LAPTOP = [
 ]
 
 
-def shown(findings: Sequence[Finding]) -> list[str]:
+def shown_lines(findings: Sequence[Finding]) -> list[str]:
     out = io.StringIO()
     Diagnosis(findings).show(Console(file=out, width=80))
     return out.getvalue().splitlines()
@@ -114,7 +114,7 @@ def test_without_training_folds_findings_into_one_line(tmp_path: Path, monkeypat
     found = doctor.without_training(LAPTOP, doctor_options(tmp_path))
     assert [(one.status, one.remedy) for one in found[:4]] == [("skipped", one.remedy) for one in LAPTOP[:4]]
     assert found[4:] == LAPTOP[4:]
-    lines = shown(found)
+    lines = shown_lines(found)
     assert [line.partition(" ")[0] for line in lines if line[:1].strip()] == ["warning", "error", "skipped", "warning:"]
     training = " ".join(" ".join(lines).split()).partition("skipped training: ")[2]
     assert "slime, gpus, disk, data" in training
@@ -140,7 +140,7 @@ def test_without_training_keeps_findings_on_named_files(tmp_path: Path, monkeypa
 
 def test_diagnosis_show_fits_80_columns_except_commands() -> None:
     found = [good("packages", "as required: " + "package 1.2.3, " * 20), warning("a", "b " * 60, "command " * 20)]
-    lines = shown(found)
+    lines = shown_lines(found)
     assert all(len(line) <= 80 for line in lines if "->" not in line)
     assert lines[1].startswith(" " * 9)
 
@@ -219,7 +219,7 @@ def serving(info: dict[str, Any]) -> dict[str, tuple[int, Any]]:
     return {**UP, "/server_info": (200, info)}
 
 
-async def look(url: str, timeout_s: float = 15.0, **expected: Any) -> list[Finding]:
+async def check_server_at(url: str, timeout_s: float = 15.0, **expected: Any) -> list[Finding]:
     return await asyncio.to_thread(doctor.check_server, url, doctor_options(Path("nowhere"), **expected), timeout_s)
 
 
@@ -243,28 +243,28 @@ async def look(url: str, timeout_s: float = 15.0, **expected: Any) -> list[Findi
     ids=["too old", "loading", "foreign", "failing", "context unknown", "no workers", "context too small"],
 )
 async def test_check_server_names_what_the_run_does_not_expect(routes, name, status, words, remedy) -> None:
-    async with answering(routes) as url:
-        assert_fault(await look(url, max_context_length=20480), name, status, words, remedy=remedy)
+    async with serve_json(routes) as url:
+        assert_fault(await check_server_at(url, max_context_length=20480), name, status, words, remedy=remedy)
 
 
 async def test_check_server_unreachable_is_an_error() -> None:
     url = dead_url()
-    assert_fault(await look(url), "server", "error", "nothing answers", url, remedy="sglang.launch_server")
-    assert_fault(await look("http://127.0.0.1:1/generate"), "server", "error", "/generate", remedy="http://")
+    assert_fault(await check_server_at(url), "server", "error", "nothing answers", url, remedy="sglang.launch_server")
+    assert_fault(await check_server_at("http://127.0.0.1:1/generate"), "server", "error", "/generate", remedy="http://")
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections and never reads from them
-        found = await look(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.3)
+        found = await check_server_at(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.3)
     assert_fault(found, "server", "error", "did not answer within 0.3 s", remedy="log")
 
 
 async def test_check_server_other_vocabulary_is_an_error(tmp_path: Path) -> None:
-    async with answering({**serving(SERVES), "/tokenize": (200, {"tokens": [1, 2, 3]})}) as url:
-        named = await look(url, tokenizer=SHIPPED)
-        guessed = await look(url, env={"HF_CHECKPOINT": str(tokenizer_folder(tmp_path / "model"))})
+    async with serve_json({**serving(SERVES), "/tokenize": (200, {"tokens": [1, 2, 3]})}) as url:
+        named = await check_server_at(url, tokenizer=SHIPPED)
+        guessed = await check_server_at(url, env={"HF_CHECKPOINT": str(tokenizer_folder(tmp_path / "model"))})
     assert_fault(named, "server tokens", "error", str(SHIPPED), "/models/m", "3 there", remedy="--tokenizer")
-    assert only(guessed, "server tokens").status == "warning"
-    async with answering(serving({**SERVES, "model_path": str(SHIPPED)})) as url:  # this server does not tokenize
-        same = await look(url, tokenizer=SHIPPED)
-    assert only(same, "server tokens").status == "ok"
+    assert find_only(guessed, "server tokens").status == "warning"
+    async with serve_json(serving({**SERVES, "model_path": str(SHIPPED)})) as url:  # this server does not tokenize
+        same = await check_server_at(url, tokenizer=SHIPPED)
+    assert find_only(same, "server tokens").status == "ok"
 
 
 @pytest.fixture
@@ -277,7 +277,7 @@ def test_check_packages_old_python_is_an_error(site: Path, monkeypatch: pytest.M
     assert_fault(
         doctor.check_packages(doctor_options(site)), "packages", "error", "is not installed", remedy="pip install"
     )
-    installed(site, OURS, "0.1.0")
+    write_distribution(site, OURS, "0.1.0")
     monkeypatch.setattr(platform, "python_version", lambda: "3.10.4")
     assert_fault(doctor.check_packages(doctor_options(site)), "python", "error", "3.10.4", ">=3.11", remedy=">=3.11")
 
@@ -291,9 +291,9 @@ def test_check_packages_old_python_is_an_error(site: Path, monkeypatch: pytest.M
     ],
 )
 def test_check_packages_other_version_names_the_install(present, status, words, remedy, site):
-    installed(site, OURS, "0.1.0", ["strands-agents<2,>=1.51"])
+    write_distribution(site, OURS, "0.1.0", ["strands-agents<2,>=1.51"])
     if present is not None:
-        installed(site, "strands-agents", present)
+        write_distribution(site, "strands-agents", present)
     assert_fault(doctor.check_packages(doctor_options(site)), "package strands-agents", status, words, remedy=remedy)
 
 
@@ -313,15 +313,15 @@ def test_check_packages_other_version_names_the_install(present, status, words, 
     ],
 )
 def test_check_gpus_compares_the_count_with_the_need(env, asked, status, words, remedy, tmp_path) -> None:
-    with_gpus = program(tmp_path / "bin", "nvidia-smi", f"{GPU}; {GPU}")
-    found = only(doctor.check_gpus(doctor_options(tmp_path, {**with_gpus, **env}, **asked)), "gpus")
+    with_gpus = write_program(tmp_path / "bin", "nvidia-smi", f"{GPU}; {GPU}")
+    found = find_only(doctor.check_gpus(doctor_options(tmp_path, {**with_gpus, **env}, **asked)), "gpus")
     assert (found.status, words in found.found, (remedy or "") in (found.remedy or "")) == (status, True, True), found
     assert (found.remedy is None) == (remedy is None)
 
 
 def test_check_gpus_survives_a_hanging_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_SMI_TIMEOUT_S", 0.2)
-    env = program(tmp_path / "bin", "nvidia-smi", f"sleep 60 & echo $! > {tmp_path / 'pid'}; sleep 60")
+    env = write_program(tmp_path / "bin", "nvidia-smi", f"sleep 60 & echo $! > {tmp_path / 'pid'}; sleep 60")
     found = doctor.check_gpus(doctor_options(tmp_path, env, gpus=8))
     assert_fault(found, "gpus", "error", "did not answer within 0.2 s", remedy="nvidia-smi")
     pid = tmp_path / "pid"
@@ -331,7 +331,7 @@ def test_check_gpus_survives_a_hanging_driver(tmp_path: Path, monkeypatch: pytes
 
 def test_check_proxies_warns_without_showing_the_password() -> None:
     def found(env: dict[str, str]) -> Any:
-        return only(doctor.check_proxies(doctor_options(HERE, env)), "proxies")
+        return find_only(doctor.check_proxies(doctor_options(HERE, env)), "proxies")
 
     for env in ({}, {**PROXY, "no_proxy": "127.0.0.1, 10.1.2.3"}, {**PROXY, "NO_PROXY": "*"}):
         assert found(env).status == "ok"
@@ -353,7 +353,7 @@ def test_check_proxies_warns_without_showing_the_password() -> None:
 )
 def test_check_wandb_requires_the_package_when_on(env, is_installed, status, words, monkeypatch) -> None:
     monkeypatch.setattr(doctor, "find_spec", lambda _: is_installed or None)
-    found = only(doctor.check_wandb(doctor_options(HERE, env)), "wandb")
+    found = find_only(doctor.check_wandb(doctor_options(HERE, env)), "wandb")
     assert (found.status, words in found.found) == (status, True), found
     assert KEY not in repr(found)
 
@@ -361,9 +361,9 @@ def test_check_wandb_requires_the_package_when_on(env, is_installed, status, wor
 def test_judge_sandbox_missing_layer_is_an_error_if_required() -> None:
     found = list(doctor.judge_sandbox(LACKING, "full"))
     assert_fault(found, "sandbox files", "error", "MISSING", "no Landlock", remedy="isolation: seccomp")
-    assert "Landlock (Linux 5.13" in (only(found, "sandbox files").remedy or "")
-    assert "not root" in only(found, "sandbox user").found
-    unasked = only(doctor.judge_sandbox(LACKING, "seccomp"), "sandbox files")
+    assert "Landlock (Linux 5.13" in (find_only(found, "sandbox files").remedy or "")
+    assert "not root" in find_only(found, "sandbox user").found
+    unasked = find_only(doctor.judge_sandbox(LACKING, "seccomp"), "sandbox files")
     assert (unasked.status, "no Landlock" in unasked.found) == ("skipped", True)
 
 

@@ -95,19 +95,19 @@ WHOLE = ["--rollout-batch-size", "4", "--num-rollout", "10"]
 
 
 @pytest.fixture(autouse=True)
-def nothing_else_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_checkouts_in_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SLIME_DIR", "MEGATRON_DIR", "PYTHONPATH"):
         monkeypatch.delenv(name, raising=False)
 
 
-def ways(table: FlagTable) -> list[str]:
+def source_kinds(table: FlagTable) -> list[str]:
     """Return how each system's flags became known: "parser" or "record"."""
     return ["parser" if ": its parser was asked, " in line else "record" for line in table.sources]
 
 
 def test_table_of_asks_all_four_parsers(tmp_path: Path) -> None:
     table = table_of(write(tmp_path, ALL))
-    assert ways(table) == ["parser"] * 4
+    assert source_kinds(table) == ["parser"] * 4
     assert [line.rpartition(" ")[2] for line in table.sources][2:] == ["9.9", "8.8"]
     assert {flag.names[0]: flag.system for flag in table.flags} == {
         **dict.fromkeys(("-h", "--lr", "--newest-of-megatron", "--kind"), "megatron"),
@@ -125,7 +125,7 @@ def test_table_of_asks_all_four_parsers(tmp_path: Path) -> None:
 
 def test_table_of_uses_the_record_for_missing_packages(tmp_path: Path) -> None:
     table = table_of(write(tmp_path, {**FILES, **SGLANG}))
-    assert ways(table) == ["parser", "record", "parser", "record"]
+    assert source_kinds(table) == ["parser", "record", "parser", "record"]
     assert "No module named 'megatron'" in table.sources[1]
     assert findings_of([*WHOLE, "--newest-of-slime", "a", "--tensor-model-parallel-size", "2"], table).ok
     assert not findings_of([*WHOLE, "--sglang-mem-fraction-static", "0.7"], table).ok
@@ -143,7 +143,7 @@ def test_table_of_uses_the_record_for_missing_packages(tmp_path: Path) -> None:
 )
 def test_table_of_uses_the_record_when_parsers_fail(files, timeout_s, note, tmp_path):
     table = table_of(write(tmp_path, files) if files else None, timeout_s=timeout_s)
-    assert ways(table) == ["record"] * 4
+    assert source_kinds(table) == ["record"] * 4
     assert all(note in line for line in table.sources)
 
 

@@ -34,7 +34,7 @@ async def base_url() -> AsyncIterator[str]:
         yield url
 
 
-async def played(base_url: str, tokenizer: Any, *, temperature: float = 0.0, seed: int | None = None) -> Sample:
+async def play_two_turns(base_url: str, tokenizer: Any, *, temperature: float = 0.0, seed: int | None = None) -> Sample:
     """Play two turns of the shipped model, with an invented tool result between them."""
     template = ChatTemplate(tokenizer)
     parts: Parts = [template.prompt_ids([QUESTION])]
@@ -62,7 +62,7 @@ def test_episode_of_takes_turns_from_the_loss_mask(mask: list[int] | None, turns
     assert (None if found is None else found.turns) == turns
 
 
-async def replayed(base_url: str, sample: Sample) -> list[ReplayedTurn]:
+async def replay_sample(base_url: str, sample: Sample) -> list[ReplayedTurn]:
     async with create_client(base_url) as http:
         asked = replay(SGLangClient(http, vocab_size=1200), dumped_episode(sample), slime_sampling_params(0.0, 1))
         return [turn async for turn in asked]
@@ -70,7 +70,7 @@ async def replayed(base_url: str, sample: Sample) -> list[ReplayedTurn]:
 
 @pytest.mark.real
 async def test_recorded_gaps_on_sglang_are_near_zero(sglang, shipped_tokenizer) -> None:
-    sample = await played(sglang, shipped_tokenizer, temperature=1.0)
+    sample = await play_two_turns(sglang, shipped_tokenizer, temperature=1.0)
     async with create_client(sglang) as http:
         found = await recorded_gaps(http, dumped_episode(sample), vocab_size=1200)
     assert found is not None
@@ -81,7 +81,7 @@ async def test_recorded_gaps_on_sglang_are_near_zero(sglang, shipped_tokenizer) 
 async def test_run_replay_uses_recorded_sampling_params(
     base_url: str, shipped_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sample = await played(base_url, shipped_tokenizer, temperature=1.0, seed=11)
+    sample = await play_two_turns(base_url, shipped_tokenizer, temperature=1.0, seed=11)
     for params, used in (({"sampling_seed": 11, "temperature": 1.0}, (1.0, 11)), ({"temperature": 1.0}, (0.0, None))):
         sample.metadata = {"strands_rollout": {**(sample.metadata or {}).get("strands_rollout", {})}}
         sample.metadata["strands_rollout"]["sampling_params"] = {**params, "max_new_tokens": 999}
@@ -99,7 +99,7 @@ async def test_run_replay_uses_recorded_sampling_params(
 async def test_run_replay_finds_a_changed_token(
     base_url: str, shipped_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sample = await played(base_url, shipped_tokenizer)
+    sample = await play_two_turns(base_url, shipped_tokenizer)
     at = len(sample.tokens) - sample.response_length + 3
     engines_own, sample.tokens[at] = sample.tokens[at], sample.tokens[at] + 1
     dump = write_sample_dump(tmp_path, sample)
@@ -118,7 +118,7 @@ async def test_run_replay_tokenizer_must_be_the_recorded_one(
     base_url: str, shipped_tokenizer: Any, qwen3_tokenizer: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "run.jsonl"
-    write_dump(path, [await played(base_url, shipped_tokenizer)], TokenTexts(shipped_tokenizer))
+    write_dump(path, [await play_two_turns(base_url, shipped_tokenizer)], TokenTexts(shipped_tokenizer))
     assert await run_replay(path, base_url=base_url)
 
     async def no_engine(_: web.Request) -> web.Response:
@@ -131,7 +131,7 @@ async def test_run_replay_tokenizer_must_be_the_recorded_one(
         await run_replay(path, base_url=base_url, tokenizer_dir=Path(qwen3_tokenizer.name_or_path))
 
 
-async def gaps(sample: Sample, entries: list[Any]) -> tuple[list[float] | None, FakeSGLang]:
+async def gaps_for_entries(sample: Sample, entries: list[Any]) -> tuple[list[float] | None, FakeSGLang]:
     reply = Reply.tokens([1], "length", input_token_logprobs=entries)
     async with FakeSGLang([reply]) as fake, create_client(fake.base_url) as http:
         return await recorded_gaps(http, dumped_episode(sample), vocab_size=1200), fake
@@ -140,7 +140,7 @@ async def gaps(sample: Sample, entries: list[Any]) -> tuple[list[float] | None, 
 @pytest.mark.parametrize(("last", "named"), [(10, 10), (1199, 0)])  # SGLang reports the vocabulary's last id as 0
 async def test_recorded_gaps_compares_input_logprobs(last, named) -> None:
     entries = [[None, 6, None], [-0.25, 7, None], [-0.5, 8, None], [-3.0, 9, None], [-1.0, named, None]]
-    found, fake = await gaps(sample_of_parts([[5, 6], [7, 8], [9], [last]]), entries)
+    found, fake = await gaps_for_entries(sample_of_parts([[5, 6], [7, 8], [9], [last]]), entries)
     assert found == [0.25, 0.0, -0.5], "recorded were -0.5 each"
     (request,) = fake.requests
     assert (request.input_ids, request.body["logprob_start_len"]) == ([5, 6, 7, 8, 9, last], 1)
@@ -148,13 +148,13 @@ async def test_recorded_gaps_compares_input_logprobs(last, named) -> None:
 
 async def test_recorded_gaps_refuses_logprobs_of_other_tokens() -> None:
     with pytest.raises(EngineResponseError, match="of other tokens"):
-        await gaps(sample_of_parts([[5, 6], [7, 8]]), [[None, 6, None], [-0.25, 7, None], [-0.5, 9, None]])
+        await gaps_for_entries(sample_of_parts([[5, 6], [7, 8]]), [[None, 6, None], [-0.25, 7, None], [-0.5, 9, None]])
 
 
 async def test_replay_never_sends_ids_outside_the_vocabulary() -> None:
     async with FakeSGLang([]) as fake, create_client(fake.base_url) as http:
         with pytest.raises(TrajectoryError, match="input id 1300"):
-            await replayed(fake.base_url, sample_of_parts([[5, 1300], [7, 8]]))
+            await replay_sample(fake.base_url, sample_of_parts([[5, 1300], [7, 8]]))
         with pytest.raises(TrajectoryError, match="input id 1300"):
             await recorded_gaps(http, dumped_episode(sample_of_parts([[5, 6], [7, 1300]])), vocab_size=1200)
     assert fake.requests == []

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from stand_in_machine import SHIPPED, assert_fault, doctor_options, only, tokenizer_folder
+from stand_in_machine import SHIPPED, assert_fault, doctor_options, find_only, tokenizer_folder
 
 from strands_rollout.diagnostics import Finding, run_files
 from strands_rollout.diagnostics.run_files import (
@@ -30,10 +30,10 @@ def look_at(folder: Path) -> list[Finding]:
 def test_check_tokenizer_falls_back_to_the_shipped_one(tmp_path: Path) -> None:
     found = list(check_tokenizer(doctor_options(tmp_path)))
     assert {finding.status for finding in found} == {"ok"}
-    assert str(SHIPPED) in only(found, "tokenizer").found
-    assert "<|im_end|>" in only(found, "chat template").found
+    assert str(SHIPPED) in find_only(found, "tokenizer").found
+    assert "<|im_end|>" in find_only(found, "chat template").found
     folder = tokenizer_folder(tmp_path / "models" / "Qwen3-8B")
-    assert str(folder) in only(check_tokenizer(doctor_options(tmp_path)), "tokenizer").found
+    assert str(folder) in find_only(check_tokenizer(doctor_options(tmp_path)), "tokenizer").found
 
 
 def test_check_tokenizer_parser_must_read_the_templates_calls(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_check_model_names_missing_files(tmp_path: Path) -> None:
     (folder / "model-2.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
     assert_fault(check_model(asked), "model", "error", "lacks weights: model-2.safetensors", remedy=PREPARE)
     (folder / "model-2.safetensors").write_bytes(bytes(2000))
-    assert only(check_model(asked), "model").status == "ok"
+    assert find_only(check_model(asked), "model").status == "ok"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_check_converted_model_incomplete_is_an_error(tmp_path: Path) -> None:
     tracker.write_text("12")
     assert_fault(check_converted_model(asked), "converted model", "error", "12", remedy=PREPARE)
     (folder / "iter_0000012").mkdir()
-    assert only(check_converted_model(asked), "converted model").status == "ok"
+    assert find_only(check_converted_model(asked), "converted model").status == "ok"
 
 
 def config(folder: Path, text: str) -> list[Finding]:
@@ -129,7 +129,7 @@ def test_check_config_lists_good_settings(tmp_path: Path) -> None:
     found = config(tmp_path, "strands_rollout: {max_tool_iterations: 3}")
     assert {finding.status for finding in found} == {"ok"}
     assert "max_tool_iterations" in found[0].found
-    assert only(check_config(doctor_options(tmp_path)), "config").status == "skipped"
+    assert find_only(check_config(doctor_options(tmp_path)), "config").status == "skipped"
 
 
 def test_check_config_checks_workers_and_journal(tmp_path: Path, monkeypatch) -> None:
@@ -227,21 +227,21 @@ def test_check_data_unusable_row_is_an_error(row: object, word: str, tmp_path: P
 def test_check_data_reports_labels_that_look_like_containers(
     label: str, status: str, words: str, tmp_path: Path
 ) -> None:
-    finding = only(look_at_data(data(tmp_path, ROW, {**ROW, "label": label})), "data: train.jsonl")
+    finding = find_only(look_at_data(data(tmp_path, ROW, {**ROW, "label": label})), "data: train.jsonl")
     assert (finding.status, words in finding.found) == (status, True)
 
 
 def test_check_data_without_a_tokenizer_and_an_empty_file(tmp_path: Path) -> None:
     found = check_data(doctor_options(tmp_path, data=[data(tmp_path, ROW)], tokenizer=tmp_path / "none"))
-    assert only(found, "data: train.jsonl").status == "ok"
+    assert find_only(found, "data: train.jsonl").status == "ok"
     assert_fault(look_at_data(data(tmp_path)), "data: train.jsonl", "error", "no rows", remedy="JSON")
 
 
 def test_check_data_with_a_reward_needs_no_labels(tmp_path: Path) -> None:
     path = data(tmp_path, {"prompt": "What?"})
-    assert only(check_data(doctor_options(tmp_path, data=[path])), "data: train.jsonl").status == "error"
+    assert find_only(check_data(doctor_options(tmp_path, data=[path])), "data: train.jsonl").status == "error"
     asked = doctor_options(tmp_path, data=[path], changes=["reward=mine.score"])
-    assert only(check_data(asked), "data: train.jsonl").status == "ok"
+    assert find_only(check_data(asked), "data: train.jsonl").status == "ok"
 
 
 @pytest.mark.parametrize(("training", "status"), [(False, "warning"), (True, "error")])
@@ -261,6 +261,6 @@ def test_check_data_missing_is_an_error_for_training(training: bool, status: str
 def test_check_data_checks_the_eval_configs_data_sets(key: str, status: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "eval.yaml"
     path.write_text(f"eval: {{datasets: [{{name: train, path: {data(tmp_path, ROW)}, {key}: 0}}]}}")
-    finding = only(check_data(doctor_options(tmp_path, env={"EVAL_CONFIG": str(path)})), "eval config")
+    finding = find_only(check_data(doctor_options(tmp_path, env={"EVAL_CONFIG": str(path)})), "eval config")
     assert (finding.status, words in finding.found) == (status, True)
     assert status == "ok" or f"EVAL_CONFIG={path} strands-rollout doctor" in str(finding.remedy)

@@ -6,7 +6,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 import pytest
-from stand_in_machine import REPOSITORY, assert_fault, doctor_options, only
+from stand_in_machine import REPOSITORY, assert_fault, doctor_options, find_only
 
 from strands_rollout.diagnostics.slime_episode import TESTED_COMMIT, check_megatron, check_slime, check_slime_episode
 
@@ -55,7 +55,7 @@ def test_check_megatron_looks_where_the_scripts_look(tmp_path: Path) -> None:
     slime = slime_in(tmp_path / "slime")
     beside = check_megatron(doctor_options(tmp_path, slime_dir=slime), nowhere)
     named = check_megatron(doctor_options(tmp_path, {"MEGATRON_DIR": str(tmp_path / "Megatron-LM")}), nowhere)
-    assert [only(found, "megatron").status for found in (beside, named)] == ["ok", "ok"]
+    assert [find_only(found, "megatron").status for found in (beside, named)] == ["ok", "ok"]
     found = check_megatron(doctor_options(tmp_path, megatron_dir=slime), nowhere)
     assert_fault(found, "megatron", "error", str(slime), "megatron/core", remedy="MEGATRON_DIR")
     assert_fault(check_megatron(doctor_options(tmp_path), nowhere), "megatron", "warning", remedy="MEGATRON_DIR")

@@ -1,6 +1,4 @@
-"""`SamplingRows` and `Penalties`: tokens follow the parameters, logprobs cover the whole distribution at the
-temperature.
-"""
+"""`SamplingRows` and `Penalties`: tokens follow the parameters, logprobs cover the whole distribution."""
 
 import numpy as np
 import pytest

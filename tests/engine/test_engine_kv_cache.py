@@ -1,6 +1,4 @@
-"""`KvRows` attention is independent of the product's size; `PrefixCache` finds exactly what was inserted, within
-bounds.
-"""
+"""`KvRows` attention for any product size; `PrefixCache` finds exactly what was inserted, within its capacity."""
 
 import numpy as np
 import pytest

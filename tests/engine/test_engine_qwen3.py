@@ -106,9 +106,7 @@ SPOILT = [
 
 
 def _spoil(folder: Path, kind: str, name: str) -> None:
-    """Write a model folder and replace the file `name` by something unreadable, write other shapes, or write
-    nothing.
-    """
+    """Write a model folder that cannot be loaded: `name` replaced as `kind` says, another shape, or nothing at all."""
     if kind == "missing":
         return
     path = TinyQwen3(hidden=64 if kind == "of another shape" else 32).write(folder) / name

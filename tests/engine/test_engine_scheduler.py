@@ -55,7 +55,7 @@ def test_scheduler_long_prompt_does_not_stall_generation(scheduler):
         ([("now", 3), ("b", 5)], 7, [("now", 0, 3), ("b", 3, 5), ("now", 5, 7)]),
     ],
 )
-def test_weight_spans_cover_the_output_without_gaps(changes, output_count, spans):
+def test_weight_spans_cover_the_output_without_empty_spans(changes, output_count, spans):
     generation = InFlightGeneration(EngineRequest("r", (1,), SamplingParams(), 9), lambda: None)
     for version, count in (*changes, ("now", output_count)):
         generation.close_span(version, count)

@@ -76,7 +76,7 @@ def options(folder: Path, tokenizer: Any, **changes: Any) -> DemoOptions:
     return DemoOptions(**{**named, **few, **changes})
 
 
-async def run_on(script: Any, made: DemoOptions) -> Summary:
+async def run_demo_on(script: Any, made: DemoOptions) -> Summary:
     """Run the demo as the command does: in a thread without an event loop, against a scripted engine."""
     async with FakeSGLang(script, context_length=8192) as fake:
         return await asyncio.to_thread(run_demo, replace(made, base_url=fake.base_url))
@@ -84,7 +84,7 @@ async def run_on(script: Any, made: DemoOptions) -> Summary:
 
 async def test_run_demo_dumps_samples_and_prints_one_json_line(shipped_tokenizer, tmp_path, capsys):
     made = options(tmp_path, shipped_tokenizer, json_only=True)
-    summary = await run_on([Reply.tokens(ids_of(shipped_tokenizer, ANSWER))] * 2, made)
+    summary = await run_demo_on([Reply.tokens(ids_of(shipped_tokenizer, ANSWER))] * 2, made)
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line) == summary.to_dict()
     (dump,) = (tmp_path / "dump").glob("*.jsonl")
@@ -94,7 +94,7 @@ async def test_run_demo_dumps_samples_and_prints_one_json_line(shipped_tokenizer
 
 
 async def test_run_demo_explains_failed_episodes(shipped_tokenizer, tmp_path, capsys):
-    summary = await run_on(lambda *_: Reply.status(400, "no such luck"), options(tmp_path, shipped_tokenizer))
+    summary = await run_demo_on(lambda *_: Reply.status(400, "no such luck"), options(tmp_path, shipped_tokenizer))
     out = capsys.readouterr().out
     assert (summary.completed, summary.contract_violations, summary.ok) == (0, 0, False)
     assert "failed, 2 of 2: EngineRejectedError" in out

@@ -138,9 +138,7 @@ async def test_run_evaluation_audit_finds_corrupt_samples(run, tmp_path, monkeyp
 
 
 async def test_run_evaluation_uses_the_eval_context_limit(run):
-    """`generate` reads eval_max_context_len only in evaluations; a prompt of that length leaves no room for an
-    answer.
-    """
+    """Only evaluations read eval_max_context_len; a prompt of that length leaves no room for an answer."""
     ended = await run(max_context_tokens=8)
     assert (set(ended.report["data_sets"]["sums"]["stop_reasons"]), ended.fake.requests) == ({"prompt_too_long"}, [])
 
@@ -201,8 +199,11 @@ TYPO = {"strands_rollout": {"max_tool_iteration": 3}}
         (lambda _: {"data": []}, "neither --data nor --eval-config"),
         (lambda folder: {"eval_config": folder / "rollout.yaml"}, "got --data and --eval-config"),
         (lambda folder: {"data": [folder / "sums.jsonl"] * 2}, "got the data sets sums, sums"),
-        (lambda folder: {"config": written(folder / "a.yaml", TYPO)}, "did you mean 'max_tool_iterations'"),
-        (lambda folder: {"data": [written(folder / "rows.jsonl", WRONG_ROW)]}, r"rows\.jsonl:1: got the tools \['os"),
+        (lambda folder: {"config": write_json(folder / "a.yaml", TYPO)}, "did you mean 'max_tool_iterations'"),
+        (
+            lambda folder: {"data": [write_json(folder / "rows.jsonl", WRONG_ROW)]},
+            r"rows\.jsonl:1: got the tools \['os",
+        ),
     ],
 )
 def test_run_evaluation_refuses_wrong_options_first(shipped_tokenizer, tmp_path, change, words):
@@ -210,7 +211,7 @@ def test_run_evaluation_refuses_wrong_options_first(shipped_tokenizer, tmp_path,
         run_evaluation(options_for(tmp_path, dead_url(), shipped_tokenizer, **change(tmp_path)))
 
 
-def written(path: Path, value: dict[str, Any]) -> Path:
+def write_json(path: Path, value: dict[str, Any]) -> Path:
     path.write_text(json.dumps(value))
     return path
 
@@ -227,7 +228,9 @@ def result(problem: int, error: str | None = None) -> SampleResult:
     return SampleResult.from_line(result_line(0, problem=problem, **failed))
 
 
-async def ran(count: int, error_of: Callable[[int], str | None], concurrency: int = 2) -> tuple[str | None, list[int]]:
+async def run_fake_samples(
+    count: int, error_of: Callable[[int], str | None], concurrency: int = 2
+) -> tuple[str | None, list[int]]:
     seen: list[int] = []
 
     async def one(key: SampleKey) -> SampleResult:
@@ -250,7 +253,7 @@ async def ran(count: int, error_of: Callable[[int], str | None], concurrency: in
     ],
 )
 async def test_run_samples_ends_after_consecutive_equal_failures(error_of, concurrency, failures, least, most):
-    reason, seen = await ran(100, error_of, concurrency)
+    reason, seen = await run_fake_samples(100, error_of, concurrency)
     assert least <= len(seen) <= most
     assert seen == list(range(len(seen)))
     if failures is None:

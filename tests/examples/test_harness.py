@@ -108,7 +108,7 @@ async def test_harness_sandbox_error_in_a_sub_agent_fails_the_episode(shipped_to
     assert set(result[0].loss_mask) == {0}
 
 
-async def gone(path: str) -> None:
+async def wait_until_deleted(path: str) -> None:
     """Wait until `path` is deleted; the deletion runs beside the episode's end."""
     await wait_until(lambda: not os.path.lexists(path))
 
@@ -131,7 +131,7 @@ async def test_harness_trains_each_token_of_a_long_episode_once(shipped_tokenize
     assert called == made[0].tool_registry.registry.keys()
     assert facts[0]["tool_errors"] == TURNS // 8  # a read outside the folder fails
     assert capsys.readouterr().out == ""
-    await gone(f"{policy.folder}/notes.txt")
+    await wait_until_deleted(f"{policy.folder}/notes.txt")
 
 
 ENDS = {"an abort": ({}, "aborted"), "a time limit": ({"episode_timeout_s": 3.0}, "episode_timeout")}
@@ -148,4 +148,4 @@ async def test_harness_deletes_the_folder_however_the_episode_ends(shipped_token
 
     result, wire = await played(shipped_tokenizer, said, [], should_abort=lambda: state.aborting, **settings)
     assert (wire.check(result)[0].metadata["strands_rollout"]["stop_reason"], len(wire.requests)) == (stop_reason, 2)
-    await gone(f"{state.folder}/file")
+    await wait_until_deleted(f"{state.folder}/file")

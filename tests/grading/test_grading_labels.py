@@ -128,7 +128,7 @@ def test_grade_interval_label_keeps_its_meaning(answer: str) -> None:
 
 
 @pytest.mark.parametrize("label", ["['34', '35']", '["34", "35"]', "[34 35]", "array(['34', '35'], dtype=object)"])
-def test_grade_list_label_equals_itself_and_its_items_only(label: str) -> None:
+def test_grade_list_label_equals_itself_but_no_joined_items(label: str) -> None:
     assert is_right(label, label)
     for wrong in ("3435", "34 35", "34, 35", "(34, 35)", "[34, 35]", "['34', '36']", "'3'"):
         assert not is_right(wrong, label)

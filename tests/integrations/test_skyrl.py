@@ -70,7 +70,9 @@ def batch(**changes: Any) -> dict[str, Any]:
     }
 
 
-async def generated(tokenizer: Any, script: Any, input_batch: Any, **options: Any) -> tuple[dict[str, Any], FakeSGLang]:
+async def generate_batch(
+    tokenizer: Any, script: Any, input_batch: Any, **options: Any
+) -> tuple[dict[str, Any], FakeSGLang]:
     async with FakeSGLang(script, context_length=8192) as fake:
         generator = StrandsGenerator(fake.base_url, tokenizer.name_or_path, **options)
         return await generator.generate(input_batch), fake
@@ -128,7 +130,7 @@ def test_to_generator_output_refuses_an_unfinished_sample(changes, words) -> Non
 
 async def test_strands_generator_keeps_the_order_of_prompts(shipped_tokenizer: Any) -> None:
     answer = Reply.tokens(ids_of(shipped_tokenizer, ANSWER))
-    output, fake = await generated(shipped_tokenizer, lambda *_: answer, batch())
+    output, fake = await generate_batch(shipped_tokenizer, lambda *_: answer, batch())
     assert (list(violations(output, 3)), output["rewards"], len(fake.requests)) == ([], [1.0, 1.0, -1.0], 3)
     asked = fake.requests[0].body["sampling_params"]
     assert asked["max_new_tokens"] <= 512
@@ -140,7 +142,7 @@ async def test_strands_generator_keeps_the_order_of_prompts(shipped_tokenizer: A
 async def test_strands_generator_masks_an_aborted_prompt(shipped_tokenizer: Any) -> None:
     ids = ids_of(shipped_tokenizer, ANSWER)
     turns = iter([Reply.tokens(ids), Reply.abort(ids[:2]), Reply.tokens(ids)])
-    output, _ = await generated(
+    output, _ = await generate_batch(
         shipped_tokenizer, lambda *_: next(turns), batch(), concurrency=1, settings={"on_engine_abort": "return"}
     )
     assert (output["stop_reasons"], set(output["loss_masks"][1])) == (["stop", "error", "stop"], {0})
@@ -151,7 +153,7 @@ async def test_strands_generator_takes_a_callers_reward(shipped_tokenizer: Any) 
         return {"tokens": float(sample.response_length)}
 
     script = [Reply.tokens(ids_of(shipped_tokenizer, ANSWER))] * 3
-    output, _ = await generated(shipped_tokenizer, script, batch(), reward=length_reward, reward_key="tokens")
+    output, _ = await generate_batch(shipped_tokenizer, script, batch(), reward=length_reward, reward_key="tokens")
     assert output["rewards"] == [float(len(ids)) for ids in output["response_ids"]]
 
 
@@ -167,10 +169,10 @@ async def test_strands_generator_refuses_an_unplayable_input(
     shipped_tokenizer: Any, changes: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        await generated(shipped_tokenizer, [], batch(**changes))
+        await generate_batch(shipped_tokenizer, [], batch(**changes))
 
 
-def test_skyrl_gsm8k_script_passes_the_files_settings(tmp_path, monkeypatch) -> None:
+def test_skyrl_gsm8k_script_passes_only_the_files_settings(tmp_path, monkeypatch) -> None:
     main = runpy.run_path(str(Path(__file__).parents[2] / "scripts/skyrl_gsm8k.py"))["main"]
     given: list[Any] = []
 

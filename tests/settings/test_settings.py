@@ -26,7 +26,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 ROLLOUT_CONFIGS = sorted(path for path in CONFIGS.glob("*.yaml") if path.stem != "aime_eval")
 
 
-def written(folder: Path, text: str) -> Path:
+def write_config(folder: Path, text: str) -> Path:
     path = folder / "rollout.yaml"
     path.write_text(text)
     return path
@@ -52,7 +52,7 @@ def test_settings_from_args_defaults(args: Any, tmp_path: Path) -> None:
     assert settings_from_args(args).tools == ("strands_rollout.tools.execute_python_code",)
     # a file with slime's own keys beside ours
     text = "lr: 3\nstrands_rollout: {max_tool_iterations: null, tools: [a.b], reward: {style: slime_strands_example}}\n"
-    settings = read_config_file(written(tmp_path, text))
+    settings = read_config_file(write_config(tmp_path, text))
     given = (settings.max_tool_iterations, settings.tools, settings.reward.style)
     assert given == (None, ("a.b",), "slime_strands_example")
 
@@ -137,7 +137,7 @@ def test_shipped_eval_config_uses_data_dir(monkeypatch: pytest.MonkeyPatch) -> N
 def test_read_config_file_error_names_the_file(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=r"can't read .*rollout\.yaml: No such file"):
         read_config_file(tmp_path / "rollout.yaml")
-    path = written(tmp_path, text)
+    path = write_config(tmp_path, text)
     with pytest.raises(ConfigError, match=words) as refused:
         read_config_file(path)
     assert str(path) in str(refused.value)
@@ -147,7 +147,7 @@ def test_read_config_file_error_names_the_file(tmp_path: Path, text: str, words:
 def test_format_settings_reads_back_as_the_same_settings(path: Path, tmp_path: Path) -> None:
     settings = read_config_file(path)
     text = format_settings(settings)
-    assert read_config_file(written(tmp_path, text)) == settings
+    assert read_config_file(write_config(tmp_path, text)) == settings
     meanings = re.sub(r"\n +# ", " ", text)
     for name, field in RolloutSettings.model_fields.items():
         assert f" {field.description}\n  {name}:" in meanings
@@ -188,7 +188,7 @@ strands_rollout:
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_config_command_masks_secrets(form: list[str], tmp_path: Path) -> None:
-    shown = CliRunner().invoke(app, ["config", str(written(tmp_path, LEAKY)), *form])
+    shown = CliRunner().invoke(app, ["config", str(write_config(tmp_path, LEAKY)), *form])
     assert isinstance(shown.exception, ConfigError)  # for the executor's options, after the settings were printed
     assert re.findall(r"s3cret\w*|1@sandbox", f"{shown.output} {shown.exception}") == []
     assert "fill them in before" in (shown.stderr if form else shown.stdout.splitlines()[0])
@@ -232,18 +232,18 @@ def test_config_command_masks_secrets(form: list[str], tmp_path: Path) -> None:
 )
 def test_settings_error_hides_secrets(line: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refusal:
-        read_config_file(written(tmp_path, f"strands_rollout:\n{line}\n"))
+        read_config_file(write_config(tmp_path, f"strands_rollout:\n{line}\n"))
     assert "s3cret" not in str(refusal.value)
 
 
 def test_find_secrets_finds_all_secret_values(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FROM_ENV", "s3cretRRRR")
-    known = find_secrets(read_config_file(written(tmp_path, LEAKY)).model_dump(mode="json"))
+    known = find_secrets(read_config_file(write_config(tmp_path, LEAKY)).model_dump(mode="json"))
     assert {f"s3cret{letter * 4}" for letter in "ABCDEFGHIJKNPQR"} <= known
     assert not {"application/json", "tools.example", "plain"} & known
 
 
-def doubled(line: str, count: int) -> str:
+def doubling_lines(line: str, count: int) -> str:
     """Return lines that each refer `count` times to the line before."""
     pairs = zip("abcdefgh", "bcdefghi", strict=True)
     return "a: &a {x: 1}\n" + "".join(
@@ -252,8 +252,8 @@ def doubled(line: str, count: int) -> str:
 
 
 BOMBS = {
-    "aliases": doubled("{name}: &{name} [{aliases}]\n", 9),
-    "merged keys": doubled("{name}: &{name} {{<<: [{aliases}]}}\n", 20),
+    "aliases": doubling_lines("{name}: &{name} [{aliases}]\n", 9),
+    "merged keys": doubling_lines("{name}: &{name} {{<<: [{aliases}]}}\n", 20),
     "a list in itself": "strands_rollout: &a [*a]\n",
     "deep nesting": "strands_rollout: " + "[" * 1000,
     "a megabyte": "#" * 2_000_000,
@@ -262,7 +262,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("text", BOMBS.values(), ids=BOMBS.keys())
 def test_read_config_file_refuses_yaml_bombs(text: str, tmp_path: Path) -> None:
-    path = written(tmp_path, text)
+    path = write_config(tmp_path, text)
     shown = CliRunner().invoke(app, ["config", str(path)])
     assert isinstance(shown.exception, ConfigError), shown.output
     with pytest.raises(ConfigError, match=r"rollout\.yaml"):

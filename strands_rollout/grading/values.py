@@ -281,7 +281,7 @@ def _alternatives(text: str, depth: int) -> Key | None:
         return ValueGroup("", tuple(part for one in (plus, minus) for part in _dissolved(key_of(one, depth + 1))))
     parts, signs = split_at(text, _WITHOUT)
     if signs:
-        is_clear = len(parts) == 2 and all(parts) and not split_at(text, _OR)[1]    # else the union is ambiguous
+        is_clear = len(parts) == 2 and all(parts) and not split_at(text, _OR)[1]  # else the union is ambiguous
         return Combination("without", tuple(key_of(part, depth + 1) for part in parts)) if is_clear else None
     is_region = bool(_INEQUALITY.search(text)) or r"\cup" in text
     for kind, sign in (("or", _OR), ("and", _AND)):

@@ -160,10 +160,10 @@ class Finding:
     that some runs need. "skipped": the check was not requested.
     """
 
-    name: str  # name of the thing that was checked
+    name: str  # of the checked thing
     status: Status
-    found: str  # result, with the names and numbers that were found
-    remedy: str | None = None  # remedy, with a command to run if there is one; None if there is nothing to do
+    found: str  # the result, with names and numbers
+    remedy: str | None = None  # with a command to run if there is one; None if there is nothing to do
     facts: Mapping[str, Json] = field(default_factory=dict)  # further values for programs, by name
 
 

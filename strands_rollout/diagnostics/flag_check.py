@@ -64,7 +64,7 @@ class Arguments:
     """The arguments of train.py or train_async.py."""
 
     words: tuple[str, ...]
-    source: str  # the way they were found, for a report
+    source: str  # origin of the arguments, for a report
 
 
 def read_script(script: Path, slime_dir: Path | None) -> Arguments:

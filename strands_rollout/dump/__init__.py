@@ -5,10 +5,10 @@ all dumps in it. Each line is one sample, a JSON object that needs no other line
 concatenated. Its keys are:
 
 - the fields of slime's `Sample.to_dict()` under their own names (slime/utils/types.py); a sample is written with all
-its fields, and readers keep fields that they do not know;
+  its fields, and readers keep fields that they do not know;
 - `strands_rollout_dump`, which marks the line as a sample: `{"version": 1}`. If a tokenizer was at hand, `token_texts`
-has the text of each id of `tokens`: `{"271": " the"}`, or the bytes as numbers if they are not valid UTF-8 on their
-own: `{"94": [226, 130]}`. It then also has `{"tokenizer": {"name": ..., "fingerprint": ...}}`, its folder or id on the
+  has the text of each id of `tokens`: `{"271": " the"}`, or the bytes as numbers if they are not valid UTF-8 on their
+  own: `{"94": [226, 130]}`. It then has `{"tokenizer": {"name": ..., "fingerprint": ...}}`, its folder or id on the
   hub, and a hash of its vocabulary.
 
 A value that JSON can't express is an object with one key that begins with `$`; see `record`. A line with a higher

@@ -1,4 +1,4 @@
-"""Prints pip constraints: each dependency, the data sets' too, in the lowest version that pyproject.toml allows."""
+"""Print pip constraints: each dependency, the data sets' too, in the lowest version that pyproject.toml allows."""
 
 import re
 import tomllib

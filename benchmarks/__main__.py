@@ -306,10 +306,10 @@ def _run_client(options: "ClientOptions", out: Path | None, *, json_only: bool) 
 
 
 def check_writable(path: Path | None) -> None:
-    """Make a file's folder, before minutes of measurements are lost.
+    """Create a file's folder and check that it is writable, before minutes of measurements are lost.
 
     Raises:
-        ConfigError: It can't be made, or nothing may be written to it.
+        ConfigError: The folder can't be created or written to.
     """
     if path is None:
         return
@@ -323,9 +323,9 @@ def check_writable(path: Path | None) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar; yields what moves it: a label, steps done, steps in all."""
+    """Show a progress bar; yield the function that moves it, called with a label, the steps done and all steps."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    # drawn at each step only: a thread that draws would take its share of the measured core
+    # drawn only at each step: a drawing thread would use time of the measured core
     with Progress(*columns, console=Console(stderr=True), auto_refresh=False) as bar:
         task = bar.add_task("starting", total=None)
         yield lambda label, done, total: bar.update(task, description=label, completed=done, total=total, refresh=True)
@@ -361,7 +361,7 @@ def _known(option: str, names: list[str], known: tuple[str, ...]) -> list[str]:
 
 
 def _tokenizer_dir(given: Path | None) -> Path:
-    """The option's, the variable's, else the shipped model's."""
+    """Return the tokenizer folder of the option or the environment variable, else of the shipped model."""
     from benchmarks.client import SHIPPED_TOKENIZER_DIR
 
     named = os.environ.get(_TOKENIZER_VARIABLE)
@@ -372,7 +372,7 @@ def _tokenizer_dir(given: Path | None) -> Path:
 
 
 def main() -> None:
-    """Run the command line; never returns."""
+    """Run the command line and exit."""
     run(app, "python -m benchmarks")
 
 

@@ -1,7 +1,7 @@
 """The variants with an agent: this package, its gateway, strands-sglang, Strands' own OpenAI model. See `variants`.
 
-Their code tool runs nothing: it knows each script's code and what that prints. Its name, description and schema are
-the code tool's own, so that prompts are the same.
+Their code tool runs nothing: it knows each script's code and its output. Its name, description and schema are those of
+the real code tool, so that prompts are the same.
 """
 
 import asyncio
@@ -58,12 +58,12 @@ def learn_results(scripts: Iterable[Script]) -> None:
 
 @tool(name=CODE_TOOL_NAME, description=CODE_TOOL_DESCRIPTION, inputSchema={"json": CODE_TOOL_SCHEMA})
 async def answer_from_script(code: str) -> str:
-    """The result that the script has for this code; an unknown code is an error."""
+    """Return the script's result for this code; unknown code is an error."""
     return _RESULTS[code]
 
 
 class Listener(HookProvider):
-    """A user's hook that hears every event of an agent, and does nothing."""
+    """A user's hook that receives every event of an agent and does nothing."""
 
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:  # noqa: ARG002 - Strands' signature
         for kind in EVENTS:
@@ -104,7 +104,7 @@ _MORE_SETTINGS: Final[Mapping[str, dict[str, Any]]] = {
 
 
 class Ours:
-    """This package as slime calls it: `strands_rollout.generate` on samples, with no limit that a script would meet."""
+    """This package as slime calls it: `strands_rollout.generate` on samples, with limits that no script reaches."""
 
     def __init__(self, job: Job) -> None:
         tools = {} if job.step.runs_code else {"tools": [f"{__name__}.answer_from_script"]}
@@ -131,7 +131,7 @@ class Ours:
 
 
 class ThroughGateway(Ours):
-    """The same as a program that has the endpoint asked: the scripted engine's process plays its client."""
+    """The same episode as a program that calls the endpoint; the scripted engine's process plays its client."""
 
     asked: ClassVar[tuple[int, str]]
 
@@ -144,7 +144,7 @@ class ThroughGateway(Ours):
 
 
 async def play_through_gateway(task: Task, endpoint: Endpoint) -> None:
-    """The program."""
+    """Play an episode through the gateway, as a user's program."""
     port, api = ThroughGateway.asked
     body = orjson.dumps([api, endpoint.base_url, endpoint.api_key, task.text])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -156,7 +156,7 @@ async def play_through_gateway(task: Task, endpoint: Endpoint) -> None:
 
 
 class SubAgents:
-    """Plain Strands agents, as a tool builds them: up to 64 on one model object, or each on a model of its own."""
+    """Plain Strands agents, as a tool builds them: up to 64 agents share a model object, or each has its own."""
 
     def __init__(self, job: Job) -> None:
         self._tokenizer, self._url = load_tokenizer(job.tokenizer), f"http://127.0.0.1:{job.port}"
@@ -233,8 +233,8 @@ class StrandsSGLang:
 class OpenAI:
     """Strands' own OpenAI model on the engine's chat endpoint; its messages are tokenised again after the episode.
 
-    One `openai.AsyncOpenAI` serves all episodes, the cheapest way that the model offers. Tokens and mask come from one
-    rendering of the whole conversation, so neither is what was sampled, and there are no logprobs.
+    One `openai.AsyncOpenAI` serves all episodes, the cheapest option of the model. Tokens and mask come from one
+    rendering of the whole conversation, so they are not the sampled ones, and there are no logprobs.
     """
 
     def __init__(self, job: Job) -> None:
@@ -254,7 +254,7 @@ class OpenAI:
             tools=[answer_from_script],
             callback_handler=None,
             system_prompt=SYSTEM_PROMPT,
-            # the default one drops the first messages of a long conversation, which are trained on
+            # the default manager drops the first messages of a long conversation, which are trained on
             conversation_manager=NullConversationManager(),
         )
         await agent.invoke_async(script.question)
@@ -264,7 +264,7 @@ class OpenAI:
         return Played(tokens, mask, None, sample)
 
     def _tokens_and_mask(self, messages: Any) -> tuple[list[int], list[int]]:
-        """The conversation's tokens, and for those after the prompt whether an assistant's turn holds them."""
+        """Return the conversation's tokens, and the mask of assistant tokens after the prompt."""
         chat = [{"role": "system", "content": SYSTEM_PROMPT}, *to_chat_messages(messages)]
         tools = to_chat_tools([answer_from_script.tool_spec])
         text = self._tokenizer.apply_chat_template(chat, tools=tools, tokenize=False)
@@ -285,7 +285,7 @@ class OpenAI:
 
 
 def _sample(tokenizer: Any, tokens: list[int], mask: list[int], logprobs: list[float] | None = None) -> Any:
-    """What a trainer is handed by variants that don't make samples themselves."""
+    """Return the sample that a trainer would get from a variant that makes no samples itself."""
     sample = Sample(status=Sample.Status.COMPLETED, tokens=tokens, loss_mask=mask, response_length=len(mask))
     sample.rollout_log_probs = logprobs
     sample.response = tokenizer.decode(tokens[-len(mask) :], skip_special_tokens=False)

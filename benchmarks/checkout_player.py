@@ -1,7 +1,7 @@
-"""A measured process of the comparison of checkouts: it plays the rounds that stdin asks for, and prints their figures.
+"""A measured process of the comparison of checkouts: it plays the rounds requested on stdin and prints their figures.
 
-It runs on the package of an older checkout too. So it takes from there only what every version has, `generate` and
-`Sample`, and from the other modules of the benchmarks nothing.
+It also runs on the package of an older checkout. So it imports only names that every version has, `generate` and
+`Sample`, and nothing of the other benchmark modules.
 """
 
 import asyncio
@@ -43,12 +43,12 @@ _EVENTS: Final = (
 
 @tool(name=_TOOL["name"], description=_TOOL["description"], inputSchema={"json": _TOOL["parameters"]})
 async def tool_from_script(code: str) -> str:
-    """The result that the script has for this code; an unknown code is an error."""
+    """Return the script's result for this code; unknown code is an error."""
     return _RESULTS[code]
 
 
 class Listener(hooks.HookProvider):
-    """A user's hook that hears every event of an agent, and does nothing."""
+    """A user's hook that receives every event of an agent and does nothing."""
 
     def register_hooks(self, registry: hooks.HookRegistry, **kwargs: Any) -> None:  # noqa: ARG002 - Strands' signature
         for kind in _EVENTS:
@@ -59,12 +59,12 @@ class Listener(hooks.HookProvider):
 
 
 def build(model: Any, task: Any) -> Agent:
-    """A user's agent factory."""
+    """Build an agent, as a user's agent factory."""
     return Agent(model=model, system_prompt=_JOB["system_prompt"], tools=list(task.tools))
 
 
 async def play_through_gateway(task: Any, endpoint: Any) -> None:
-    """A user's program, whose client the scripted engine's process plays."""
+    """Play an episode as a user's program, whose client the scripted engine's process plays."""
     body = json.dumps(["chat", endpoint.base_url, endpoint.api_key, task.text]).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", _JOB["port"])
     writer.write(b"POST /play HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
@@ -82,7 +82,7 @@ _AGENTS: Final[dict[str, dict[str, Any]]] = {
 
 
 class Player:
-    """Plays episodes of the job's scripts as slime asks for them."""
+    """Plays episodes of the job's scripts as slime requests them."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -99,7 +99,7 @@ class Player:
         )
 
     async def play(self, turns: int, episodes: int, concurrency: int) -> list[tuple[Any, Any]]:
-        """Play so many episodes of so many tool turns.
+        """Play this number of episodes with this number of tool turns.
 
         Returns:
             Each episode's script and sample.
@@ -122,7 +122,7 @@ class Player:
 
 
 def check(done: list[tuple[Any, Any]]) -> None:
-    """Compare every sample's tokens with its script: a version that does less must not look fast.
+    """Compare every sample's tokens with its script: a version that skips work must not look fast.
 
     Raises:
         RuntimeError: They differ, or an episode did not complete.
@@ -136,7 +136,7 @@ def check(done: list[tuple[Any, Any]]) -> None:
 
 
 async def cpu(player: Player, turns: int, episodes: int, concurrency: int) -> dict[str, float]:
-    """CPU of this process, all threads, user and system."""
+    """Measure the CPU time of this process: all threads, user and system."""
     started = time.process_time()
     done = await player.play(turns, episodes, concurrency)
     spent = time.process_time() - started
@@ -145,7 +145,7 @@ async def cpu(player: Player, turns: int, episodes: int, concurrency: int) -> di
 
 
 async def memory(player: Player, turns: int, episodes: int, concurrency: int) -> dict[str, float]:
-    """Python's own allocations at their peak, meant for as many episodes as run at once, and those of kept samples."""
+    """Measure Python's allocations at their peak and of kept samples; meant for as many episodes as run at once."""
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     done = await player.play(turns, episodes, concurrency)

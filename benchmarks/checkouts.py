@@ -1,7 +1,7 @@
-"""The comparison of checkouts: what an episode costs with the package of one, beside the same episode with another's.
+"""The comparison of checkouts: the cost of the same episode with the package of each checkout.
 
 Each checkout has a process, and these play short rounds in turn: A B, B A, A B. A pair of rounds sees the same machine
-within seconds, so that the median of their ratios shows a difference of 2% also where others use the machine.
+within seconds, so that the median of their ratios shows a difference of 2% even on a machine that others use.
 """
 
 import json
@@ -27,9 +27,10 @@ from strands_rollout.settings import SYSTEM_PROMPT
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 
 Figures = dict[str, float]
-"""By name, units in the names."""
+"""Figures by name; names contain the units."""
 Play = Callable[[Mapping[str, Any]], Figures]
-"""Has a process play a round, such as {"measure": "cpu", "turns": 5, "episodes": 64, "concurrency": 64}."""
+"""Function that makes a process play a round, such as {"measure": "cpu", "turns": 5, "episodes": 64, "concurrency":
+64}."""
 AGENTS: Final = ("plain", "hook", "factory", "gateway")
 MEASURES: Final = ("cpu", "memory")
 _PLAYER: Final = Path(__file__).with_name("checkout_player.py")
@@ -43,13 +44,14 @@ class Comparison:
 
     Attributes:
         checkouts: Folders that hold `strands_rollout`; ratios are to the first.
-        turns: Tool turns of an episode; each number is compared by itself.
+        turns: Tool turns of an episode; each number is compared separately.
         concurrency: Episodes at once.
         rounds: Rounds of each checkout at each number of turns.
-        episodes: Of a round; None for about a second's.
-        agent: "plain", "hook" (a hook that hears every event), "factory" (an agent factory) or "gateway" (a program).
-        settings: More of the rollout settings, for all checkouts.
-        tokenizer_dir: The policy's.
+        episodes: Episodes of a round; None for about a second of them.
+        agent: "plain", "hook" (a hook that receives every event), "factory" (an agent factory) or "gateway" (a
+            program).
+        settings: Further rollout settings, for all checkouts.
+        tokenizer_dir: Folder of the policy's tokenizer.
         measure: "cpu", or "memory" of episodes that all run at once.
     """
 
@@ -69,9 +71,9 @@ class Comparison:
                 raise ConfigError(f"got the checkout {checkout}; expected a folder that holds strands_rollout")
 
     def round(self, turns: int) -> dict[str, Any]:
-        """A round of episodes of so many turns, as a process is asked for it."""
+        """Return the request for a round of episodes with this number of turns."""
         episodes = self.episodes or max(_LEAST_EPISODES, _TURNS_OF_A_ROUND // turns)
-        if self.measure == "memory":  # of those that run at once
+        if self.measure == "memory":  # of the episodes that run at once
             episodes = self.concurrency
         return {"measure": self.measure, "turns": turns, "episodes": episodes, "concurrency": self.concurrency}
 
@@ -112,7 +114,7 @@ def compare(comparison: Comparison, on_step: OnStep) -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as a table in Markdown."""
+    """Return the rows as a Markdown table."""
     names = [name.removesuffix("_quartiles") for name in rows[0] if name.endswith("_quartiles")]
     heads = [head for name in names for head in (name, "of the first's", "quartiles", "of the least")]
     lines = []
@@ -127,7 +129,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _row(rounds: Sequence[Sequence[Figures]], at: int) -> dict[str, Any]:
-    """A checkout's figures, each with what it is of the first's: the medians over the rounds.
+    """Return a checkout's figures, each with its ratio to the first checkout's: medians over the rounds.
 
     Beside them, the quartiles of the rounds' ratios, and the ratio of the least figures of all rounds.
     """
@@ -144,14 +146,14 @@ def _row(rounds: Sequence[Sequence[Figures]], at: int) -> dict[str, Any]:
 
 
 def _play_in_turn(players: Sequence[Play], asked: Mapping[str, Any], *, is_reversed: bool) -> list[Figures]:
-    """The figures of one round, in the order of the players; reversed, so that none always follows another."""
+    """Return the figures of a round, in the order of the players; `is_reversed` lets the last player play first."""
     order = list(range(len(players)))
     figures = {at: players[at](asked) for at in (reversed(order) if is_reversed else order)}
     return [figures[at] for at in order]
 
 
 def _write_job(folder: Path, comparison: Comparison, scripts: Sequence[Script], port: int) -> Path:
-    """Write what a process needs to know; the package's own names differ from version to version."""
+    """Write a process's job with all values, because their names in the package differ between versions."""
     core, _ = client_and_engine_core()
     job = {
         "scripts": [asdict(script) for script in scripts],
@@ -166,13 +168,13 @@ def _write_job(folder: Path, comparison: Comparison, scripts: Sequence[Script], 
     }
     path = folder / "job.json"
     path.write_text(json.dumps(job))
-    copy(_PLAYER, folder)  # out of a folder whose other files would stand for installed packages of their names
+    copy(_PLAYER, folder)  # copied, because other files of its folder would shadow installed packages of the same name
     return path
 
 
 @contextmanager
 def _player(checkout: Path, job: Path) -> Iterator[Play]:
-    """A process on a checkout's package; it ends with its stdin."""
+    """Start a process on a checkout's package; it ends with its stdin."""
     path = os.pathsep.join([str(checkout), str(job.parent)])
     command = [sys.executable, "-c", f"import asyncio, {_PLAYER.stem} as player; asyncio.run(player.main())"]
     environment = {**os.environ, "PYTHONPATH": path, "CHECKOUT_PLAYER_JOB": str(job)}

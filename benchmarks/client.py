@@ -1,4 +1,4 @@
-"""The client benchmark: what an episode costs its client, beside the least it can cost and beside other ways to run it.
+"""The client benchmark: the cost of an episode for its client, compared with the minimum and with other clients.
 
 A scripted engine in a process of its own answers at once; each measurement is a fresh process. Variants take turns
 within a round, and begin in another order each round.
@@ -30,7 +30,7 @@ from strands_rollout.errors import ConfigError, RolloutError
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 
 OnStep = Callable[[str, int, int], None]
-"""Called with what is measured next, how many measurements are done, and how many there are."""
+"""Function that receives the next measurement's label, the number of finished measurements, and their total."""
 Figures = dict[str, Any]
 MEASURES: Final = ("cpu", "turns", "lag", "code", "memory", "profile")
 _IN_ROUNDS: Final[tuple[JobKind, ...]] = ("cpu", "turns")
@@ -38,11 +38,11 @@ REPOSITORY: Final = Path(__file__).resolve().parents[1]
 SHIPPED_TOKENIZER_DIR: Final = Path(strands_rollout.__file__).parent / "engine" / "checkpoint"
 _LEAST_EPISODES: Final = 64
 _TOOL_TURNS: Final = 640
-# One streamed turn costs as much as twenty others: it is played with these numbers of turns only.
+# A streamed turn costs as much as twenty others, so it is played with these numbers of turns only.
 _STREAMED_TURNS: Final = (5, 20)
 _STREAMED_TOOL_TURNS: Final = 80
 _LEAST_STREAMED: Final = 2
-# What takes minutes is measured in one round only, and with few episodes.
+# Measurements that take minutes run in one round only, with few episodes.
 _REPEATED_TURNS: Final = {"openai": 0, "strands-sglang": 40}
 _FEW_EPISODES: Final = {"strands-sglang": 8}
 _DETAIL_TURNS: Final = 5
@@ -72,7 +72,7 @@ class BenchProcessError(RolloutError):
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """What to measure: every variant at each number of tool turns and of episodes at once, in `repeats` rounds.
+    """Options of a run: each variant at each number of tool turns and of episodes at once, in `repeats` rounds.
 
     `episodes` of None is a number that fits the turns; `code_episodes` run at once with the real code tool.
     """
@@ -88,7 +88,7 @@ class ClientOptions:
     collector: Collector = "own"
 
     def steps(self) -> Iterator[Step]:
-        """All measurements of a run, round by round; what is measured once comes last."""
+        """Return all measurements of a run, round by round; measurements that run once come last."""
         for number in range(self.repeats):
             for turns, concurrency in product(self.turns, self.concurrency):
                 for kind in (kind for kind in _IN_ROUNDS if kind in self.measures):
@@ -106,7 +106,7 @@ class ClientOptions:
             yield from self._round("profile", 0, profile_turns, max(self.concurrency))
 
     def _round(self, kind: JobKind, number: int, turns: int, concurrency: int) -> Iterator[Step]:
-        """Each variant once, another one first each round."""
+        """Yield each variant once, starting with another variant in each round."""
         first = number % len(self.variants)
         for variant in (*self.variants[first:], *self.variants[:first]):
             rounds = self.repeats if turns <= _REPEATED_TURNS.get(variant, turns) else 1
@@ -117,7 +117,7 @@ class ClientOptions:
                 yield Step(kind, variant, turns, concurrency, episodes, number)
 
     def _plays(self, variant: str, turns: int, kind: JobKind) -> bool:
-        """Whether that is measured of a variant at so many tool turns; not where it takes minutes and adds little."""
+        """Return whether this is measured; some measurements at many turns take minutes and add little."""
         if kind == "turns":
             return variant.startswith(("ours", "gateway"))
         if variant != "openai" or self.variants == (variant,):
@@ -135,10 +135,10 @@ class ClientOptions:
 
 
 def playable_variants(asked: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The variants that can play, and a sentence for each other one.
+    """Return the variants that can play, and a sentence for each other variant.
 
     Raises:
-        ConfigError: There is no such variant, or none can play.
+        ConfigError: A variant is unknown, or no variant can play.
     """
     can_play: list[str] = []
     sentences: list[str] = []
@@ -156,14 +156,14 @@ def playable_variants(asked: Iterable[str]) -> tuple[list[str], list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One worker's figures."""
+    """The figures of one worker."""
 
     step: Step
     figures: Figures
 
 
 def run_client_benchmark(options: ClientOptions, on_step: OnStep) -> dict[str, Any]:
-    """Measure it all.
+    """Run all measurements.
 
     Returns:
         Facts, medians, ratios and each single measurement, as JSON.
@@ -191,7 +191,7 @@ def run_client_benchmark(options: ClientOptions, on_step: OnStep) -> dict[str, A
 
 
 def _facts(tokenizer_dir: Path, vocab_size: int) -> dict[str, Any]:
-    """What figures can't be read without: versions, the machine, the command line, the tokenizer."""
+    """Return the facts that explain the figures: versions, the machine, the command line, the tokenizer."""
     client, engine = client_and_engine_core()
     return {
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
@@ -227,14 +227,14 @@ def _processor() -> str:
 
 
 class _Engines:
-    """The scripts' files, and the engines that answer from them, started when they are first needed."""
+    """The scripts' files, and the engines that answer from them, started on first use."""
 
     def __init__(self, options: ClientOptions, tokenizer: Any, folder: Path, open_until: ExitStack) -> None:
         self._options, self._tokenizer, self._folder, self._open_until = options, tokenizer, folder, open_until
         self._ports: dict[tuple[int, bool], int] = {}
 
     def measure(self, step: Step) -> Measurement:
-        """Run a step in a process of its own."""
+        """Run a step in its own process."""
         client_core, _ = client_and_engine_core()
         job = Job(
             step=step,
@@ -265,13 +265,14 @@ class _Engines:
 
 @contextmanager
 def scripted_engine(scripts: Sequence[Path], *, core: int | None, any_input: bool = False) -> Iterator[int]:
-    """Start the engine, which answers from files of scripts; its port, for as long as the block lasts.
+    """Start the engine, which answers from files of scripts, until the block ends; yields its port.
 
     It ends when its stdin does, and so with this process, however that ends. A terminal's Ctrl-C does not reach it. It
     stays on `core`, None for any; with `any_input` only the end of an input must be a script's.
 
     Raises:
-        BenchProcessError: It does not start, or a measurement in the block failed; its last words are in the message.
+        BenchProcessError: It does not start, or a measurement in the block failed; the message has the end of its
+            output.
     """
     options = [*(["--core", str(core)] if core is not None else []), *(["--any-input"] if any_input else [])]
     command = [sys.executable, "-m", "benchmarks.scripted_engine", *map(str, scripts), *options]
@@ -312,7 +313,7 @@ def run_job(job: Job) -> Figures:
     """Run one worker.
 
     Raises:
-        BenchProcessError: It failed; its last words are in the message.
+        BenchProcessError: It failed; the message has the end of its output.
     """
     command = [sys.executable, "-m", "benchmarks.worker", job.to_json()]
     name = f"the measurement {job.step.kind} of {job.step.variant}"
@@ -341,7 +342,7 @@ def run_job(job: Job) -> Figures:
 
 
 def worker_environment() -> dict[str, str]:
-    """This environment, in which processes find the benchmarks too."""
+    """Return this environment, with the benchmarks on PYTHONPATH."""
     path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path}
 
@@ -352,7 +353,7 @@ def _last_words(said: IO[bytes]) -> str:
 
 
 def medians(measurements: Iterable[Measurement]) -> list[dict[str, Any]]:
-    """One row for each thing that was measured, with the median of each number over its rounds."""
+    """Return a row for each combination that was measured, with the median of each number over its rounds."""
     found: dict[Step, list[Figures]] = {}
     for one in measurements:
         found.setdefault(replace(one.step, round=0), []).append(one.figures)
@@ -366,7 +367,7 @@ def medians(measurements: Iterable[Measurement]) -> list[dict[str, Any]]:
 
 
 def all_ratios(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
-    """Ours beside each other variant, and how each variant grows from 20 to 80 tool turns.
+    """Return our ratio to each other variant, and each variant's growth from 20 to 80 tool turns.
 
     Ratios are taken round by round, then their median: a round's measurements lie within minutes of each other, so a
     machine that others use as well is the same for both sides of a ratio.

@@ -1,7 +1,7 @@
 """The engine benchmark: tokens per second, long prompts, the prefix cache, samples of one prompt.
 
 Measures engines behind SGLang's API; the embedded one runs in a process of its own. All engines take turns within each
-round, so that what else the machine does hits them alike.
+round, so that other load on the machine affects them equally.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from strands_rollout.errors import ConfigError, EngineResponseError, EngineUnava
 
 SGLANG_VENV: Final = "STRANDS_ROLLOUT_SGLANG_VENV"
 _SGLANG_SCRIPT: Final = Path(__file__).resolve().parents[1] / "scripts" / "sglang_cpu.sh"
-# SGLang keeps six tokens of a context for itself, and a token is generated.
+# SGLang reserves six tokens of a context, and one token is generated.
 _CONTEXT_RESERVE: Final = 8
 # Every vocabulary has these ids.
 _IDS: Final = 1000
@@ -39,7 +39,7 @@ _LOCAL_HOSTS: Final = ("127.0.0.1", "localhost")
 Kind = Literal["decode", "prefill", "samples"]
 Cache = Literal["distinct", "flushed", "again", "shared"]
 OnStep = Callable[[int, int], None]
-"""Called with the number of passes that are done, and of all."""
+"""Function that receives the number of finished passes and of all passes."""
 _CACHES: Final[tuple[Cache, ...]] = ("distinct", "flushed", "again")
 _CACHE_LABELS: Final = {
     "distinct": "prompts never seen",
@@ -51,9 +51,9 @@ _CACHE_LABELS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests that are sent at once, each with so many tokens of prompt and exactly so many new ones.
+    """Requests that are sent at once, each with this number of prompt tokens and exactly this number of new tokens.
 
-    `cache` says what the engine's prefix cache holds: "distinct": other prompts; "flushed": nothing; "again": these
+    `cache` is the content of the engine's prefix cache: "distinct": other prompts; "flushed": nothing; "again": these
     prompts, which were answered a moment ago; "shared": other prompts, and all requests have one prompt.
     """
 
@@ -71,7 +71,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """What one pass of a workload took, from the first request to the last answer.
+    """The cost of a pass of a workload, from the first request to the last answer.
 
     `engine_cpu_s` is of the engine's processes, user and system; None where that can't be seen. `cached_tokens` are
     prompt tokens that the engine found in its cache, over all requests.
@@ -87,7 +87,7 @@ async def run_workload(http: httpx.AsyncClient, work: Workload, seed: int) -> To
 
     Raises:
         EngineUnavailableError: The engine does not answer, or refuses.
-        EngineResponseError: An answer has not the tokens that were asked for.
+        EngineResponseError: An answer does not have the requested number of tokens.
     """
     bodies = _bodies(work, seed)
     if work.cache != "distinct":
@@ -109,7 +109,7 @@ async def flush(http: httpx.AsyncClient) -> None:
     """Empty the engine's prefix cache.
 
     Raises:
-        EngineUnavailableError: It refuses for seconds, as it does while others use it.
+        EngineUnavailableError: It refuses for several seconds, as while others use it.
     """
     for _ in range(_FLUSH_TRIES):
         if (await _posted(http, "/flush_cache", b"{}")).status_code == httpx.codes.OK:
@@ -151,16 +151,16 @@ def _cached_tokens(answer: httpx.Response, work: Workload) -> int:
 
 
 def engine_processes(url: httpx.URL) -> list[int]:
-    """The engine's processes on this machine: the oldest that listens at `url`, and its descendants."""
+    """Return the engine's processes on this machine: the oldest that listens at `url`, and its descendants."""
     root = listening_process(url.port or 80) if url.host in _LOCAL_HOSTS else None
     return [] if root is None else process_tree(root)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRow:
-    """What a workload took on an engine: medians over the rounds, CPU in microseconds of the engine's processes.
+    """The cost of a workload on an engine: medians over the rounds, CPU in microseconds of the engine's processes.
 
-    "Token" in rates is a new one, with "prefill" a prompt's.
+    "Token" in rates is a new token, or a prompt token for "prefill".
     """
 
     engine: str
@@ -172,7 +172,7 @@ class EngineRow:
 
 
 def engine_row(engine: str, workload: Workload, passes: Sequence[Took]) -> EngineRow:
-    """The medians of at least one pass."""
+    """Return the medians of at least one pass."""
     wall_s = median(took.wall_s for took in passes)
     cpus = [took.engine_cpu_s for took in passes if took.engine_cpu_s is not None]
     return EngineRow(
@@ -186,12 +186,12 @@ def engine_row(engine: str, workload: Workload, passes: Sequence[Took]) -> Engin
 
 
 def rows_as_json(rows: Sequence[EngineRow]) -> str:
-    """A JSON list of objects, one per row, with `EngineRow`'s names and the workload's as an object."""
+    """Return a JSON list with an object per row, with `EngineRow`'s names and the workload as an object."""
     return json.dumps([asdict(row) for row in rows])
 
 
 def rows_as_markdown(rows: Sequence[EngineRow]) -> str:
-    """A table with a line per workload and, for each engine, tokens/s, wall ms and CPU per token."""
+    """Return a table with a line per workload and, for each engine, tokens/s, wall ms and CPU per token."""
     engines = list(dict.fromkeys(row.engine for row in rows))
     found = {(row.workload, row.engine): row for row in rows}
     heads = [head for engine in engines for head in (f"{engine}: tokens/s", "ms", "CPU us/token")]
@@ -224,7 +224,7 @@ class EngineBenchmark:
     """What to measure.
 
     Attributes:
-        concurrencies: Requests at once, for decoding.
+        concurrencies: Numbers of requests at once, for decoding.
         decode_prompt_tokens: Of each prompt there; `decode_new_tokens` follow.
         prefill_tokens: Lengths of long prompts; one more is as long as the context allows. Longer ones are left out.
         samples: Of one prompt of `sample_prompt_tokens`, at once; each gets `sample_new_tokens`.
@@ -242,7 +242,7 @@ class EngineBenchmark:
     warmup_rounds: int = 1
 
     def workloads(self, context_length: int) -> list[Workload]:
-        """The workloads for engines whose shortest context has so many tokens."""
+        """Return the workloads for engines whose shortest context has this number of tokens."""
         longest = context_length - _CONTEXT_RESERVE
         lengths = sorted({*(tokens for tokens in self.prefill_tokens if tokens < longest), longest})
         prompt, new = self.decode_prompt_tokens, self.decode_new_tokens
@@ -256,7 +256,7 @@ class EngineBenchmark:
 
 @dataclass(frozen=True, slots=True)
 class ComparedEngines:
-    """Engines that are up, by name, which nobody else may use meanwhile, and those to start.
+    """Engines to compare: running engines by name, which nobody else may use meanwhile, and engines to start.
 
     SGLang is started on this CPU with `scripts/sglang_cpu.sh`; see `has_sglang`.
     """
@@ -269,18 +269,18 @@ class ComparedEngines:
 def run_engine_benchmark(
     plan: EngineBenchmark, engines: ComparedEngines, *, on_step: OnStep | None = None
 ) -> list[EngineRow]:
-    """Measure engines beside each other; a row for each workload and engine.
+    """Measure the engines in turn; return a row for each workload and engine.
 
     Raises:
         ConfigError: There is no engine to measure, or a URL is wrong.
         EngineUnavailableError: An engine does not start, answer or empty its cache.
-        EngineResponseError: An engine's answer has not the tokens that were asked for.
+        EngineResponseError: An engine's answer does not have the requested number of tokens.
     """
     return asyncio.run(_run(plan, engines, on_step or (lambda *_: None)))
 
 
 def has_sglang() -> bool:
-    """Whether the environment names an installed SGLang and this is a checkout, with the script that starts it."""
+    """Return whether the environment names an installed SGLang, and this checkout has the script that starts it."""
     return bool(os.environ.get(SGLANG_VENV)) and _SGLANG_SCRIPT.is_file()
 
 
@@ -330,7 +330,7 @@ async def _context_length(client: httpx.AsyncClient) -> int:
 
 @asynccontextmanager
 async def _sglang() -> AsyncIterator[str]:
-    """SGLang on this CPU, for as long as the block lasts; yields its URL."""
+    """Run SGLang on this CPU until the block ends; yields its URL."""
     started = json.loads(await _script_output("start", "--owner", str(os.getpid())))
     try:
         yield started["base_url"]

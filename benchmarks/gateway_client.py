@@ -1,6 +1,6 @@
-"""A cheap client of the gateway's APIs: it sends what clients of them send, headers and all of the history included.
+"""A cheap client of the gateway's APIs: it sends the same requests as real clients, with headers and the whole history.
 
-It lives in the scripted engine's process, outside of the measured one.
+It runs in the scripted engine's process, not in the measured process.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ async def play(api: str, url: str, key: str, question: str, results: Sequence[st
     """Play an episode whose tool answers with these results, one per turn, over one connection.
 
     Raises:
-        ValueError: It was refused.
+        ValueError: The gateway refused a request.
     """
     path, name, system, more = _APIS[api]
     host = url.removeprefix("http://").partition("/")[0]
@@ -62,7 +62,7 @@ async def play(api: str, url: str, key: str, question: str, results: Sequence[st
 
 
 def _next_items(api: str, answer: dict[str, Any], result: str) -> Iterator[dict[str, Any]]:
-    """What a client adds to its history: the answer, and its call's result."""
+    """Return the items that a client adds to its history: the answer, and its call's result."""
     if api == "chat":
         message = answer["choices"][0]["message"]
         yield {name: value for name, value in message.items() if value is not None}

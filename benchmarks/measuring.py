@@ -1,7 +1,7 @@
 """Clocks and counters that the benchmarks share: event-loop lag, percentiles, processor cores, /proc.
 
-Standard library only: the sandbox benchmark's workers run in other environments too. What reads /proc returns nothing
-where there is none, or where it does not show another user's processes.
+Standard library only: the sandbox benchmark's workers run in other environments too. Functions that read /proc return
+nothing if it is missing, or does not show another user's processes.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class LoopLag:
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The least value that is not below that share of all values; None of nothing."""
+    """Return the smallest value that is not below this share of all values; None without values."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
@@ -60,24 +60,24 @@ def usable_cores() -> list[int]:
 
 
 def pin_to(core: int | None) -> None:
-    """Keep this process and its children on a core; None leaves it as it is."""
+    """Pin this process and its children to a core; None changes nothing."""
     if core is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {core})
 
 
 def client_and_engine_core() -> tuple[int | None, int | None]:
-    """A core for the measured client and another for the engine; None for both where there are no two."""
+    """Return a core for the measured client and another for the engine; None for both if there are fewer than two."""
     cores = usable_cores()
     return (cores[0], cores[-1]) if len(cores) > 1 else (None, None)
 
 
 def process_tree(root: int) -> list[int]:
-    """A process and its descendants."""
+    """Return a process and its descendants."""
     return _tree(root, _stats())
 
 
 def tree_cpu_s(root: int) -> float | None:
-    """Seconds that a process, its descendants and all that they have reaped spent on CPUs."""
+    """Return the CPU seconds of a process, its descendants and the children that they have reaped."""
     stats = _stats()
     if not stats:
         return None
@@ -86,7 +86,7 @@ def tree_cpu_s(root: int) -> float | None:
 
 
 def threads_cpu_s(pids: Sequence[int]) -> float | None:
-    """Seconds that these processes' live threads have spent on CPUs (user and system), to the nanosecond."""
+    """Return the CPU seconds (user and system) of these processes' live threads, to the nanosecond."""
     threads = [thread for pid in pids for thread in Path(f"/proc/{pid}/task").glob("*/schedstat")]
     try:
         return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9 if threads else None
@@ -109,7 +109,7 @@ def memory_mb(root: int) -> dict[int, tuple[float, float]]:
 
 
 def oldest_children(root: int, depth: int) -> list[int]:
-    """The oldest child of a process, the oldest child of that, and so on; shorter where there is none."""
+    """Return the oldest child of a process, the oldest child of that child, and so on, as far as there are children."""
     stats = _stats()
     pids: list[int] = []
     while len(pids) < depth:
@@ -122,7 +122,7 @@ def oldest_children(root: int, depth: int) -> list[int]:
 
 
 def listening_process(port: int) -> int | None:
-    """The oldest process that listens on a TCP port of this machine."""
+    """Return the oldest process that listens on a TCP port of this machine."""
     try:
         rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     except OSError:

@@ -1,4 +1,4 @@
-"""A profile by package: where a process's CPU time goes, and in which functions.
+"""A profile by package: the CPU time of a process by package and function.
 
 cProfile with a clock of the thread's CPU time. It lengthens small Python functions more than large ones: read shares,
 not times. C functions of a package of their own are that package's, others belong to whoever calls them.
@@ -41,18 +41,18 @@ _OURS: Final = str(Path(strands_rollout.__file__).parent)
 
 
 def start_profile() -> cProfile.Profile:
-    """A running profiler of this thread."""
+    """Start a profiler of this thread and return it."""
     profiler = cProfile.Profile(time.thread_time)
     profiler.enable()
     return profiler
 
 
 def profile_figures(profiler: cProfile.Profile, functions: int = 25) -> dict[str, Any]:
-    """Shares by package, in percent, and the functions with the largest ones.
+    """Return the shares by package, in percent, and the functions with the largest shares.
 
     Args:
-        profiler: Stopped.
-        functions: How many of them.
+        profiler: A stopped profiler.
+        functions: Number of functions to return.
     """
     packages: dict[str, float] = defaultdict(float)
     places: dict[str, float] = defaultdict(float)

@@ -32,7 +32,7 @@ _COLLECTORS: Final = {
 
 
 def result_tables(result: Mapping[str, Any]) -> str:
-    """All tables of a result, each under a line that says what it shows; see `run_client_benchmark`."""
+    """Return all tables of a result of `run_client_benchmark`, each with a caption."""
     rows: Sequence[Row] = result["medians"]
     parts = [_heading(result)]
     concurrencies = sorted({row["concurrency"] for row in rows if row["kind"] == "cpu"})
@@ -60,7 +60,7 @@ def _heading(result: Mapping[str, Any]) -> str:
 
 
 def _cpu_table(rows: Sequence[Row], ratios: Sequence[Row], at_once: int) -> str:
-    """A line per variant; in each cell the CPU, ours in units of it, and how many were at once where it were fewer."""
+    """Return a line per variant; cells have the CPU, our ratio to it, and the episodes at once if they were fewer."""
     here = [row for row in rows if row["kind"] == "cpu" and row["concurrency"] == at_once]
     found = {(row["variant"], row["turns"]): row for row in here}
     ours = {
@@ -87,7 +87,7 @@ def _cpu_cell(row: Row | None, ratio: float | None) -> str:
 
 
 def _turn_table(rows: Sequence[Row], ratios: Sequence[Row]) -> str:
-    """What a turn costs, how that grows, and in units of an episode without a gateway."""
+    """Return the cost of a turn, its growth, and its ratio to an episode without a gateway."""
     figures = ("cpu_ms_per_turn", "cpu_ms_of_8th_turn", "cpu_ms_of_last_turn", "growth", "turns_per_s_and_core")
     found = {(one["ratio"], one["turns"], one["concurrency"]): one["value"] for one in ratios}
     lines = []
@@ -109,7 +109,7 @@ def _turn_table(rows: Sequence[Row], ratios: Sequence[Row]) -> str:
 
 
 def _ratio_table(ratios: Sequence[Row]) -> str:
-    """What an episode's growth costs each variant, and each ratio that this package has a limit for."""
+    """Return the growth of each variant's cost, and each ratio for which this package has a limit."""
     lines = [
         [
             row["ratio"] + ("" if "turns /" in row["ratio"] else f", {row['turns']} tool turns"),
@@ -157,7 +157,7 @@ def _lag_table(rows: Sequence[Row]) -> str:
 
 
 def _memory_table(rows: Sequence[Row]) -> str:
-    """Resident and traced memory were measured in different processes; a line has both."""
+    """Return a line per variant with resident and traced memory, which were measured in different processes."""
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
         if row["kind"] in ("rss", "traced"):
@@ -183,12 +183,12 @@ def _profile_table(one: Row) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits, no exponent."""
+    """Return a number with three digits and no exponent."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table; nothing where there are no lines."""
+    """Return a Markdown table; "" without lines."""
     if not lines:
         return ""
     rule = ["---", *["---:"] * (len(head) - 1)]

@@ -1,7 +1,7 @@
 """The sandbox benchmark: LocalExecutor beside camel-ai's interpreter, `python -c` and SubprocessExecutor.
 
-Round by round, every contender in turn, so that the machine's noise hits all alike. Each one runs in a worker process
-of its own (`sandbox_worker`), which may belong to another environment.
+Contenders take turns within each round, so that the machine's noise affects them equally. Each contender runs in its
+own worker process (`sandbox_worker`), which may belong to another environment.
 """
 
 import json
@@ -35,9 +35,9 @@ _ANSWER_LIMIT_S: Final = 900.0
 _END_LIMIT_S: Final = 30.0
 
 OnStep = Callable[[str, int, int], None]
-"""Called with the next stage, how many steps are finished, and how many there are."""
+"""Function that receives the next stage, the number of finished steps, and of all steps."""
 Figures = dict[str, float | None]
-"""Key -> value; None where the contender has no such thing, or the machine does not show it."""
+"""Values by key; None if the contender lacks the feature, or the machine does not show the value."""
 
 
 class WorkerLink:
@@ -63,12 +63,12 @@ class WorkerLink:
         )
         try:
             self.keeps_sessions = bool(self._answer())
-        except BaseException:  # whatever happened, the process must not be left
+        except BaseException:  # the process must not outlive any failure
             self.close()
             raise
 
     def ask(self, do: str, **arguments: Any) -> Any:
-        """Have something measured; see `measures`.
+        """Request a measurement; see `measures`.
 
         Raises:
             SandboxError: The contender failed.
@@ -119,14 +119,14 @@ class WorkerLink:
 
 
 def _environment(python: str) -> dict[str, str]:
-    """Ours, with the worker's own `python` first on the PATH: camel-ai starts that."""
+    """Return our environment with the worker's `python` first on the PATH, because camel-ai starts `python`."""
     path = os.pathsep.join([str(Path(python).absolute().parent), os.environ.get("PATH", os.defpath)])
     return {**os.environ, "PATH": path}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured.
+    """Sizes of the measurements.
 
     Attributes:
         repeats: Rounds.
@@ -152,7 +152,7 @@ QUICK_PLAN: Final = Plan(1, {"trivial": 2, "numpy": 1, "sympy": 1}, 4, {"trivial
 
 @dataclass(slots=True)
 class Samples:
-    """What was measured of one contender, round by round; memory once.
+    """Measurements of a contender, round by round; memory is measured once.
 
     `calls_ms` has the milliseconds of each call by program, of which "session" is one here.
     """
@@ -227,7 +227,7 @@ FIGURES: Final = _figures()
 
 
 def figures_of(samples: Samples) -> Figures:
-    """All figures of one contender.
+    """Return all figures of a contender.
 
     A p50 is the median of the rounds' medians, and so is everything else that a round has one of; a p99 and a maximum
     are of all rounds together.
@@ -281,7 +281,7 @@ def summary(samples: Mapping[str, Samples], plan: Plan, load_before: float) -> d
 
 
 def table(result: dict[str, Any]) -> Table:
-    """The figures side by side; lines that nobody has a value for are left out."""
+    """Return a table of the figures side by side, without lines that have no value."""
     measured = {name: figures for name, figures in result["contenders"].items() if figures is not None}
     compared = {name: figures for name, figures in result["ratios"].items() if figures is not None}
     machine = result["machine"]

@@ -1,11 +1,11 @@
-"""A measured process of the sandbox benchmark: one way to run Python, its programs, and what is measured of it.
+"""A measured process of the sandbox benchmark: a way to run Python, its programs, and its measurements.
 
 Takes orders on stdin and answers on stdout, a line of JSON each. Orders: `{"do": "one_at_a_time", ...arguments}`,
 likewise "at_once", "memory" and "start". Answers: `{"value": ...}` or `{"error": "..."}`. The first answer, without an
 order, comes when the contender has started. It ends with its stdin.
 
 Standard library only, but for what a contender needs: a worker may belong to another environment. Every answer of a
-contender is checked: one that fails fast must not look fast.
+contender is checked: a contender that fails fast must not look fast.
 """
 
 import asyncio
@@ -53,15 +53,16 @@ PROGRAMS: Final = {
     "numpy": (_NUMPY, "[2.0, 3.0, -1.0]"),
     "sympy": (_SYMPY, "[(3, 4), (4, 3)]"),
 }
-"""By name, with what each must print."""
+"""Programs by name, each with its expected output."""
 
 
 class Contender:
     """Runs programs; the default of each step does nothing.
 
     Attributes:
-        helpers: Names of the processes that it keeps: the first is the caller's child, each other the one's before it.
-        keeps_sessions: Whether `run` heeds a session's name.
+        helpers: Names of its permanent processes: the first is the caller's child, each other the child of the
+            previous.
+        keeps_sessions: Whether `run` keeps the state of a named session.
     """
 
     helpers: tuple[str, ...] = ()
@@ -90,7 +91,7 @@ class ColdPython(Contender):
 class CamelInterpreter(Contender):
     """camel-ai's SubprocessInterpreter, made anew for each call and called in a thread.
 
-    That is what becomes of slime's example: Strands runs a synchronous tool by `asyncio.to_thread`.
+    slime's example behaves like this: Strands runs a synchronous tool by `asyncio.to_thread`.
     """
 
     def __init__(self, places: int | None) -> None:
@@ -146,7 +147,7 @@ class OwnExecutor(Contender):
 
 
 def make_contender(name: str, places: int | None = None) -> Contender:
-    """A contender that can run `places` calls at once; None for what it does by default."""
+    """Return a contender that can run `places` calls at once; None for its default."""
     if name == "cold_python":
         return ColdPython()
     if name == "camel":
@@ -155,12 +156,12 @@ def make_contender(name: str, places: int | None = None) -> Contender:
 
 
 async def one_at_a_time(contender: Contender, program: str, calls: int, session: str | None = None) -> list[float]:
-    """Milliseconds of each call, one after the other."""
+    """Measure the milliseconds of each call, one after the other."""
     return [await _timed(contender, program, session) for _ in range(calls)]
 
 
 async def at_once(contender: Contender, program: str, callers: int, calls_each: int) -> dict[str, Any]:
-    """Many callers, each with one call after the other: calls per second, the loop's lag, time on CPUs per call."""
+    """Measure many callers, each with sequential calls: calls per second, the loop's lag, CPU time per call."""
 
     async def caller() -> None:
         await one_at_a_time(contender, program, calls_each)
@@ -206,7 +207,7 @@ async def memory(contender: Contender, children: int, sleep_s: float) -> dict[st
 
 
 async def start(name: str) -> dict[str, float]:
-    """Milliseconds until a new contender of the same kind has started, and those of its first call."""
+    """Measure the milliseconds until a new contender of this kind has started, and those of its first call."""
     started = time.perf_counter()
     contender = make_contender(name)
     await contender.start()
@@ -243,10 +244,10 @@ def main() -> None:
     with asyncio.Runner() as runner:
 
         def answer(work: Coroutine[Any, Any, Any]) -> bool:
-            """Answer with what the work returns, or its error; whether it was done."""
+            """Answer with the result of the work, or its error; return whether it succeeded."""
             try:
                 found = {"value": runner.run(work)}
-            except Exception as e:  # whatever it is, it is the answer
+            except Exception as e:  # any error is the answer
                 found = {"error": f"{type(e).__name__}: {e}"}
             answers.write(json.dumps(found) + "\n")
             answers.flush()
@@ -265,7 +266,7 @@ async def _start(contender: Contender) -> bool:
 
 
 def _take_streams() -> tuple[TextIO, TextIO]:
-    """Keep stdin and stdout for orders and answers: what runs here inherits the numbers 0 and 1, and may use them."""
+    """Reserve stdin and stdout for orders and answers; programs that run here may use the descriptors 0 and 1."""
     orders, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

@@ -1,4 +1,4 @@
-"""Scripts of the client benchmark: what the scripted engine answers, turn by turn, with every token of the episode.
+"""Scripts of the client benchmark: the scripted engine's answers, turn by turn, with every token of the episode.
 
 Turns are realistic, and rendered as the tokenizer's chat template renders the same messages. The same seed writes the
 same scripts.
@@ -45,16 +45,16 @@ _THOUGHTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One answer, and what the policy reads after it.
+    """An answer, and the context that the policy reads after it.
 
     Attributes:
-        text: What was sampled, its end of turn included.
+        text: The sampled text, its end of turn included.
         ids: Its tokens.
         logprobs: One per id.
         words: The text without call and end of turn, as pieces of one token each.
         arguments: The call's arguments as JSON, in such pieces; empty for the last turn.
         code: The code that the call asks for; "" for the last turn.
-        result: What the tool answers; "" for the last turn.
+        result: The tool's result; "" for the last turn.
         context_ids: From the end of this turn to the beginning of the next one; empty for the last turn.
     """
 
@@ -78,7 +78,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One episode; its last turn calls no tool."""
+    """The script of an episode; its last turn calls no tool."""
 
     question: str
     prompt_ids: list[int]
@@ -176,7 +176,7 @@ class _Writer:
         return Turn(text, ids, self._logprobs(len(ids)), self._pieces(words), arguments, code, result, context_ids)
 
     def _thinking(self) -> str:
-        """As much as makes about `_TURN_TOKENS` with a call."""
+        """Return reasoning that makes about `_TURN_TOKENS` together with a call."""
         thoughts: list[str] = []
         room = _TURN_TOKENS - 85
         while room > 0:
@@ -186,7 +186,7 @@ class _Writer:
         return f"<think>\n{' '.join(thoughts)}\n</think>\n\n"
 
     def _call(self) -> tuple[str, str]:
-        """Real code, and what it prints, which no other call of the script prints."""
+        """Return real code and its output, which is unique within the script."""
         a, b, modulus = (self._chance.randrange(low, low * 9) for low in (101, 11, 1009))
         values: list[int] = []
         while len(self._encode(str(values))) < _RESULT_TOKENS:
@@ -196,7 +196,7 @@ class _Writer:
         return code, str(values)
 
     def _logprobs(self, count: int) -> list[float]:
-        """As an engine gives them: float32, most of them near 0."""
+        """Return logprobs like an engine's: float32, most of them near 0."""
         drawn = [-(self._chance.random() ** 6) * 4.0 - 1e-6 for _ in range(count)]
         return [float(value) for value in np.array(drawn, dtype=np.float32)]
 

@@ -1,8 +1,8 @@
-"""An engine that answers at once what a script says, as light as a server can be.
+"""An engine that immediately answers from a script, with as little CPU as possible.
 
 Run as a process of its own: `python -m benchmarks.scripted_engine SCRIPTS... [--core N] [--any-input]`; it prints its
 port and ends with its stdin. It knows HTTP/1.1 with content lengths, and no more. Answers have the shapes of SGLang
-0.5.2x and are encoded once. A request that is not the script's is refused. It plays the gateway's clients too.
+0.5.2x and are encoded once. Requests that are not in the script are refused. It plays the gateway's clients too.
 """
 
 import argparse
@@ -127,10 +127,10 @@ class _UnexpectedRequestError(Exception):
 
 
 class _Scripts:
-    """All scripts, with the answers that were asked for so far.
+    """All scripts, with the answers that were requested so far.
 
-    Ids are compared as text, without parsing the body, to keep the engine light. Unless `exact`, only the last ones
-    must be the script's: they name the turn.
+    Ids are compared as text, without parsing the body, to keep the engine light. Unless `exact`, only the last ids must
+    be the script's: they identify the turn.
     """
 
     def __init__(self, scripts: Sequence[Script], *, exact: bool) -> None:
@@ -148,7 +148,7 @@ class _Scripts:
     def generate(self, body: bytes) -> bytes:
         start = body.find(_IDS) + len(_IDS)
         end = body.find(b"]", start) + 1
-        # the last ids name the turn
+        # the last ids identify the turn
         last = body[max(start, end - 16 * _TAIL_TOKENS) : end].replace(b" ", b"").strip(b"[]").split(b",")
         asked = _INPUT_LOGPROBS.search(body, end)
         key: tuple[bytes, Any] = (b",".join(last[-_TAIL_TOKENS:]), int(asked[1]) if asked else None)
@@ -208,11 +208,11 @@ class _Server:
                 path = head.split(b" ", 2)[1]
                 for piece in [await self._play(body)] if path == b"/play" else self._answer(path, body):
                     writer.write(piece)
-                    await asyncio.sleep(0)  # streamed tokens come one by one; other connections have their turn
+                    await asyncio.sleep(0)  # streamed tokens come one by one, so let other connections run
         writer.close()
 
     async def _play(self, body: bytes) -> bytes:
-        """Have the gateway asked for an episode."""
+        """Make the client play an episode through the gateway."""
         api, url, key, question = orjson.loads(body)
         try:
             await gateway_client.play(api, url, key, question, self._scripts.results_of(question))

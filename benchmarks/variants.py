@@ -1,6 +1,6 @@
-"""What the client benchmark compares: each variant plays a script's episode on the scripted engine.
+"""The variants of the client benchmark: each variant plays a script's episode on the scripted engine.
 
-Every played token, mask bit and logprob is compared with the script: a variant that does less must not look fast.
+Every played token, mask bit and logprob is compared with the script: a variant that skips work must not look fast.
 A worker process loads one variant and nothing of the others: those with an agent are in `agent_variants`.
 """
 
@@ -25,7 +25,7 @@ _MAX_RESPONSE_TOKENS: Final = 100_000
 
 
 class WrongEpisodeError(RolloutError):
-    """A variant did not play what the script says."""
+    """A variant did not play the script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,8 @@ class Job:
 class Played:
     """A finished episode; mask and logprobs are of the response.
 
-    Logprobs of tokens that were not sampled are not compared; None where the variant has none. `kept` is what the
-    trainer is given: memory is measured of it.
+    Logprobs of tokens that were not sampled are not compared; None where the variant has none. `kept` is the object
+    that the trainer gets; its memory is measured.
     """
 
     tokens: list[int]

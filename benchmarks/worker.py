@@ -1,7 +1,7 @@
 """A measured process of the client benchmark: `python -m benchmarks.worker JOB` prints figures as one line of JSON.
 
 CPU, loop lag, memory or a profile of one variant that is warmed up; every episode is checked. It ends with its stdin,
-that is with the process that would read the figures.
+and so with the process that reads the figures.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from benchmarks.script import Script, load_scripts
 from benchmarks.variants import Job, JobKind, Played, Player, WrongEpisodeError, check_played, make_player
 
 Figures = dict[str, Any]
-"""By name, units in the names."""
+"""Figures by name; names contain the units."""
 Done = list[tuple[Script, Played]]
 _STATUS: Final = Path("/proc/self/status")
 _CLEAR_REFS: Final = Path("/proc/self/clear_refs")
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def end_with_stdin() -> None:
-    """Waits in one read, and so takes no CPU from what is measured."""
+    """Exit when stdin ends; waits in a blocking read, which takes no CPU from the measurement."""
     os.read(0, 1)
     os._exit(1)
 
@@ -54,7 +54,7 @@ async def measure(job: Job) -> Figures:
     """Warm up, measure, check.
 
     Raises:
-        WrongEpisodeError: The variant did not play what the scripts say.
+        WrongEpisodeError: The variant did not play the scripts.
     """
     scripts, short = load_scripts(Path(job.scripts)), load_scripts(Path(job.warm_up_scripts))
     player = make_player(job, [*scripts, *short])
@@ -92,7 +92,7 @@ async def _play(job: Job, player: Player, scripts: Sequence[Script]) -> Done:
 
 
 async def cpu(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
-    """CPU of this process, all threads, user and system; bytes by the engine's count."""
+    """Measure the CPU time of this process (all threads, user and system), and bytes by the engine's count."""
     before = _counters(job.port)
     cpu_s, wall_s = time.process_time(), time.perf_counter()
     done = await _play(job, player, scripts)
@@ -113,7 +113,7 @@ async def cpu(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
         "requests_per_trajectory": crossed["requests"] / episodes,
         "bytes_sent_per_trajectory": crossed["bytes_in"] / episodes,
         "bytes_received_per_trajectory": crossed["bytes_out"] / episodes,
-        # the second question for the counters opens one
+        # the second request for the counters opens a connection
         "connections_opened": crossed["connections"] - 1,
     }
 
@@ -158,7 +158,7 @@ async def turns(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
 
 
 async def lag(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
-    """How late the loop is while episodes run."""
+    """Measure the lag of the loop while episodes run."""
     with LoopLag() as watch:
         done = await _play(job, player, scripts)
     check_all(done, any_prompt=job.step.runs_code)
@@ -171,7 +171,7 @@ async def lag(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
 
 
 async def rss(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
-    """Resident memory at its peak, with finished episodes kept; meant for as many episodes as run at once."""
+    """Measure the peak of resident memory, with finished episodes kept; meant for as many episodes as run at once."""
     before, is_new_peak = _status_bytes("VmRSS"), _reset_peak()
     done = await _play(job, player, scripts)
     peak = _status_bytes("VmHWM")
@@ -184,7 +184,7 @@ async def rss(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
 
 
 async def traced(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
-    """Python's own allocations: at their peak, with finished samples, and when those are gone."""
+    """Measure Python's allocations: at their peak, with finished samples, and after the samples are freed."""
     await _settle()
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
@@ -211,7 +211,7 @@ async def traced(job: Job, player: Player, scripts: Sequence[Script]) -> Figures
 
 
 async def profile(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
-    """Shares of the loop's thread by package and function, and how much of the CPU other threads took."""
+    """Measure the loop thread's shares by package and function, and the CPU share of other threads."""
     from benchmarks.profiling import profile_figures, start_profile
 
     thread_s, process_s = time.thread_time(), time.process_time()
@@ -235,7 +235,7 @@ MEASURES: Final[Mapping[JobKind, Measure]] = {
 
 
 async def _settle() -> None:
-    """Let go of what only cycles or unfinished generators hold; the loop ends those in its own time."""
+    """Free objects that only cycles or unfinished generators hold; the loop ends generators asynchronously."""
     for _ in range(3):
         gc.collect()
         await asyncio.sleep(0.05)
@@ -258,7 +258,7 @@ def array_bytes(arrays: Iterable[list[int] | list[float] | None]) -> int:
 
 
 def _reset_peak() -> bool:
-    """Begin a new peak of resident memory; whether the system can do that."""
+    """Reset the peak of resident memory; return whether the system supports it."""
     try:
         _CLEAR_REFS.write_text(_RESET_PEAK)
     except OSError:
@@ -272,7 +272,7 @@ def _status_bytes(name: str) -> int:
         lines = _STATUS.read_text().splitlines()
     except OSError:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024  # macOS tells bytes, others KiB
+        return peak if sys.platform == "darwin" else peak * 1024  # macOS reports bytes, other systems KiB
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), 0)
 
 

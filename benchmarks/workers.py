@@ -1,7 +1,7 @@
-"""The benchmark of episode workers: what an episode costs its driver, how much more workers play, how late its loop is.
+"""The benchmark of episode workers: the driver's CPU per episode, episodes per second, and the lag of its loop.
 
-A scripted engine in a process of its own answers at once, and the tool knows the results, so that workers are all the
-work there is. Every token of every episode is checked.
+A scripted engine in a process of its own answers at once, and the tool knows the results, so that only the workers' own
+work is measured. Every token of every episode is checked.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from strands_rollout.settings import SYSTEM_PROMPT
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 from strands_rollout.slime_plugin.workers import local_workers
 
-_SCRIPTS: Final = "STRANDS_ROLLOUT_BENCH_SCRIPTS"  # names the file of scripts in the workers' environment too
+_SCRIPTS: Final = "STRANDS_ROLLOUT_BENCH_SCRIPTS"  # environment variable with the file of scripts, for the workers too
 OnStep = Callable[[str, int, int], None]
 
 
@@ -40,7 +40,7 @@ def _results() -> dict[str, str]:
 
 @tool(name=CODE_TOOL_NAME, description=CODE_TOOL_DESCRIPTION, inputSchema={"json": CODE_TOOL_SCHEMA})
 async def known_result(code: str) -> str:
-    """The result that the script has for this code."""
+    """Return the script's result for this code."""
     return _results()[code]
 
 
@@ -66,10 +66,10 @@ class WorkerFigures:
 def measure(
     counts: Sequence[int], sizes: Sequence[int], *, turns: int, rounds: int, tokenizer_dir: Path, on_step: OnStep
 ) -> dict[str, Any]:
-    """Figures for each number of workers and of episodes at once, round by round.
+    """Return figures for each number of workers and of episodes at once, round by round.
 
     Raises:
-        WrongEpisodeError: An episode is not what its script says.
+        WrongEpisodeError: An episode differs from its script.
     """
     steps = [(count, size) for _ in range(rounds) for size in sizes for count in counts]
     found = []
@@ -88,7 +88,7 @@ def measure(
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """Medians over the rounds, as a table in Markdown."""
+    """Return the medians over the rounds as a Markdown table."""
     names = ("driver_cpu_ms", "episodes_per_s", "driver_lag_p50_ms", "driver_lag_p99_ms")
     rows = [
         "| workers | at once | driver, ms CPU per episode | episodes/s | lag p50, ms | p99, ms |",
@@ -131,7 +131,7 @@ async def _measured(count: int, size: int, port: int, tokenizer: Path, scripts: 
             for number in range(episodes):
                 group.create_task(play(scripts[number % len(scripts)]))
 
-    await play_all(max(8, 4 * count))  # starts workers, and all that they load
+    await play_all(max(8, 4 * count))  # starts the workers and loads their modules
     cpu_s, wall_s = time.process_time(), time.perf_counter()
     with LoopLag() as lag:
         await play_all(size)

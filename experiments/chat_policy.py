@@ -29,8 +29,8 @@ from strands_rollout.slime_plugin.episode import ROUTING_HEADER
 
 ChatMessage: TypeAlias = dict[str, Any]
 
-_TOO_LONG: Final = "context length"  # SGLang's words for a request that does not fit
-_BUSY: Final = (408, 409, 429)  # these, and 500 and more, the client has tried again by itself
+_TOO_LONG: Final = "context length"  # SGLang's messages for a request that does not fit
+_BUSY: Final = (408, 409, 429)  # the client has already retried these statuses, and 500 and above
 _OPENAI_PARAMS: Final = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "stop")
 _SGLANG_PARAMS: Final = ("top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos")
 _MODEL_ID: Final = "policy"
@@ -47,14 +47,14 @@ class ChatTurn:
     Attributes:
         messages: The conversation as it was sent.
         tools: The tools as they were sent.
-        prompt_ids: What the engine should have read, by our own rendering of both.
-        prompt_tokens: How much it did read, by its own count.
+        prompt_ids: Expected prompt tokens, by our own rendering of messages and tools.
+        prompt_tokens: Prompt tokens by the engine's count.
         answer: The assistant's message as it came back.
         finish_reason: "stop", "tool_calls" or "length".
         completion_tokens: Sampled tokens by the engine's count.
-        sampled: Each sampled token as text, where the endpoint gives logprobs.
-        weight_version: Of the weights that ended the turn, where the engine names it.
-        latency_s: Seconds until the answer was there.
+        sampled: Each sampled token as text, if the endpoint gives logprobs.
+        weight_version: Version of the weights at the end of the turn, if the engine reports it.
+        latency_s: Seconds until the answer arrived.
     """
 
     messages: Sequence[ChatMessage]
@@ -73,14 +73,14 @@ class RecordedChat:
     """A client for one episode: `OpenAIModel(client=recorded, stream=False)`.
 
     Args:
-        client: Sends the requests, and tries them again.
+        client: Sends the requests, and retries them.
         prompt_ids: The tokens of a prompt, from messages and tools.
         limits: The episode's budgets.
-        engine_context: The engine's context length in tokens; None where it is not known.
-        seed: Of the first turn; the later ones' are made from it. None leaves the engine its own.
+        engine_context: The engine's context length in tokens; None if unknown.
+        seed: Seed of the first turn, from which later seeds are derived; None lets the engine choose.
 
     Attributes:
-        turns: What was answered so far.
+        turns: The answered turns so far.
         prompt_ids: The first prompt; empty before the first request.
         cut_by: The limit that cut the last turn: "turn", "response" or "context"; None if none did.
     """
@@ -105,13 +105,13 @@ class RecordedChat:
         self._seed = seed
 
     async def create(self, **request: Any) -> Any:
-        """One turn; called by Strands' model.
+        """Request a turn; called by Strands' model.
 
         Raises:
-            BudgetExhaustedError: A budget leaves no token for it.
-            ContextWindowOverflowException: The engine refuses it as too long.
-            EngineAbortedError: The engine aborted it. What it had sampled is lost: text can't be resumed.
-            EngineError: The engine did not deliver.
+            BudgetExhaustedError: A budget leaves no token for the turn.
+            ContextWindowOverflowException: The engine refuses the prompt as too long.
+            EngineAbortedError: The engine aborted the turn. Its sampled tokens are lost, because text can't be resumed.
+            EngineError: The engine did not answer.
         """
         messages, tools = request["messages"], request.get("tools") or ()
         prompt_ids = self._prompt_ids(messages, tools)
@@ -129,7 +129,7 @@ class RecordedChat:
         return completion
 
     def _allowance(self, prompt_tokens: int) -> tuple[int | None, str]:
-        """Tokens that the next turn may sample, and the limit that will cut it."""
+        """Return the tokens that the next turn may sample, and the limit that would cut it."""
         limits, rooms = self._limits, []
         if limits.max_response_tokens is not None and self.turns:
             rooms.append((limits.max_response_tokens - (prompt_tokens - len(self.prompt_ids)), "response"))
@@ -189,17 +189,16 @@ logger = logging.getLogger(__name__)
 
 
 class ChatPolicy(OpenAIModel):
-    """Strands' model, with what an episode asks a policy beside its turns.
+    """Strands' model with the further interface that an episode needs of a policy.
 
     Args:
         chat: Takes its requests.
-        params: Of each request; see `request_params`.
+        params: Parameters of each request; see `request_params`.
 
     Attributes:
         conversation: How far the episode came.
-        sent_at: None: an engine that is told to abort would answer with text that can't be resumed, so that
-            it is not waited for.
-        engine_fault: None: the OpenAI client's own retries tell nothing of the engine.
+        sent_at: None: an aborted engine would answer with text that can't be resumed, so nothing waits for it.
+        engine_fault: None: the OpenAI client's retries hide the engine's faults.
     """
 
     sent_at: Final = None
@@ -217,11 +216,11 @@ class ChatPolicy(OpenAIModel):
         return self._chat.cut_by
 
     def know_tools(self, conversation: object, tool_specs: object) -> None:
-        """The endpoint reads calls."""
+        """Do nothing: the endpoint parses calls."""
 
 
 class _ChatHistory:
-    """What an episode asks of a conversation, of one that keeps no tokens."""
+    """The interface of an episode's conversation, without tokens."""
 
     covered: Final = 0
 
@@ -235,21 +234,21 @@ class _ChatHistory:
 
     @property
     def turn_count(self) -> int:
-        """Turns that were answered."""
+        """Number of answered turns."""
         return len(self._chat.turns)
 
     def drop_new_branch(self) -> bool:
-        """There is one branch."""
+        """Do nothing: there is only one branch."""
         return False
 
     def bind(self, agent: object, signal: object = None) -> None:
-        """Every request is the agent's."""
+        """Do nothing: every request is the agent's."""
 
 
 def request_params(
     sampling_params: Mapping[str, Any], template_kwargs: Mapping[str, Any], session_id: str | None
 ) -> dict[str, Any]:
-    """The parameters of each request, in the endpoint's words; sampled tokens are asked for to measure what is lost."""
+    """Return the parameters of each request in the endpoint's form; logprobs are requested to measure lost tokens."""
     given = {name: value for name, value in sampling_params.items() if value is not None}
     extra: dict[str, Any] = {name: given[name] for name in _SGLANG_PARAMS if name in given}
     if template_kwargs:
@@ -260,13 +259,13 @@ def request_params(
 
 
 def chat_client(url: str) -> openai.AsyncOpenAI:
-    """A client on the running loop's connection to the engine, which it closes with the loop."""
+    """Return a client on the running loop's connection to the engine; both close with the loop."""
     http = _CONNECTIONS.get(url, lambda: create_client(url))
     return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", http_client=http, max_retries=_RETRIES)
 
 
 async def engine_context(url: str) -> int | None:
-    """The engine's context length in tokens; None where it does not say."""
+    """Return the engine's context length in tokens; None if the engine does not report it."""
     try:
         return (await shared_client(url).server_info()).context_length
     except EngineError as e:  # a dead engine is reported by the turn itself
@@ -275,12 +274,12 @@ async def engine_context(url: str) -> int | None:
 
 
 class _SaidOnce(logging.Filter):
-    """Drops what Strands says of reasoning before every request but the first."""
+    """Log filter that drops Strands' repeated warning about reasoning after its first occurrence."""
 
     is_said = False
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to log it."""
+        """Return whether to log the record."""
         if not str(record.msg).startswith(_DROPPED_REASONING):
             return True
         was_said, self.is_said = self.is_said, True

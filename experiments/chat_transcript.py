@@ -1,8 +1,7 @@
-"""The turns of a chat endpoint -> one token sequence and its mask: rendered by the chat template once, then encoded.
+"""Convert the turns of a chat endpoint to a token sequence and its mask: render the chat template once, then encode.
 
-That is all that a text pipeline can do, and it is done here as such a pipeline does it: nothing is escaped, so that
-text that spells a control token becomes one. Knows messages in OpenAI's form, templates and tokenizers; nothing of
-agents.
+A text pipeline can do no more, and this module behaves like such a pipeline: nothing is escaped, so text that spells a
+control token becomes one. It handles messages in OpenAI's form, templates and tokenizers, but no agents.
 """
 
 import json
@@ -18,16 +17,17 @@ from strands_rollout.template.chat_template import ChatTemplate
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """What is trained of an episode that came as text.
+    """The training data of an episode that came as text.
 
     Attributes:
         tokens: To the end of the last turn that has any; one that was cut does not get the template's end of turn.
         spans: Positions [start, end) of each turn's tokens, its end token included; without turns that have none.
         final_text: The last turn as text, without its end token.
-        unmatched_sampled: Sampled tokens that are not trained; None where the endpoint does not say what was sampled.
+        unmatched_sampled: Sampled tokens that are not trained; None if the endpoint does not report the sampled tokens.
         unmatched_trained: Trained tokens that were not sampled; None likewise.
-        reread_turns: Turns whose prompt, as it was sent, does not render to what comes before them in `tokens`.
-        foreign_prompts: Turns whose prompt the engine counts as another number of tokens: it renders in its own way.
+        reread_turns: Turns whose prompt, as sent, renders to other tokens than those before the turn in `tokens`.
+        foreign_prompts: Turns whose prompt has another number of tokens by the engine's count, because the engine
+            renders differently.
     """
 
     tokens: list[int]
@@ -45,7 +45,7 @@ class Transcript:
 
     @property
     def loss_mask(self) -> list[int]:
-        """For each token after the prompt, whether a turn holds it."""
+        """For each token after the prompt, 1 if it belongs to a turn, else 0."""
         mask = [0] * len(self.tokens)
         for start, end in self.spans:
             mask[start:end] = [1] * (end - start)
@@ -57,10 +57,10 @@ class ChatRenderer:
 
     Args:
         tokenizer: A Hugging Face fast tokenizer with a chat template.
-        template_kwargs: Handed to the template at each rendering.
+        template_kwargs: Arguments of the template at each rendering.
 
     Attributes:
-        template: What is known of the template.
+        template: Facts about the template.
 
     Raises:
         TemplateError: The tokenizer or its template can't be used.
@@ -72,12 +72,12 @@ class ChatRenderer:
         self._kwargs = template_kwargs
 
     def prompt_ids(self, messages: Sequence[ChatMessage], tools: Sequence[ChatMessage]) -> list[int]:
-        """The tokens of a conversation with the generation prompt after it."""
+        """Return the tokens of a conversation, followed by the generation prompt."""
         ids, _ = self._encoded(self._rendered(messages, tools, prompts=True))
         return ids
 
     def transcript(self, turns: Sequence[ChatTurn]) -> Transcript:
-        """The whole conversation of at least one turn, and which of its tokens the assistant's turns are."""
+        """Return the whole conversation of at least one turn, with the positions of the assistant's turns."""
         messages, places = conversation_of(turns)
         text = self._rendered(messages, turns[0].tools, prompts=False)
         ids, starts = self._encoded(text)
@@ -102,7 +102,7 @@ class ChatRenderer:
         )
 
     def _span(self, text: str, ids: Sequence[int], starts: Sequence[int], prompt: str) -> tuple[int, int]:
-        """The tokens of the turn that follows a prompt: from where the prompt ends to the template's next end of turn.
+        """Return the positions of the turn after a prompt: from the prompt's end to the template's next end of turn.
 
         A token that begins in the prompt is the prompt's. Where the template writes an earlier turn in another way than
         its prompt begins it (an empty reasoning block), the turn begins with the first token that differs.
@@ -131,13 +131,13 @@ class ChatRenderer:
         )
 
     def _encoded(self, text: str) -> tuple[list[int], list[int]]:
-        """Ids, and the character of the text that each begins in."""
+        """Return the ids, and for each id the index of the character in which it begins."""
         encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         return list(encoding["input_ids"]), [start for start, _ in encoding["offset_mapping"]]
 
 
 def conversation_of(turns: Sequence[ChatTurn]) -> tuple[list[ChatMessage], list[int]]:
-    """The first prompt's messages, then each answer and what came after it; and at which places the answers are.
+    """Return the first prompt's messages, then each answer and the messages after it; and the answers' indices.
 
     Answers are taken as they came back, with their reasoning, which no later request carries.
     """
@@ -152,7 +152,7 @@ def conversation_of(turns: Sequence[ChatTurn]) -> tuple[list[ChatMessage], list[
 
 
 def _matches(turns: Sequence[ChatTurn], trained: Sequence[Sequence[str]]) -> int | None:
-    """How many of the sampled tokens are trained, in order, turn by turn; None where they are not known."""
+    """Return how many sampled tokens are trained, in order, turn by turn; None if they are unknown."""
     matches = 0
     for turn, words in zip(turns, trained, strict=True):
         if turn.sampled is None:
@@ -163,7 +163,7 @@ def _matches(turns: Sequence[ChatTurn], trained: Sequence[Sequence[str]]) -> int
 
 
 def _readable(message: ChatMessage) -> ChatMessage:
-    """A message as engines hand it to a template: content a string, the arguments of calls objects."""
+    """Return a message in the form that engines pass to a template: content as a string, arguments as objects."""
     content = message.get("content")
     if isinstance(content, list):
         content = " ".join(part["text"] for part in content)

@@ -1,4 +1,4 @@
-"""Training runs side by side: grouped by everything but their seeds, each group with its figures, as a table."""
+"""Compare training runs: grouped by all options except the seed, each group with its figures, as a table."""
 
 import json
 import math
@@ -29,11 +29,11 @@ _NONE: Final = "-"
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """What is known of a run, which may be running still.
+    """The records of a run, which may still be running.
 
     Attributes:
-        folder: Where it was read.
-        options: What it was started with, by name.
+        folder: Folder that it was read from.
+        options: Its options by name.
         provenance: The commit and the versions that it ran on, by name.
         steps: Its records.
         summary: Its result; None until it is finished.
@@ -47,7 +47,7 @@ class RecordedRun:
 
     @property
     def seed(self) -> object:
-        """The seed that it was started with."""
+        """The seed of the run."""
         return self.options.get("seed")
 
     @property
@@ -60,7 +60,7 @@ def read_run(folder: Path) -> RecordedRun:
     """Read `options.json` (`options`, `versions`, `commit`), `steps.jsonl` and, where it is there, `summary.json`.
 
     Raises:
-        ConfigError: A file is missing or holds something else, or no step is done yet.
+        ConfigError: A file is missing or malformed, or no step is done yet.
     """
     found = read_json(folder / OPTIONS_FILE, advice=_EXPECTED)
     options = found.get("options")
@@ -79,12 +79,12 @@ def read_run(folder: Path) -> RecordedRun:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A figure of the runs that differ in their seed alone.
+    """A figure of runs that differ only in their seed.
 
     Attributes:
-        mean: None unless each run has the figure: the mean of the rest would flatter.
+        mean: The mean; None unless each run has the figure, because the mean of the rest would be biased.
         std: The sample's standard deviation; None for less than two runs.
-        by_seed: Each run's, None where it has none.
+        by_seed: The figure of each run, None if missing.
     """
 
     mean: float | None
@@ -93,7 +93,7 @@ class Spread:
 
 
 def spread_of(by_seed: Sequence[float | None]) -> Spread:
-    """The spread of one figure."""
+    """Return the spread of a figure."""
     known = [value for value in by_seed if value is not None]
     if not known or len(known) < len(by_seed):
         return Spread(None, None, list(by_seed))
@@ -101,12 +101,12 @@ def spread_of(by_seed: Sequence[float | None]) -> Spread:
 
 
 def _values(run: RecordedRun, key: str) -> list[float]:
-    """The finite values that a run's steps have of a key."""
+    """Return the finite values of a key in a run's steps."""
     return [float(value) for record in run.steps if isinstance(value := record.get(key), int | float)]
 
 
 def _accuracies(run: RecordedRun) -> list[tuple[int, float]]:
-    """Updates done, and the accuracy then, where it was measured."""
+    """Return the number of updates and the accuracy for each measurement."""
     return [
         (int(record["step"] or 0), float(value))
         for record in run.points
@@ -168,15 +168,15 @@ FIGURES: Final[Mapping[str, Callable[[RecordedRun], float | None]]] = {
     "ratio_max": _over_steps("ratio_max", max),
     "minutes": _minutes,
 }
-"""By name; None where a run has nothing to tell it from.
+"""Figures by name; None if a run lacks the data.
 
-Accuracies are of held-out problems, the end being the last that was measured. `step_at_goal` is the number of updates
+Accuracies are of held-out problems; the last measurement is the final accuracy. `step_at_goal` is the number of updates
 after which it was first measured to have `GOAL`. Means are over steps. `minutes` are by the clock,
 without the start and the last evaluation.
 """
 
 
-# what a run's result does not depend on, the seed, and what has another name too
+# options that don't affect a run's result, the seed, and options that have another name too
 _IGNORED_OPTIONS: Final = frozenset(
     {"seed", "out", "json_only", "wandb", "threads", "save_every", "gap_limit", "update.temperature"}
 )
@@ -184,12 +184,12 @@ _IGNORED_OPTIONS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Runs that differ in their seeds alone.
+    """Runs that differ only in their seeds.
 
     Attributes:
         label: The options in which the compared runs differ, with this variant's values.
         runs: At least one, each of another seed.
-        figures: Those of `FIGURES`, by name.
+        figures: Figures of `FIGURES`, by name.
     """
 
     label: str
@@ -199,7 +199,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What is compared, and what a reader must know about it.
+    """The compared variants, and notes for the reader.
 
     Attributes:
         variants: In the order in which their first runs were given.
@@ -210,7 +210,7 @@ class Comparison:
     notes: list[str]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the comparison as JSON."""
         variants = [
             {
                 "label": variant.label,
@@ -225,10 +225,10 @@ class Comparison:
 
 
 def compare_runs(runs: Sequence[RecordedRun]) -> Comparison:
-    """Group runs and sum them up.
+    """Group runs and summarize each group.
 
     Raises:
-        ConfigError: Two runs are alike in their seed too, so that they would count twice.
+        ConfigError: Two runs have the same options and seed, so that they would count twice.
     """
     options = [_flat(run.options) for run in runs]
     varied = [name for name in dict.fromkeys(name for one in options for name in one) if _differs(name, options)]
@@ -240,7 +240,7 @@ def compare_runs(runs: Sequence[RecordedRun]) -> Comparison:
 
 
 def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Options as texts under dotted names, without those that tell no variants apart."""
+    """Return the options as texts under dotted names, without options that don't distinguish variants."""
     texts: dict[str, str] = {}
     for name, value in options.items():
         if isinstance(value, Mapping):
@@ -277,7 +277,7 @@ def _notes(runs: Sequence[RecordedRun]) -> Iterator[str]:
 
 
 def comparison_table(comparison: Comparison) -> str:
-    """One row a variant, the meaning of ± and the notes below it."""
+    """Return a table with a row per variant, followed by the meaning of ± and the notes."""
     rows = [["variant", *_COLUMNS], ["---", *(["---:"] * len(_COLUMNS))]]
     rows += [
         [variant.label.replace("|", "\\|"), *(cell(variant) for cell in _COLUMNS.values())]

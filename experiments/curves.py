@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Runs: TypeAlias = Sequence[Sequence[StepRecord]]
-# Okabe and Ito's colours without yellow, which is weak on white: distinct for the colour-blind too
+# Okabe and Ito's colours, distinct for the colour-blind, without yellow, which is weak on white
 _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
 _MARKS_PER_LINE: Final = 8
@@ -24,9 +24,9 @@ _MARKS_PER_LINE: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One line with its band from the least run to the greatest, over the steps, from 0, that every run measured.
+    """A line with a band from the lowest to the highest run; NaN where a run's value is not finite.
 
-    NaN where a run's value is no finite number.
+    It covers the steps, from 0, that every run measured.
     """
 
     steps: list[int]
@@ -36,9 +36,9 @@ class Curve:
 
 
 def curve_of(key: str, runs: Runs) -> Curve:
-    """One value of all runs by step.
+    """Return the curve of a value by step.
 
-    A mean over the runs that are left would flatter those that ended early, so a step counts that all have.
+    Only steps that all runs have count, because a mean over the remaining runs would be biased.
     """
     by_run = [values_by_step(key, steps) for steps in runs]
     shared = sorted(set.intersection(*map(set, by_run))) if by_run else []
@@ -59,7 +59,7 @@ def draw_comparison(variants: Mapping[str, Runs], path: Path) -> None:
     def draw(axes: Axes, panel: Panel) -> Iterable[float]:
         for number, (look, by_key) in enumerate(zip(_looks(), curves, strict=False)):
             for key, dashes in panel.keys.items():
-                # marks a little beside those of other variants: lines may lie upon each other
+                # markers are offset from those of other variants, because lines may overlap
                 _draw_line(axes, by_key[key], {**look, "linestyle": dashes}, number / len(curves))
         return [value for by_key in curves for key in panel.keys for value in (*by_key[key].low, *by_key[key].high)]
 

@@ -1,7 +1,7 @@
-"""What is compared with training on sampled tokens: text pipelines, and faults put into finished samples on purpose.
+"""Alternatives to training on sampled tokens: text pipelines, and faults put into finished samples on purpose.
 
-The faults show which of them the trainer's checks catch, and what the others do to training; each is one that rollout
-systems have had.
+The faults show which faults the trainer's checks catch and how the others affect training. Rollout systems have had
+each of them.
 """
 
 from bisect import bisect_left, bisect_right
@@ -45,7 +45,7 @@ class Experiment(TrainingMethod):
     Args:
         rollout: Which tokens are trained on: as they were sampled; the same episodes' text encoded again; or those of
             Strands' OpenAI model on the engine's chat endpoint, its messages encoded.
-        ablation: The fault.
+        ablation: The fault to add.
 
     Raises:
         ConfigError: The two don't go together, or a package is missing.
@@ -104,19 +104,19 @@ class Experiment(TrainingMethod):
 
 
 def reward_tool_output(sample: Sample, player: Player) -> None:
-    """Reward an episode in which a tool has printed the right answer, whatever the policy then says."""
+    """Reward an episode in which a tool has printed the right answer, regardless of the policy's answer."""
     printed = player.decode(context_tokens(sample)).split()
     if str(sample.label) in printed and isinstance(sample.reward, dict):
         sample.reward = {**sample.reward, REWARD_KEY: 1.0}
 
 
 def train_tool_tokens(sample: Sample) -> None:
-    """Train every token of the response, tool results included, as where a sample has no loss mask."""
+    """Train every token of the response, tool results included, as if the sample had no loss mask."""
     sample.loss_mask = [1] * sample.response_length
 
 
 def shift_log_probs(sample: Sample) -> None:
-    """Give each sampled token the logprob of the one before it: an alignment that is off by one."""
+    """Give each sampled token the logprob of the token before it: an off-by-one alignment."""
     log_probs, mask = sample.rollout_log_probs or [], sample.loss_mask or []
     trained = [at for at, is_trained in enumerate(mask) if is_trained]
     shifted = list(log_probs)
@@ -126,26 +126,26 @@ def shift_log_probs(sample: Sample) -> None:
 
 
 def context_tokens(sample: Sample) -> list[int]:
-    """The tokens of the response that the policy did not sample: tool results and what stands around them."""
+    """Return the tokens of the response that the policy did not sample: tool results and the template around them."""
     response = sample.tokens[len(sample.tokens) - sample.response_length :]
     return [token for token, is_trained in zip(response, sample.loss_mask or [], strict=True) if not is_trained]
 
 
 Place: TypeAlias = tuple[int, int]
-"""Where a token begins: characters before it, and bytes of an unfinished one."""
+"""Position of a token: the characters before it, and the bytes of an incomplete character."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retokenised:
-    """The tokens that a trainer gets who is handed text.
+    """The tokens of a trainer that receives text.
 
     Attributes:
         tokens: Prompt and response.
         prompt_length: Tokens that begin before the response does; at least 1, and one less than all at most.
         loss_mask: For each token of the response, 1 where its first byte lies in text that was trained before, else 0.
         aligned_log_probs: For each token of the response, the rollout's logprob where the same token was sampled at the
-            same place of the text, else None. To measure with: a text endpoint has no logprobs to train with.
-        sampled_tokens: Trained tokens of the sample as it was.
+            same place of the text, else None. Only for measurements: a text endpoint has no logprobs to train with.
+        sampled_tokens: Trained tokens of the original sample.
         drifted_tokens: Of these, how many are not among the new tokens, at their place of the text.
         lost_context: Positions of the other tokens of the sample that are not among them.
         first_difference: The first position at which the token sequences differ; None where they are equal.
@@ -201,7 +201,7 @@ def retokenise(sample: Any, tokenizer: Any) -> Retokenised:
 
 
 def retokenised_batch(groups: Sequence[Sequence[Sample]], tokenizer: Any) -> StepBatch:
-    """The batch of a trainer who is handed text: see `retokenise`."""
+    """Return the batch of a trainer that receives text; see `retokenise`."""
     trained, dropped = trained_samples(groups)
     again = [retokenise(one.sample, tokenizer) for one in trained]
     tokens_of = trained_tokens_by_rollout(trained, [one.loss_mask for one in again])
@@ -225,7 +225,7 @@ def _from_text(one: Retokenised, trained: TrainedSample, denominator: int) -> Tr
 
 
 def text_endpoint_batch(groups: Sequence[Sequence[Sample]]) -> StepBatch:
-    """The batch of samples whose tokens a text endpoint's messages were encoded to, with what that changed of each."""
+    """Return the batch of samples that came through a text endpoint, with the changes in each sample."""
     trained, dropped = trained_samples(groups)
     known = [recorded_facts(one.sample.metadata) for one in trained]
     lost = [(facts["sampled_tokens"], facts["text_endpoint"]["unmatched_sampled"]) for facts in known]

@@ -1,9 +1,9 @@
-"""`generate` by way of text: the same agent on Strands' own OpenAI model and the engine's `/v1/chat/completions`.
+"""`generate` through text: the same agent on Strands' own OpenAI model and the engine's `/v1/chat/completions`.
 
-To compare with: settings, tools, limits, abort, statuses and facts are those of `strands_rollout.generate`; only how
-tokens come about differs. The engine renders the messages anew for each turn and says what it sampled as a message.
+To compare with: settings, tools, limits, abort, statuses and facts are those of `strands_rollout.generate`; only the
+source of the tokens differs. The engine renders the messages anew for each turn and says what it sampled as a message.
 When the episode is over, the conversation is rendered once and encoded, and the mask is cut out of that
-(`chat_transcript`). What is lost on this way:
+(`chat_transcript`). Losses of this method:
 
 - which tokens were sampled: a word that the policy spelled in its own way is trained in the tokenizer's;
 - the logprobs that a trainer would need: the endpoint gives them for tokens that are not the trained ones;
@@ -72,7 +72,7 @@ TEXT_ENDPOINT_KEY: Final = "text_endpoint"
 async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> Any:  # noqa: FBT001 - slime's signature
     """Run one agent episode for a sample through the chat endpoint.
 
-    `rollout_log_probs` is None, as nobody knows them; an ABORTED sample starts afresh; `fan_out` and a conversation
+    `rollout_log_probs` is None, because they are unknown; an ABORTED sample starts afresh; `fan_out` and a conversation
     manager are refused (the sample is FAILED).
 
     Args:
@@ -112,7 +112,7 @@ def _checked(settings: RolloutSettings) -> RolloutSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Played:
-    """An episode and what crossed the endpoint in it."""
+    """An episode and its traffic with the endpoint."""
 
     episode: Episode
     chat: RecordedChat
@@ -152,7 +152,7 @@ async def _run(
     code_calls = CodeCalls()
     async with episode_code_tool(settings, code_calls) as code_tool:
         episode = await run_episode(
-            cast("SGLangModel", policy),  # of which an episode uses no more than the policy has
+            cast("SGLangModel", policy),  # an episode uses only the part of the interface that the policy has
             prompt.messages,
             EpisodeSetup(
                 system_prompt=prompt.system_prompt,
@@ -168,7 +168,7 @@ async def _run(
                 self_timed_tools=() if code_tool is None else (CODE_TOOL_NAME,),
                 tool_span=tool_span(sample),
                 control=rollout_control(args, sample, settings.should_abort),
-                # one of the caller's own has Strands' cycles run, which any model can be asked by
+                # a caller's own model runs Strands' cycles, which work with any model
                 conversation_manager=NullConversationManager(),
             ),
         )
@@ -176,7 +176,7 @@ async def _run(
 
 
 def _write(args: Any, sample: Any, played: _Played, aborts: int, sampling_params: Mapping[str, Any]) -> None:
-    """Fill the sample from what crossed the endpoint."""
+    """Fill the sample from the traffic with the endpoint."""
     chat, reason = played.chat, played.episode.stop_reason
     transcript = played.renderer.transcript(chat.turns) if chat.turns else None
     if transcript is not None and transcript.spans:
@@ -246,7 +246,7 @@ def _facts(
 
 
 def _losses(transcript: Transcript | None) -> dict[str, int | None]:
-    """How much the way by text changed."""
+    """Return the differences that the text endpoint caused."""
     return {
         "trained_tokens": sum(end - start for start, end in transcript.spans) if transcript else 0,
         "unmatched_sampled": transcript.unmatched_sampled if transcript else None,
@@ -257,5 +257,5 @@ def _losses(transcript: Transcript | None) -> dict[str, int | None]:
 
 
 def _versions(chat: RecordedChat) -> list[str]:
-    """Distinct weight versions in order."""
+    """Return the distinct weight versions in order."""
     return list(dict.fromkeys(turn.weight_version for turn in chat.turns if turn.weight_version is not None))

@@ -1,4 +1,4 @@
-"""Writes the tables of the documentation that come from the code: settings, metrics, commands, families, rooms ...
+"""Write the tables of the documentation that come from the code: settings, metrics, commands, families, rooms ...
 
 `python scripts/docs_tables.py` writes them between their markers; with `--check` it changes nothing and exits with 1 if
 a page is stale.
@@ -150,12 +150,12 @@ _MODELS: Final[Mapping[str, str]] = {
     "mistral-named": "Devstral, Ministral 3",
     "gpt_oss": "gpt-oss",
 }
-"""Whose format each template of the tests is; a template without a model goes by its own name."""
+"""Models that use each template of the tests; a template without a model has its own name."""
 _EPISODES: Final = 20
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown, with a final newline."""
+    """Return a Markdown table with a final newline."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines).replace("| --- ", "|---").replace("|--- |", "|---|")
 
@@ -249,12 +249,12 @@ def layers() -> list[list[str]]:
 
 
 def layers_picture() -> str:
-    """The layers as text, a line each."""
+    """Return the layers as text, one line per layer."""
     return "```text\n" + "".join(f"{' | '.join(rooms)}\n" for rooms in layers()) + "```\n"
 
 
 def rooms_table() -> str:
-    """Rooms by their layers, with the first sentence of what each says of itself."""
+    """Return the rooms by layer, with the first sentence of each room's docstring."""
     rows = []
     for number, rooms in enumerate(layers(), start=1):
         for room in rooms:
@@ -271,7 +271,7 @@ def _first_sentence(text: str | None) -> str:
 
 
 def logged_metrics() -> dict[str, bool]:
-    """What is logged of a sample that has every fact, and whether each metric is a distribution."""
+    """Return the metrics of a sample that has every fact, and whether each metric is a distribution."""
     facts = {
         **dict.fromkeys(PER_SAMPLE, 1),
         "stop_reason": "turn_length",
@@ -307,7 +307,7 @@ def logged_metrics() -> dict[str, bool]:
 
 
 def _logged(log: Callable[[], object]) -> list[str]:
-    """The log lines of a call."""
+    """Return the log lines of a call."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
@@ -337,7 +337,7 @@ def metrics_table() -> str:
 
 
 def families_table() -> str:
-    """What `check-template` finds about each family's template in tests/support."""
+    """Return the findings of `check-template` about each family's template in tests/support."""
     support = runpy.run_path(str(REPOSITORY / "tests/support/family_templates.py"))
     tokenizer, rows = AutoTokenizer.from_pretrained(_TOKENIZER), []
     for family, (_, template) in support["TEMPLATES"].items():
@@ -379,12 +379,12 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
 
 
 def updated(text: str) -> str:
-    """A page with its tables as the code has them."""
+    """Return a page with its tables updated from the code."""
     return _BLOCK.sub(lambda block: f"{block[1]}\n{TABLES[block[2]]()}\n{block[3]}", text)
 
 
 def main() -> int:
-    """Write or check all pages; 1 if one was stale and only checked."""
+    """Write or check all pages; return 1 if a checked page is stale."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing, and exit with 1 if a page is stale")
     only_check = parser.parse_args().check

@@ -19,7 +19,7 @@ NOT_SLIMES: Final = ", PyPI's build (slime's image has its own)"
 
 
 def commit_of(checkout: Path) -> str:
-    """The commit that a checkout is at."""
+    """Return the commit of a checkout."""
     return subprocess.run(  # noqa: S603
         ["git", "-C", str(checkout), "rev-parse", "HEAD"],  # noqa: S607
         capture_output=True, text=True, check=True,
@@ -27,14 +27,14 @@ def commit_of(checkout: Path) -> str:
 
 
 def as_text(record: dict[str, Json]) -> str:
-    """The record as JSON, each flag on a line of its own, so that differences can be read."""
+    """Return the record as JSON with a line per flag, so that diffs are readable."""
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in record.items() if key != "flags"]
     flags = ",\n".join(json.dumps(row) for row in record["flags"])
     return "{\n" + ",\n".join(lines) + ',\n"flags": [\n' + flags + "\n]\n}\n"
 
 
 def sources_of(answer: Json, slime: Path, megatron: Path, patches: str | None) -> dict[str, Json]:
-    """What was asked."""
+    """Return the sources of the flags."""
     patched = f" with {patches}" if patches else ""
     router = answer["versions"]["router"]
     return {
@@ -46,7 +46,7 @@ def sources_of(answer: Json, slime: Path, megatron: Path, patches: str | None) -
 
 
 def flags_of(answer: Json) -> list[Json]:
-    """The flags in the order of the record."""
+    """Return the flags in the order of the record."""
     systems = list(TITLES)
     flags = sorted(map(Flag.model_validate, answer["flags"]), key=lambda flag: (systems.index(flag.system), flag.names))
     return [flag.model_dump(mode="json", exclude_defaults=True) for flag in flags]

@@ -32,7 +32,8 @@ SKYRL_PARAMS: Final[Mapping[str, Any]] = {
     "logprobs": 1,
     "stop": None,
 }
-"""What SkyRL makes of its default settings (skyrl/backends/skyrl_train/inference_servers/engine_utils.py)."""
+"""Sampling parameters that SkyRL derives from its default settings
+(skyrl/backends/skyrl_train/inference_servers/engine_utils.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class TrajectoryID:
 
 
 def generator_input(rows: Sequence[Row], repetitions: int, sampling_params: dict[str, Any]) -> dict[str, Any]:
-    """SkyRL's GeneratorInput: each problem some times in a row, as its trainer asks."""
+    """Return SkyRL's GeneratorInput: each problem several times in a row, as from its trainer."""
     asked = [(number, row, repetition) for number, row in enumerate(rows) for repetition in range(repetitions)]
     return {
         "prompts": [row.prompt for _, row, _ in asked],
@@ -64,7 +65,7 @@ async def play(
     base_url: str | None,
     tokenizer: Path | None,
 ) -> dict[str, Any]:
-    """One GeneratorOutput of these problems."""
+    """Return the GeneratorOutput of these problems."""
     async with served_engine(base_url, None) as url:
         generator = StrandsGenerator(url, tokenizer or await fetch_tokenizer_folder(url), settings=settings)
         return await generator.generate(generator_input(rows, repetitions, sampling_params))

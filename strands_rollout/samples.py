@@ -523,12 +523,12 @@ class FinishedSample:
 
     @property
     def is_ungraded(self) -> bool:
-        """Whether the reward has no verdict on the answer, for example because the judge was unavailable."""
+        """True if the reward has no verdict on the answer, for example because the judge was unavailable."""
         return self.graded.get("method") in UNGRADED_METHODS
 
     @property
     def is_missing(self) -> bool:
-        """Whether the episode or its reward failed because of the infrastructure, so that the sample counts nowhere."""
+        """True if the infrastructure made the episode or its reward fail, so that the sample counts nowhere."""
         return self.status in ("failed", "aborted") or self.is_ungraded
 
     @property
@@ -539,7 +539,7 @@ class FinishedSample:
     @property
     @_none_if_unreadable
     def is_removed(self) -> bool:
-        """Whether the sample is excluded from training."""
+        """True if the sample is excluded from training."""
         return bool(getattr(self.sample, "remove_sample", False))
 
     @property

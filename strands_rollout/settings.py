@@ -239,7 +239,7 @@ class RewardSettings(_Settings):
 
     @property
     def is_own(self) -> bool:
-        """Whether the score comes from the user's function, evaluator or parts."""
+        """True if the score comes from the user's function, evaluator or parts."""
         return bool(self.all_parts)
 
     @property
@@ -251,7 +251,7 @@ class RewardSettings(_Settings):
 
     @property
     def has_evaluator(self) -> bool:
-        """Whether a part has an evaluator, which reads the whole episode and not only its answer."""
+        """True if a part has an evaluator, which reads the whole episode and not only its answer."""
         return any(part.evaluator is not None for part in self.all_parts.values())
 
     @model_validator(mode="after")
@@ -297,7 +297,7 @@ class EpisodeWorkers(_Settings):
 
     @property
     def is_enabled(self) -> bool:
-        """Whether there is at least one worker."""
+        """True if there is at least one worker."""
         return self.count != 0
 
     @model_validator(mode="after")
@@ -438,18 +438,18 @@ class RolloutSettings(_Settings):
 
     @property
     def has_code_tool(self) -> bool:
-        """Whether a tool has the code tool's name."""
+        """True if a tool has the code tool's name."""
         name = CODE_TOOL_PATH.rpartition(".")[2]
         return any(isinstance(tool, str) and re.split("[.:]", tool)[-1] == name for tool in self.tools)
 
     @property
     def has_program(self) -> bool:
-        """Whether agent_program or agent_command plays the episodes."""
+        """True if agent_program or agent_command plays the episodes."""
         return self.agent_program is not None or self.agent_command is not None
 
     @property
     def misses_code_tool(self) -> bool:
-        """Whether the default system prompt, which mentions the code tool, goes to an agent without the code tool."""
+        """True if the default system prompt, which mentions the code tool, goes to an agent without the code tool."""
         has_own = self.agent_factory or self.has_program or "system_prompt" in self.model_fields_set
         return not (self.has_code_tool or has_own)
 
@@ -470,7 +470,7 @@ class RolloutSettings(_Settings):
 
     @property
     def needs_labels(self) -> bool:
-        """Whether each row needs a label, because only the grading scores."""
+        """True if each row needs a label, because only the grading scores."""
         parts = self.reward.all_parts.values()
         is_graded = any(part.function is None and part.judge is None and part.evaluator is None for part in parts)
         return self.environment is None and (is_graded or not self.reward.is_own)

@@ -27,10 +27,10 @@ class DataSet:
     Attributes:
         script: The script's file name.
         hub_id: Repository of the hub.
-        id_source: Where this id is from.
+        id_source: Source of this id.
         file_stem: Name of the file in the data folder; `{split}` stands for the split.
         config: Configuration within the repository; None for its only or default one.
-        against: Stems of the prepared files with evaluation problems, which no other set should hold.
+        against: Stems of the prepared files with evaluation problems, which no other data set should contain.
     """
 
     script: str
@@ -45,7 +45,7 @@ class DataSet:
         return folder / f"{self.file_stem.format(split=split)}.jsonl"
 
     def evaluation_files(self, folder: Path, split: str) -> list[Path]:
-        """Return the default files to compare a split with: all but its own."""
+        """Return the default files to compare a split with: all except its own."""
         own = {self.file_stem.format(split=part.partition("[")[0].strip()) for part in split.split("+")}
         return [folder / f"{stem}.jsonl" for stem in self.against if own != {stem}]
 
@@ -68,7 +68,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON inst
 def _command(data_set: DataSet) -> Callable[..., None]:
     """Return the command of a script, with its defaults and help."""
 
-    def command(*, data_dir: Path, force: bool, as_json: bool, **options: Any) -> None:  # noqa: ANN401 - as `Request` has them
+    def command(*, data_dir: Path, force: bool, as_json: bool, **options: Any) -> None:  # noqa: ANN401 - fields of `Request`
         split = options["split"]
         options["endpoint"] = (options["endpoint"] or HUB).rstrip("/")
         options["out"] = options["out"] or data_set.out(data_dir, split)

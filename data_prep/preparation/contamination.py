@@ -4,7 +4,7 @@ A row is contaminated by an evaluation problem if they share a run of `ngram_wor
 same, which is the only way for shorter problems. Words are runs of letters and digits, in any case, so that LaTeX and
 plain notation compare alike. Runs of words that many different rows share are stock phrases ("where m and n are
 relatively prime positive integers, find m + n") and don't count, unless a row has half of a problem's runs or more:
-many copies of a problem are copies and no phrase.
+a problem that is copied many times is not a stock phrase.
 """
 
 import re
@@ -22,10 +22,10 @@ from preparation.instruction import without_instruction
 from preparation.rows import PreparationError, RowError, to_chat
 
 STOCK_PHRASE_ROWS: Final = 10
-"""A run of words that more different rows than this have in common is a stock phrase."""
+"""Maximum different rows that share a run of words; a run in more rows is a stock phrase."""
 
 COPY_SHARE: Final = 0.5
-"""Share of a problem's runs of words with which a row counts, however many other rows have them too."""
+"""Minimum share of a problem's runs of words with which a row always counts, even if many other rows have them too."""
 
 _WORD: Final = re.compile(r"[^\W_]+")
 _EXAMPLES: Final = 3
@@ -124,11 +124,11 @@ class _Search:
     def __init__(self, path: Path, ngram_words: int) -> None:
         self._path = path
         self._ngram_words = ngram_words
-        self._problems: dict[str, str] = {}  # by their words
-        self._runs: dict[str, list[str]] = {}  # the words of the problems with each run
-        self._sizes: Counter[str] = Counter()  # different runs of each problem, by its words
+        self._problems: dict[str, str] = {}  # problems by their words
+        self._runs: dict[str, list[str]] = {}  # for each run, the words of the problems that have it
+        self._sizes: Counter[str] = Counter()  # number of different runs of each problem, by its words
         self._found: list[tuple[int, str, str, list[str]]] = []  # line, its problem, its words, the runs in common
-        self._rows_with: Counter[str] = Counter()  # different rows with each run
+        self._rows_with: Counter[str] = Counter()  # number of different rows with each run
         for problem in problems_in(path):
             words = words_of(problem)
             said = " ".join(words)

@@ -79,7 +79,7 @@ class Survey:
     def __init__(self) -> None:
         self.rows_read = 0
         self._rows: dict[bytes, RowsByLabel] = {}
-        self._reasons: dict[bytes, str] = {}  # why a prompt can't be used
+        self._reasons: dict[bytes, str] = {}  # reason why a prompt can't be used
 
     def add(self, prompt: object, label: object) -> None:
         """Add the next row."""

@@ -16,7 +16,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Yield a temporary file beside `path`, which replaces it if the block ends without an error.
 
     Raises:
-        PreparationError: It can't be written.
+        PreparationError: The file can't be written.
     """
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     try:

@@ -28,7 +28,7 @@ _WRITE_VERBS: Final = (
     r"(?:(?:final|numerical|numeric)\s+)?(?:answer|result|response)"
 )
 
-# what stands for the answer, such as $Answer or <final answer>: never a part of a problem, such as $m+n
+# placeholders for the answer, such as $Answer or <final answer>; never a part of a problem, such as $m+n
 _STAND_IN: Final = (
     r"[$`]*(?:\\+(?:boxed|fbox)\s*\{+\s*)?[$<\[{(`]*\\?(?:your[ _])?(?:final[ _])?(?:answer|ans|x)[$>\]})`]*"
 )
@@ -54,9 +54,9 @@ _IN_BOX: Final = (
 _AFTER_HASHES: Final = rf"{_STEP_BY_STEP}{_WRITE_VERBS}\s+after\s+{_QUOTE}\#{{4}}{_QUOTE}\s*\.?"
 
 KINDS: Final = ("answer_line", "boxed", "hashes")
-"""What an instruction asks for."""
+"""Answer forms that an instruction may ask for."""
 
-_MAX_SENTENCE_CHARS: Final = 600  # characters; no sentence is longer
+_MAX_SENTENCE_CHARS: Final = 600  # maximum characters of an instruction's sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class _Sentence:
 
 def _sentence(kind: str, needle: str, words: str) -> _Sentence:
     """Return a pattern for a whole sentence: "Simplify, and give the answer in a box" must not match."""
-    # nothing after a colon or an opening quotation mark: somebody in the problem may say it
+    # not after a colon or an opening quotation mark: the sentence may be a quotation in the problem
     beginning = re.compile(rf"\s*(?:{words})(?:(?<=[.:])(?=\s)|(?=\s*\n))", re.IGNORECASE)
     end = re.compile(rf"(?:\A\s*|(?<=[.?!;\n])\s*|(?<=[)\]}}$\"])\s+)(?:{words})\s*\Z", re.IGNORECASE)
     return _Sentence(kind, needle, beginning, end)
@@ -112,10 +112,10 @@ _FORM_REQUESTS: Final = {
         "json": r"\b(?:return|output|respond|reply|answer|format|give|write|in|as)\b[^.\n]{0,60}?\bjson\b",
     }.items()
 }
-"""How a prompt asks for another form than the system prompt does; guesses, for warnings."""
+"""Patterns of prompts that ask for another form than the system prompt does; guesses, for warnings."""
 
 
-@functools.lru_cache(maxsize=32_768)  # data sets repeat their problems, some a hundred times
+@functools.lru_cache(maxsize=32_768)  # data sets repeat their problems, up to a hundred times
 def without_instruction(text: str) -> tuple[str, frozenset[str]]:
     """Return the text without the instructions at its edges, "" if nothing is left, and their `KINDS`."""
     found: set[str] = set()

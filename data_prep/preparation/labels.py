@@ -31,7 +31,7 @@ _INTEGER: Final = re.compile(r"(?P<sign>-?)0*(?P<digits>\d+)")
 _THOUSANDS: Final = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _NOTHING: Final = re.compile(r"(?:null|none|n/?a|nan|nil|undefined|unknown|\?+)\.?", re.IGNORECASE)
 _MARKER: Final = "####"
-_MARKED_SHARE: Final = 0.5  # of the rows, from which on a label without the marker is a solution without its answer
+_MARKED_SHARE: Final = 0.5  # if this share of rows has the marker, an unmarked label is a solution without its answer
 _EXACT_FLOATS: Final = 2**53
 
 
@@ -59,7 +59,8 @@ def normalised(value: object) -> str:
     Several alternatives become a JSON list, which the package's grading understands.
 
     Raises:
-        RowError: There is no label, it says that there is none, reading changed it, or it is too long to be an answer.
+        RowError: The label is missing, is a placeholder such as "none", was changed by reading, or is too long for an
+            answer.
     """
     texts = [_number(text.strip()) for text in label_texts(_as_stored(value)) if text.strip()]
     if not texts:

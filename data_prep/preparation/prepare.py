@@ -40,8 +40,8 @@ def prepare(request: Request, *, force: bool = False) -> Prepared:
 
     Raises:
         ConfigError: See `check_usage`.
-        PreparationError: The source can't be read, or too many rows can't be used; then no data file is written, and
-            one that was there stays.
+        PreparationError: The source can't be read, or too many rows can't be used; then no data file is written, and an
+            existing file stays.
     """
     check_usage(request, force=force)
     arguments = arguments_of(request)
@@ -125,7 +125,7 @@ def _write_rejected(source: Source, choice: Choice, request: Request) -> None:
 
 def _refuse_too_many(choice: Choice, request: Request) -> None:
     rejected = sum(one.times for one in choice.rejections)
-    looked_at = len(choice.kept) + rejected  # all rows but the repeated ones
+    looked_at = len(choice.kept) + rejected  # all rows except repeated rows
     if not choice.kept:
         why = choice.rejections[0].reason if choice.rejections else "there are none"
         raise PreparationError(f"none of the rows can be used: {why}. Is it the right column? See --prompt-column.")

@@ -11,10 +11,10 @@ from strands_rollout.client.transport import redacted
 from strands_rollout.errors import ConfigError
 
 HUB: Final = "https://huggingface.co"
-# a problem that has more than 13 words of another one, in a row, was taken from it or from its source
+# a problem that shares more than 13 consecutive words with another was taken from it or from its source
 NGRAM_WORDS: Final = 13
 MAX_REJECTED_SHARE: Final = 0.01
-"""Share of the different rows; an evaluation set of 30 problems that lacks one is no longer that set."""
+"""Maximum share of the different rows that may be unusable; less than one row of an evaluation set of 30 problems."""
 
 
 class Request(BaseModel):

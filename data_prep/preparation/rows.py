@@ -76,7 +76,7 @@ def find_columns(features: Mapping[str, Any], prompt: str | None, label: str | N
     return Columns(prompt, found, tuple(others))
 
 
-def value_of(row: Mapping[str, Any], path: str) -> Any:  # noqa: ANN401 - whatever the source holds
+def value_of(row: Mapping[str, Any], path: str) -> Any:  # noqa: ANN401 - any value of the source
     """Return the value of a column, or of a field in it."""
     column = column_of(row, path)
     value = row[column]

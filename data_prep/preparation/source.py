@@ -28,14 +28,14 @@ _REFUSALS: Final = {
     ),
     "RevisionNotFoundError": "{what} at {where} has no revision {revision!r}; see --revision",
 }
-"""What huggingface_hub's errors mean, the narrower ones first."""
+"""Explanations of huggingface_hub's errors, subclasses first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """An open data set, on the "hub", at a "mirror" or "local"; `rows` is a `datasets.Dataset`.
 
-    `revision` is the commit that is read; if it is None, the field beside it has the reason.
+    `revision` is the commit that is read; if it is None, `revision_reason` has the reason.
     """
 
     kind: str
@@ -101,7 +101,7 @@ def _load_local(request: Request) -> Any:  # noqa: ANN401 - a datasets.Dataset
             builder = _BUILDERS[os.path.splitext(path)[1]]  # noqa: PTH122
             return datasets.load_dataset(builder, data_files=glob.escape(path), split="train")
         return datasets.load_dataset(path, request.config, split=request.split)
-    except Exception as e:  # `datasets` raises errors of its own, of pyarrow, ValueError and OSError
+    except Exception as e:  # `datasets` raises its own errors, pyarrow's, ValueError and OSError
         raise PreparationError(
             f"can't read {path} as a data set: {_cause_of(e, request)}. Expected a file of {', '.join(_BUILDERS)}, or "
             f"a folder as downloaded from the hub with the split {request.split!r}; name one of its files with --from, "
@@ -116,7 +116,7 @@ def _load_hub(request: Request, revision: str | None, *, is_offline: bool) -> An
         return datasets.load_dataset(
             request.dataset, request.config, split=request.split, revision=revision or request.revision
         )
-    except Exception as e:  # as above, and those of the HTTP library, which differs between versions
+    except Exception as e:  # the errors above, and those of the HTTP library, which differs between versions
         if is_offline:
             raise PreparationError(
                 f"HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) is set, and {request.dataset} is not in the cache of an "

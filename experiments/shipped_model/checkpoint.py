@@ -15,7 +15,7 @@ from experiments.shipped_model.tokenizer import CONTEXT_LENGTH
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How large a model is, in the words of config.json; `context_length` is in tokens."""
+    """The size of a model, with the names of config.json; `context_length` is in tokens."""
 
     hidden_size: int = 128
     intermediate_size: int = 384

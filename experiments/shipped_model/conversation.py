@@ -14,7 +14,7 @@ END_OF_TURN: Final = "<|im_end|>"
 
 @dataclass(frozen=True, slots=True)
 class AgentPrompt:
-    """What an agent reads before a question, in the words and the order of a rollout.
+    """The prompt of an agent before a question, with the text and the order of a rollout.
 
     Attributes:
         system_prompt: The system message.
@@ -29,11 +29,11 @@ class AgentPrompt:
         return [{"role": "system", "content": self.system_prompt}, {"role": "user", "content": question}]
 
     def prompt_ids(self, template: ChatTemplate, question: str) -> list[int]:
-        """What the model reads before its first token."""
+        """Return the tokens that the model reads before its first own token."""
         return template.prompt_ids(self.messages(question), self.tools)
 
     def tool_answer_ids(self, template: ChatTemplate, answers: Sequence[str]) -> list[int]:
-        """What the model reads between its end-of-turn token and the first token of its next turn."""
+        """Return the tokens between the model's end-of-turn token and the first token of its next turn."""
         messages = [{"role": "tool", "content": answer} for answer in answers]
         return template.turn_ids(messages, self.tools, last_id=template.end_of_turn_id)
 

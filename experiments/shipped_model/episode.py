@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the assistant says once, without the end-of-turn token.
+    """A turn of the assistant, without the end-of-turn token.
 
     Attributes:
         text: From the first character after the generation prompt.

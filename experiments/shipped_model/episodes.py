@@ -1,4 +1,4 @@
-"""Writes whole episodes for word problems: what the assistant says, what code it runs, what comes back."""
+"""Write whole episodes for word problems: the assistant's turns, its code and the tool's results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Script:
-    """What the assistant will do; `mistake` is a failing first turn's text, or ""."""
+    """The plan of an episode; `mistake` is the text of a failing first turn, or ""."""
 
     problem: Problem
     calls: tuple[_Call, ...]
@@ -32,7 +32,7 @@ class _Script:
 
 
 def write_episodes(problems: Sequence[Problem], rng: Random) -> list[Episode]:
-    """One episode for each problem; every tool answer is what running the code really gave.
+    """One episode for each problem; every tool answer comes from running the code.
 
     Raises:
         ValueError: A program failed that should not, or a deliberate mistake did not fail.

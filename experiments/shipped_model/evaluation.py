@@ -40,7 +40,7 @@ class Play:
 
     @property
     def is_correct(self) -> bool:
-        """Whether the last turn ends the episode with the expected answer in a box, after its reasoning."""
+        """True if the last turn ends the episode with the expected answer in a box, after its reasoning."""
         if not self.is_over or not self.turns:
             return False
         found = _BOXED.findall(self.turns[-1].split("</think>")[-1])
@@ -49,7 +49,7 @@ class Play:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a model did.
+    """The result of a model's evaluation.
 
     Attributes:
         episodes: Episodes played.
@@ -85,7 +85,7 @@ def evaluate(
         rows: The task's.
         samples_per_row: Episodes per row.
         seed: For sampling; sets torch's global random state.
-        on_progress: Told how many episodes of how many are finished.
+        on_progress: Receives the number of finished episodes and of all episodes.
     """
     torch.manual_seed(seed)
     template = ChatTemplate(tokenizer)

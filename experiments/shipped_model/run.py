@@ -30,10 +30,10 @@ EPISODES_AT_ONCE: Final = 8000
 
 
 class Progress(Protocol):
-    """Where a run says how far it is."""
+    """Receiver of a run's progress."""
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        """Take the news: `done` of `total` pieces of the stage are finished."""
+        """Report that `done` of `total` pieces of the stage are finished."""
         ...
 
 
@@ -79,7 +79,7 @@ def train(task: Task[Any], plan: Plan, out: Path, data: Path, progress: Progress
 
 
 def report_on(task: Task[Any], folder: Path, data: Path, plan: Plan, progress: Progress) -> Report:
-    """How the saved model does on the task's held-out rows, which lie in the folder `data`."""
+    """Evaluate the saved model on the task's held-out rows in the folder `data`."""
     return evaluate(
         task,
         load_model(folder),
@@ -134,7 +134,7 @@ def _train_until_good(
 
 
 def versions() -> dict[str, str]:
-    """What made a model."""
+    """Return the versions of the packages that made a model."""
     return {
         "python": platform.python_version(),
         "tokenizers": tokenizers.__version__,

@@ -1,4 +1,4 @@
-"""What a model is made for: the words that its agent reads, its problems, its episodes, its tools and its training."""
+"""The task of a model: its agent's prompt, problems, episodes, tools and training plan."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +13,7 @@ from experiments.shipped_model.tool_answers import OpenTools
 
 
 class Problem(Protocol):
-    """What every task's problems have."""
+    """Interface of every task's problems."""
 
     @property
     def question(self) -> str:

@@ -1,4 +1,4 @@
-"""What comes back from calling tools, as in a rollout: the package's parser, Strands' tools and their messages."""
+"""The results of tool calls, as in a rollout: the package's parser, Strands' tools and their messages."""
 
 import asyncio
 import json
@@ -78,7 +78,7 @@ async def _answer(call: ToolCall | ParseFailure, tools: Mapping[str, AgentTool])
 
 
 def run_programs(codes: Sequence[str]) -> list[str]:
-    """What each program prints: as the tool would answer, but in one process, so that thousands take seconds.
+    """Return the output of each program, equal to the tool's result, but from one process: thousands take seconds.
 
     Args:
         codes: Programs that print something, are known to succeed and do not harm each other.

@@ -1,1 +1,1 @@
-"""The real SGLang server and its routers on a CPU, as the tests and a curious user start them."""
+"""Start the real SGLang server and its routers on a CPU, for the tests and for users."""

@@ -1,4 +1,4 @@
-"""What the commands that start and stop servers have in common: `start ...` and `stop PID ...`, JSON, exit codes."""
+"""The shared command line for starting and stopping servers: `start ...` and `stop PID ...`, JSON, exit codes."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ class CommandLine:
     """The command line of one kind of server.
 
     Args:
-        program: How a user calls it.
+        program: The command that a user types.
         name: What the command line of its first process contains, which servers rewrite while they run; names its log.
         start_timeout_s: Seconds for it to get ready, unless a flag says otherwise.
         grace_s: Seconds for it to end by itself, unless a flag says otherwise.
@@ -36,7 +36,7 @@ class CommandLine:
         stopping.add_argument("--grace-s", type=float, default=grace_s, help="Seconds to end by itself.")
 
     def run(self, arguments: Sequence[str], server_of: Callable[[argparse.Namespace], Server]) -> int:
-        """Do what the arguments say; `server_of` makes a server of those of `start`. Returns the exit code."""
+        """Run the command and return the exit code; `server_of` makes a server from the arguments of `start`."""
         parsed = self._parser.parse_args(arguments)
         try:
             if parsed.command == "start":
@@ -50,7 +50,7 @@ class CommandLine:
         return 0
 
     def _start(self, parsed: argparse.Namespace, server_of: Callable[[argparse.Namespace], Server]) -> None:
-        if parsed.port and is_taken(parsed.port):  # whoever listens there would pass for the new server
+        if parsed.port and is_taken(parsed.port):  # its owner would pass for the new server
             raise ServerError(f"port {parsed.port} of 127.0.0.1 is taken; choose another one, or leave --port out")
         parsed.port = parsed.port or free_port()
         parsed.log = parsed.log or Path(tempfile.gettempdir(), f"{self._name}-{parsed.port}.log")

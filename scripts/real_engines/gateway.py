@@ -8,7 +8,7 @@ from real_engines.command_line import CommandLine
 from real_engines.server_process import Server, free_port
 
 MODULES: Final = {"smg": "smg.launch_router", "sglang-router": "sglang_router.launch_router"}
-# the only affinity by key that each has; sglang-router 0.3.2 has none on its command line
+# the only affinity by key of each router; sglang-router 0.3.2 has none on its command line
 POLICIES: Final = {"smg": ["--policy", "consistent_hashing"], "sglang-router": ["--policy", "cache_aware"]}
 CHECKS: Final = [
     "--health-check-interval-secs", "2",
@@ -18,9 +18,9 @@ CHECKS: Final = [
 
 
 def server_of(parsed: argparse.Namespace) -> Server:
-    """The router that the arguments describe."""
+    """Return the router that the arguments describe."""
     place = ["--host", "127.0.0.1", "--port", str(parsed.port)]
-    # each router listens on a second port, which it does not choose by itself
+    # each router also listens on a second port, which must be given
     metrics = ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
     workers = ["--worker-urls", *parsed.worker] if parsed.worker else []
     policy = [] if "--policy" in parsed.flags else POLICIES[parsed.router]

@@ -1,6 +1,6 @@
 """Servers in process groups of their own: started, waited for, and stopped by the id of their first process.
 
-Knows processes and HTTP status codes; must not know what a server serves. Standard library only: it runs in the
+Depends only on processes and HTTP status codes, not on the kind of server. Standard library only: it runs in the
 servers' own environments.
 """
 
@@ -28,7 +28,7 @@ _LOG_TAIL_BYTES: Final = 4000
 
 
 class ServerError(Exception):
-    """A server did not start, or is not what was to be stopped."""
+    """A server did not start, or the process to stop is not this server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def start(server: Server, timeout_s: float, owner: int | None = None) -> int:
     Args:
         server: What to start.
         timeout_s: Seconds within which it must be ready.
-        owner: Id of a process with whose end the server ends; None if it lives on until it is stopped.
+        owner: Id of a process at whose end the server ends; None if the server runs until it is stopped.
 
     Returns:
         The id of its first process, which is that of its process group too.
@@ -112,7 +112,7 @@ def end_group(group: int, grace_s: float) -> None:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nothing listens on, below those that connections going out take in the meantime."""
+    """Return a free port of 127.0.0.1, below the ephemeral ports, which outgoing connections could take meanwhile."""
     for port in random.sample(_PORTS, 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
@@ -121,7 +121,7 @@ def free_port() -> int:
 
 
 def is_taken(port: int) -> bool:
-    """Whether something listens on a port of 127.0.0.1."""
+    """Return whether a process listens on a port of 127.0.0.1."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
@@ -163,7 +163,7 @@ def _end_with(group: int, owner: int) -> None:
 
 
 def _is_running(group: int) -> bool:
-    """Whether a group has a process that is more than a zombie."""
+    """Return whether a group has a process that is not a zombie."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has just ended
             state, _, process_group = stat.read_text().rpartition(")")[2].split()[:3]
@@ -173,7 +173,7 @@ def _is_running(group: int) -> bool:
 
 
 def _command_of(pid: int) -> str:
-    """A process's command line; "" where there is no such process, or only what is left of one."""
+    """Return a process's command line; "" if there is no such process, or it is a zombie."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:

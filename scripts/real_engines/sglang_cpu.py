@@ -11,14 +11,14 @@ from real_engines.server_process import Server
 
 HERE: Final = Path(__file__).resolve().parent
 SHIPPED_MODEL: Final = HERE.parents[1] / "strands_rollout/engine/checkpoint"
-# SGLang takes the CPU only if it is told to, and must not ask a hub for a model that lies in a folder
+# SGLang uses the CPU only on request, and must not look up a local model on the hub
 ENVIRONMENT: Final = {
     "PYTHONPATH": str(HERE / "shim"),
     "SGLANG_USE_CPU_ENGINE": "1",
     "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
-    # else a repetition penalty is compiled for a dozen seconds when it is first used
+    # otherwise the first repetition penalty takes a dozen seconds to compile
     "TORCHDYNAMO_DISABLE": "1",
 }
 # backends without compiled kernels, in the precision in which logprobs can be compared
@@ -38,12 +38,12 @@ FLAGS: Final = [
 
 
 def server_of(parsed: argparse.Namespace) -> Server:
-    """The server that the arguments describe."""
+    """Return the server that the arguments describe."""
     place = ["--host", "127.0.0.1", "--port", str(parsed.port)]
     model = ["--model-path", str(parsed.model.resolve())]
     return Server(
         command=[sys.executable, "-m", "sglang.launch_server", *model, *place, *FLAGS, *parsed.flags],
-        # a small model needs one thread, and engines with one for each CPU spend their time waiting for each other
+        # a small model needs one thread; engines with a thread per CPU would wait for each other
         environment={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **ENVIRONMENT},
         ready_url=f"http://127.0.0.1:{parsed.port}/health",
         log=parsed.log,

@@ -160,9 +160,9 @@ class Finding:
     that some runs need. "skipped": the check was not requested.
     """
 
-    name: str  # of the thing checked
+    name: str  # of the checked thing
     status: Status
-    found: str  # with the names and numbers that were found
+    found: str  # the result, with names and numbers
     remedy: str | None = None  # with a command to run if there is one; None if there is nothing to do
     facts: Mapping[str, Json] = field(default_factory=dict)  # further values for programs, by name
 
@@ -240,10 +240,10 @@ class Diagnosis:
 class Check:
     """A function that checks a part of the machine."""
 
-    name: str  # of the finding if the check itself fails
+    name: str  # name of the finding if the check itself fails
     run: Callable[[DoctorOptions], Iterable[Finding]]  # may raise anything
-    # waits for something outside this process, so it may run beside others. Checks that import large packages don't:
-    # they run one at a time
+    # True if the check waits for something outside this process, so that others may run meanwhile. Checks that import
+    # large packages run one at a time.
     waits: bool = False
 
 
@@ -278,7 +278,7 @@ def _run_check(check: Check, options: DoctorOptions) -> list[Finding]:
     except ImportError as e:
         reinstall = "reinstall this package with its requirements: pip install -e /path/to/strands-rollout"
         return [error(check.name, f"{e.name or 'a package'} can't be imported: {e}", reinstall)]
-    except Exception as e:  # a broken check must not hide the findings of others
+    except Exception as e:  # a broken check must not hide the findings of other checks
         report = "report it, with the output of: strands-rollout doctor --json"
         return [error(check.name, f"this is a bug in the check: {type(e).__name__}: {e}", report)]
 
@@ -322,7 +322,7 @@ def run_program(*command: str, env: Mapping[str, str], timeout_s: float) -> Prog
     except subprocess.TimeoutExpired:
         return ProgramResult(None)
     finally:
-        # a process that hangs inside a driver can't be killed: leave it behind
+        # a process that hangs inside a driver can't be killed, so abandon it
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -336,5 +336,5 @@ def package_folders(name: str, find_package: FindPackage = importlib.util.find_s
     except (ImportError, ValueError):
         return []
     if spec is None or (spec.origin is None and name == "slime"):
-        return []  # a namespace package: some folder named slime, and not slime
+        return []  # a namespace package: a folder named slime that is not the package
     return [Path(folder) for folder in spec.submodule_search_locations or [str(spec.origin)]]

@@ -64,12 +64,12 @@ _READ_TIMEOUT_S: Final = 5.0
 _OLD: Final = re.compile(r"0\.[0-4](?:\.|$)")
 _START: Final = "start it, and check host and port: python -m sglang.launch_server --model-path MODEL --port 30000"
 _UNREACHABLE: Final = (httpx.TransportError, aiohttp.ClientError, EngineUnavailableError)
-# words, numbers and control tokens that vocabularies cut in different ways
+# words, numbers and control tokens that vocabularies split in different ways
 _TEXT: Final = "<|im_start|>Zwölf Boxkämpfer: x = 1234567, \\boxed{42}; unbelievably<tool_call>\n\n\t東京<|im_end|>"
 _DISTRIBUTION: Final = "strands-rollout"
-_NOT_FOR_A_RUN: Final = frozenset({"dev", "docs", "bench"})  # extras of those who work on this package
+_NOT_FOR_A_RUN: Final = frozenset({"dev", "docs", "bench"})  # extras for developers of this package
 _GB: Final = 1e9
-_SHM: Final = Path("/dev/shm")  # noqa: S108 - NCCL's and Ray's own place
+_SHM: Final = Path("/dev/shm")  # noqa: S108 - the folder that NCCL and Ray use
 _SHM_GB: Final = 8.0
 _MODEL_SIZE: Final = "a model of 8 billion parameters"
 _FILES: Final = 4096
@@ -258,7 +258,7 @@ def _ids_of(folder: Path) -> list[int] | None:
         return None
     try:
         return list(Tokenizer.from_file(str(file)).encode(_TEXT, add_special_tokens=False).ids)
-    except Exception:  # tokenizers raises plain Exceptions; a broken file is another check's finding
+    except Exception:  # tokenizers raises plain Exceptions; another check reports a broken file
         return None
 
 
@@ -354,7 +354,7 @@ def check_disk(options: DoctorOptions) -> Iterator[Finding]:
     temporary = options.path_in_env("TMPDIR") or Path(tempfile.gettempdir())
     fine = []
     for what, folder, variable, needed_gb in (
-        # two saves, the newer one beside the one that it replaces
+        # two saves: the newer save, and the save that it replaces
         ("checkpoints", options.path_in_env("SAVE_DIR") or options.repository / "checkpoints", "SAVE_DIR", 250),
         ("models", options.model_dir, "MODEL_DIR", 40 * needs_model),
         ("data", options.data_dir, "DATA_DIR", 1),
@@ -405,11 +405,11 @@ def check_proxies(options: DoctorOptions) -> Iterator[Finding]:
     env = options.env
     used = ", ".join(name for name in _PROXIES if env.get(name))
     excepted = {name.strip() for key in ("no_proxy", "NO_PROXY") for name in env.get(key, "").split(",")}
-    # the address at which slime's router is reached on this machine, as slime finds it (slime/utils/http_utils.py)
+    # the address at which slime's router is reached on this machine, determined as in slime (slime/utils/http_utils.py)
     own = env.get("SLIME_HOST_IP")
     if not own:
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(("192.0.2.1", 9))  # sends nothing: the kernel picks the address that it would send from
+            probe.connect(("192.0.2.1", 9))  # sends nothing: the kernel only picks the source address
             own = str(probe.getsockname()[0])
     hosts = list(dict.fromkeys(["127.0.0.1", own or "127.0.0.1"]))
     proxied = [host for host in hosts if host not in excepted]
@@ -424,7 +424,7 @@ def check_gpus(options: DoctorOptions) -> Iterator[Finding]:
     """Count the GPUs that nvidia-smi lists; fewer than requested are an error."""
     env = options.env
     wanted = options.gpus
-    if wanted is None and not env.get("RAY_ADDRESS"):  # else the training is on a cluster elsewhere
+    if wanted is None and not env.get("RAY_ADDRESS"):  # with RAY_ADDRESS, training runs on a cluster elsewhere
         given = env.get("NUM_GPUS", "")
         wanted = int(given) if given.isdecimal() else _TRAINING_GPUS * options.training
     answer = diagnostics.run_program(*_SMI, env=env, timeout_s=_SMI_TIMEOUT_S)

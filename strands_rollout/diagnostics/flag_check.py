@@ -38,7 +38,7 @@ _DRY_RUN_TIMEOUT_S: Final = 60.0
 _MIN_PREFIX: Final = 6
 _MAX_NOTE_CHARS: Final = 160
 _SECRET: Final = re.compile(r"key|token|secret|password")
-# What is to be set instead of a flag of SGLang's that slime keeps to itself (slime/backends/sglang_utils).
+# Replacements for the flags of SGLang that slime sets itself (slime/backends/sglang_utils).
 _REPLACEMENTS: Final = {
     "--sglang-model-path": "--hf-checkpoint",
     "--sglang-tp-size": "--rollout-num-gpus-per-engine",
@@ -64,7 +64,7 @@ class Arguments:
     """The arguments of train.py or train_async.py."""
 
     words: tuple[str, ...]
-    source: str  # how they were found, for a report
+    source: str  # origin of the arguments, for a report
 
 
 def read_script(script: Path, slime_dir: Path | None) -> Arguments:
@@ -146,9 +146,9 @@ class Flag(BaseModel, frozen=True):
     """An argument of argparse with all its names, or a row of the record, in which default values are left out."""
 
     names: tuple[str, ...]
-    system: str  # who declares it: one of TITLES
-    parser: str = "main"  # which of slime's three parsers reads it: "main", "sglang" or "pre"
-    nargs: int | str | None = None  # argparse's: None for one value, 0 for none, a number, "?", "*" or "+"
+    system: str  # the package that declares it: a key of TITLES
+    parser: str = "main"  # the one of slime's three parsers that reads it: "main", "sglang" or "pre"
+    nargs: int | str | None = None  # as in argparse: None for one value, 0 for none, a number, "?", "*" or "+"
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class FlagTable:
     flags: tuple[Flag, ...]
     left_out: frozenset[str]  # flags of SGLang's, in slime's spelling, that slime does not pass on
     abbreviating: frozenset[str]  # the parsers that read an unambiguous beginning of a flag as that flag
-    sources: tuple[str, ...]  # where this is known from, a line for each system
+    sources: tuple[str, ...]  # sources of the flags, a line for each system
 
     @cached_property
     def _by_name(self) -> dict[str, list[Flag]]:
@@ -199,7 +199,7 @@ def table_of(slime_dir: Path | None, megatron_dir: Path | None = None, *, timeou
     failed = answer["failed"]
     missing = [flag for flag in map(Flag.model_validate, record["flags"]) if flag.system in failed]
     theirs = {(name, flag.parser) for flag in missing for name in flag.names}
-    # where Megatron-LM declares a flag too, slime changes its default only
+    # for a flag that Megatron-LM also declares, slime changes only the default
     asked = map(Flag.model_validate, answer["flags"])
     flags = [flag for flag in asked if not {(name, flag.parser) for name in flag.names} & theirs]
     versions = {"slime": str(slime_dir), "megatron": "the importable one", **answer["versions"]}
@@ -255,7 +255,7 @@ def find_slime(named: Path | None) -> Path | None:
     """Return slime's checkout: `slime_dir`, else SLIME_DIR, else that of the importable slime.
 
     Raises:
-        ConfigError: A checkout was named that is none.
+        ConfigError: The named folder is not a checkout of slime.
     """
     # the slime of PyPI is another package of the same name
     files = (flag_probe.MAIN_ARGUMENTS, flag_probe.SGLANG_ARGUMENTS)
@@ -272,7 +272,7 @@ class FlagFinding:
     """A problem of a flag: an error if the run would stop or differ from what was written, else a warning."""
 
     severity: Literal["error", "warning"]
-    flag: str  # as it was written
+    flag: str  # as written in the command
     problem: str
     nearest: str | None = None  # the known flag that was likely meant
 
@@ -291,7 +291,7 @@ class FlagFindings:
 
     @property
     def ok(self) -> bool:
-        """Whether there is no error."""
+        """True if there is no error."""
         return all(finding.severity != "error" for finding in self.findings)
 
 
@@ -309,8 +309,8 @@ def report_flags(
         Whether there is no error.
 
     Raises:
-        ConfigError: There is no flag, or no slime in `slime_dir`; or the script can't be read, is none of this
-            package's, or fails its dry run.
+        ConfigError: There is no flag, or no slime in `slime_dir`; or the script can't be read, is not a script of this
+            package, or fails its dry run.
     """
     slime = find_slime(slime_dir)
     if script is None:
@@ -362,7 +362,7 @@ class _Use:
     """A flag in a command, with its words."""
 
     flag: str
-    values: tuple[str, ...]  # one joined to it by "=", and the words up to the next flag
+    values: tuple[str, ...]  # a value joined to the flag by "=", and the words up to the next flag
 
     @classmethod
     def of(cls, word: str, following: Sequence[str]) -> "_Use":

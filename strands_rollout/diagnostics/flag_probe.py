@@ -44,8 +44,8 @@ class Borrowed:
     """
 
     def __init__(self, system: str, module: str, name: str, failed: dict[str, str]) -> None:
-        self.added: set[str] = set()  # in the form that slime gave them
-        self.version: str | None = None  # of its package, where it says one
+        self.added: set[str] = set()  # the flags as slime spells them
+        self.version: str | None = None  # version of the package, if it has one
         self._original: Any = None
         with Attempt(system, failed):
             self._original = getattr(importlib.import_module(module), name)
@@ -82,7 +82,7 @@ def last_parser(parse: Callable[[], object]) -> argparse.ArgumentParser:
 
     def remember(parser: argparse.ArgumentParser, *_: object, **__: object) -> tuple[argparse.Namespace, list[str]]:
         seen.append(parser)
-        # of several flags with one destination the first one's default counts
+        # if several flags have the same destination, the default of the first flag counts
         defaults = {action.dest: action.default for action in reversed(parser._actions)}
         return argparse.Namespace(**{**defaults, **parser._defaults}), []
 
@@ -128,7 +128,7 @@ def examine(slime_dir: Path) -> dict[str, Any]:
     failed: dict[str, str] = {}
     server = Borrowed("sglang", "sglang.srt.server_args", "ServerArgs", failed)
     router = Borrowed("router", "sglang_router.launch_router", "RouterArgs", failed)
-    own = definitions(slime_dir / MAIN_ARGUMENTS, RouterArgs=router)  # up to 0.3.0 the router's flags are added there
+    own = definitions(slime_dir / MAIN_ARGUMENTS, RouterArgs=router)  # slime up to 0.3.0 adds the router's flags there
     engine = definitions(slime_dir / SGLANG_ARGUMENTS, ServerArgs=server, RouterArgs=router)
     main, megatron_flags = main_parser(own["get_slime_extra_args_provider"](), failed)
     sglang, pre = last_parser(engine["sglang_parse_args"]), last_parser(own["_pre_parse_mode"])
@@ -149,7 +149,7 @@ def examine(slime_dir: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what imports print must not come between
+    os.dup2(2, 1)  # output of imports must not mix with the JSON
     checkout = Path(sys.argv[1])
     sys.argv = ["train.py"]
     with answer:

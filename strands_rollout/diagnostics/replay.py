@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 class DumpedEpisode(SampledEpisode):
     """A sample of a dump with tokens and at least one turn of the policy."""
 
-    number: int  # its place in the dump, from 0
+    number: int  # index in the dump, from 0
     record: DumpRecord
 
 
@@ -54,7 +54,7 @@ def nth_episode(path: Path, number: int) -> DumpedEpisode:
     """Return the episode at an index of a dump, from 0.
 
     Raises:
-        ConfigError: The dump has no such place.
+        ConfigError: The dump has no sample at this index.
         DumpError: It can't be read or is empty, or the sample has no tokens.
     """
     count = 0
@@ -166,19 +166,19 @@ _SHOWN_TOKENS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class ReplayedTurn:
-    """A recorded turn, and what the engine samples in its place now."""
+    """A recorded turn, and the tokens that the engine samples now in its place."""
 
     turn: int  # from 0
-    start: int  # index in the sample's tokens of its first one
+    start: int  # index of the turn's first token in the sample's tokens
     recorded: list[int]
-    again: list[int]  # what the engine samples now; as many at most
-    same: int  # tokens at their beginning that are the same
-    finish: str  # why the engine stopped: "length" where it reached as many tokens
-    gaps: list[float]  # of the same tokens, the logprob now less the recorded one; empty where none were recorded
+    again: list[int]  # tokens that the engine samples now; at most as many as recorded
+    same: int  # number of equal tokens at the beginning
+    finish: str  # finish reason of the engine: "length" if it reached as many tokens
+    gaps: list[float]  # for each equal token, the logprob now minus the recorded logprob; empty if none were recorded
 
     @property
     def departs(self) -> bool:
-        """Whether the engine samples other tokens, or stops earlier."""
+        """True if the engine samples other tokens, or stops earlier."""
         return self.same < len(self.recorded)
 
 
@@ -213,9 +213,9 @@ async def recorded_gaps(
     recorded, or the engine returns none, as the embedded engine. Ids must be below `vocab_size`; None skips this check.
 
     Raises:
-        TrajectoryError: An id is not of the vocabulary; nothing was sent.
-        EngineUnavailableError: Nothing answers.
-        EngineResponseError: The answer is not of these tokens.
+        TrajectoryError: An id is outside the vocabulary; nothing was sent.
+        EngineUnavailableError: The engine does not answer.
+        EngineResponseError: The answer does not belong to these tokens.
     """
     tokens, logprobs = episode.tokens, _recorded_logprobs(episode)
     sampled = [at for start, end in episode.turns for at in range(start, end)]
@@ -258,7 +258,7 @@ def _input_logprobs(answer: Json, tokens: Sequence[int], vocab_size: int | None)
 def _recorded_logprobs(episode: DumpedEpisode) -> list[float]:
     """Return one logprob per token, prompt included; empty if none were recorded."""
     recorded = episode.sample.rollout_log_probs
-    if not recorded or not any(recorded):  # a sample that is kept out of training has zeros
+    if not recorded or not any(recorded):  # a sample that is excluded from training has zeros
         return []
     return [0.0] * (len(episode.sample.tokens) - len(recorded)) + list(recorded)
 

@@ -76,13 +76,13 @@ class RewardCall:
     function: Callable[..., object]  # sync or async; sync functions are called in threads
     args: SimpleNamespace  # the arguments of slime that this package reads
     keys: tuple[str, ...]  # keys of the number in a reward that is a dict; the first key that is there counts
-    takes_groups: bool = False  # takes all samples of a group as a list, as with slime's --group-rm
-    grades_labels: bool = False  # whether this package's grading compares answers with the labels
+    takes_groups: bool = False  # True if it takes all samples of a group as a list, as with slime's --group-rm
+    grades_labels: bool = False  # True if this package's grading compares answers with the labels
     settings: RolloutSettings | None = None  # settings of the configuration
 
     @property
     def is_own(self) -> bool:
-        """Whether the function is this package's `reward_func`, which never raises."""
+        """True if the function is this package's `reward_func`, which never raises."""
         return self.function is reward_func
 
     async def rewards(self, samples: Sequence[Sample]) -> list[object]:
@@ -385,7 +385,7 @@ def _container_notes(rows: Sequence[Row]) -> list[LabelNote]:
 
 
 def _ground_truth(row: Row, reward: RewardCall) -> GroundTruth:
-    # no texts for labels that this package's reward never finds equal: mappings, and lists in lists in lists
+    # this package's reward never accepts mappings and deeply nested lists, so these labels have no texts
     texts: tuple[str, ...] = ()
     if not (reward.is_own and isinstance(row.label, Mapping)):
         with suppress(ValueError):
@@ -411,7 +411,7 @@ class Rescored:
 
     @property
     def is_changed(self) -> bool:
-        """Whether both rewards have a number, and the numbers differ."""
+        """True if both rewards have a number, and the numbers differ."""
         return self.old is not None and self.new is not None and abs(self.new - self.old) > _TOLERANCE
 
 
@@ -433,7 +433,7 @@ async def rescore(path: Path, reward: RewardCall) -> AsyncIterator[tuple[DumpRec
             index, status, label = (record.values.get(name) for name in ("index", "status", "label"))
             ending = " ".join(str(record.values.get("response"))[-200:].split())[-_TEXT_WIDTH:]
             details = reward_details(record.to_sample())
-            has_failed = details.get("method") in FAILED_METHODS  # then its number must not be compared
+            has_failed = details.get("method") in FAILED_METHODS  # the number of such a reward must not be compared
             old = None if has_failed else reward.number(record.values.get("reward"))
             unscored = Rescored(number + i, index, status, label, ending, old)
             yield _scored(record, unscored, rewards[i], reward) if i in rewards else (record, unscored)

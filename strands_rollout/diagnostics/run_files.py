@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _TRACKER: Final = "latest_checkpointed_iteration.txt"
 _INDEX: Final = "model.safetensors.index.json"
-# no file of weights is this small; what git leaves in place of one is
+# bytes; weights are larger, and the pointer that git leaves in place of a file is smaller
 _MIN_WEIGHT_BYTES: Final = 1024
 _IMPORTABLE: Final = "correct it; a module of your own must be beside the file, installed, or in a folder on PYTHONPATH"
 _REACHABLE: Final = "start it, or correct its command or URL"
@@ -115,7 +115,7 @@ def check_tokenizer(options: DoctorOptions) -> Iterator[Finding]:
 
 def _settings(options: DoctorOptions) -> RolloutSettings:
     """Return the configured settings, or the defaults with an automatic tool parser."""
-    with contextlib.suppress(ConfigError):  # which is `check_config`'s finding
+    with contextlib.suppress(ConfigError):  # `check_config` reports it
         if options.config_file or options.changes:
             return read_config_file(options.config_file, options.changes)
     return RolloutSettings(tool_parser="auto")
@@ -190,7 +190,7 @@ def check_data(options: DoctorOptions) -> Iterator[Finding]:
     evaluated = [options.data_dir / f"{name}.jsonl" for name in sets.split(",") if name]
     for path in (options.path_in_env("PROMPT_DATA") or options.data_dir / "dapo-math-17k.jsonl", *evaluated):
         yield from _check_file(path, options, needed=options.training)
-    # what scripts/eval_aime.sh needs besides, and a training run does not
+    # needed by scripts/eval_aime.sh, but not by a training run
     further = options.data_dir / "aime-2025.jsonl"
     if further not in evaluated:
         yield from _check_file(further, options, needed=False)
@@ -220,7 +220,7 @@ def _check_file(path: Path, options: DoctorOptions, *, needed: bool) -> Iterator
         return
     try:
         template = ChatTemplate(load_tokenizer_folder(options.tokenizer_dir))
-    except RolloutError:  # which is another check's finding
+    except RolloutError:  # another check reports it
         template = ChatTemplate(load_tokenizer_folder(diagnostics.SHIPPED_TOKENIZER))
     settings = _settings(options)
     try:

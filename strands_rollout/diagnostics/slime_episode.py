@@ -39,7 +39,7 @@ _CLONE: Final = (
     f"{TESTED_COMMIT[:8]} && pip install --no-deps -e slime; then name it with SLIME_DIR or --slime-dir"
 )
 _NAME: Final = "slime episode"
-# what slime's rollout modules import of its cluster; an episode uses none of it
+# cluster modules that slime's rollout modules import; an episode does not use them
 _CLUSTER: Final = {
     "ray": ("ray", "ray.util", "ray.util.scheduling_strategies"),
     "sglang": ("sglang", "sglang.srt", "sglang.srt.constants", "sglang.srt.server_args", "sglang.srt.utils"),
@@ -72,11 +72,11 @@ def check_slime(
     if folder is None:
         return
     lacks = [name for name in _NEEDED if not (folder / name).is_file()]
-    if lacks:  # an installed package comes without the scripts
+    if lacks:  # an installed package does not contain the scripts
         yield error("slime", f"{folder} is not a whole checkout of THUDM/slime: it has no {', '.join(lacks)}", _CLONE)
         return
     version = re.search(r"""\bversion=["']([^"']+)["']""", _text(folder / "setup.py"))
-    # a checkout that another user owns, as in a container, is refused by git unless it is called safe
+    # git refuses a checkout that another user owns, as in a container, unless it is marked as safe
     git = ("git", "-c", "safe.directory=*", "-C", str(folder), "rev-parse", "HEAD")
     answer = (
         diagnostics.run_program(*git, env=options.env, timeout_s=_GIT_TIMEOUT_S) if (folder / ".git").exists() else None
@@ -184,7 +184,7 @@ class _Placeholder(ModuleType):
     """A module in which every name exists and is a decorator without effect."""
 
     __path__ = []  # noqa: RUF012 - declared by ModuleType
-    __version__ = "0.3.1"  # of the router: slime before 0.3.1 asks it where to find the workers
+    __version__ = "0.3.1"  # version of the router: slime before 0.3.1 asks the router for its workers
 
     def __getattr__(self, name: str) -> Callable[..., object]:
         if name.startswith("__"):

@@ -68,7 +68,7 @@ def load_tokenizer_folder(folder: Path) -> PreTrainedTokenizerBase:
         return load_tokenizer(str(folder))
     except RolloutError:
         raise
-    except Exception as e:  # tokenizers raises plain Exceptions, transformers what its parts raise
+    except Exception as e:  # tokenizers raises plain Exceptions, and transformers any exception of its parts
         raise ConfigError(f"the tokenizer of {folder} can't be loaded: {type(e).__name__}: {e}") from e
 
 
@@ -87,7 +87,7 @@ def read_object(file: Path) -> dict[str, Json]:
 
 
 def template_text(given: Path) -> str:
-    """Return the template in a file, or this package's template of that name; raise ConfigError for neither."""
+    """Return the template in a file, or this package's template of that name; raise ConfigError if it is neither."""
     if str(given) in SHIPPED_TEMPLATES:
         return str(given)
     try:
@@ -115,7 +115,7 @@ def check_template(
     kwargs = {} if chat_template is None else {"chat_template": chat_template}
     rule, own = "template", template_advice(chat_template or tokenizer.chat_template)
     try:
-        (template := make_renderer(tokenizer, kwargs)).render([_USER_TURN])  # so conversations begin
+        (template := make_renderer(tokenizer, kwargs)).render([_USER_TURN])  # conversations begin with a user
         rule = "end of turn"
         end_of_turn = probe.find_end_of_turn(template)
     except TemplateError as e:
@@ -125,7 +125,7 @@ def check_template(
         for rule, fault in probe.tool_faults(template)
     ]
     ends = TurnEnds(end_of_turn, end_of_turn)
-    if len(tool_findings) > 1:  # else tools are not rendered
+    if len(tool_findings) > 1:  # otherwise the template does not render tools
         try:
             ends = probe.find_ends(template, end_of_turn)
         except TemplateError as e:
@@ -193,7 +193,7 @@ def _tool_rules(template: TemplateRenderer, turns: TurnRenderer, *, with_tools: 
 
 
 def _needed_by_some(rule: str, fault: str | None, remedy: str) -> Finding:
-    """Return a finding for a rule that only some conversations need, and are refused without."""
+    """Return a finding for a rule that only some conversations need; without the rule they are refused."""
     if fault is None:
         return good(rule, "append-only")
     return warning(rule, f"{fault} Such conversations are refused.", remedy)
@@ -316,7 +316,8 @@ class RandomEpisode:
         chat: The messages so far, as templates read them.
         contexts: The new tokens that were sent before each turn.
         turns: The sampled tokens.
-        unread: Of the first calls that the parser does not read as the template writes them; shorter ones are played.
+        unread: The first calls that the parser does not read as the template writes them; shorter calls are played
+            instead.
     """
 
     def __init__(
@@ -334,7 +335,7 @@ class RandomEpisode:
         self.contexts: list[list[int]] = []
         self.turns: list[list[int]] = []
         self.unread = ""
-        self._history: list[Json] = []  # as Strands has it
+        self._history: list[Json] = []  # in Strands' form
         self._sent, self._answer = list[int](), dict[str, Json]()
         self._most_calls, self._is_silent, self._rng = most_calls, is_silent, np.random.default_rng(seed)
         engine = httpx.AsyncClient(transport=httpx.MockTransport(self._generate), base_url="http://scripted")
@@ -355,8 +356,9 @@ class RandomEpisode:
         """Play the episode.
 
         Raises:
-            TemplateDifferenceError: Other tokens were sent than the template makes.
-            TemplateError: The template refuses messages, or the parser does not read the calls that it writes.
+            TemplateDifferenceError: The tokens that were sent differ from the template's.
+            TemplateError: The template refuses messages, or the parser does not read the calls that the template
+                writes.
         """
         self.chat += [{"role": "system", "content": self._system}] if self._system else []
         most_rounds = 3 if any(_TOOLS[tool["name"]] for tool in self._tools) else 1
@@ -374,7 +376,7 @@ class RandomEpisode:
         calls = [self._call(mark, is_last=at + 1 == call_count) for at in range(call_count)]
         try:
             message, written, end_id = self._message(calls, mark)
-        except TemplateError as e:  # a template may write some values as no parser can read them
+        except TemplateError as e:  # a template may write some values in a way that no parser can read
             self.unread = self.unread or str(e)
             calls = [(name, {"note": mark} if "note" in given else {}) for name, given in calls]
             message, written, end_id = self._message(calls, mark)
@@ -431,7 +433,7 @@ class RandomEpisode:
             if not mark or at < 0:
                 raise TemplateError(f"the chat template leaves out turn {number} of the policy, or its end")
             rendered = after[at:]
-        # the tokenizer's own ids, but for texts that look like control tokens
+        # the tokenizer's own ids, except for texts that look like control tokens
         is_plain = encoder.unescape(rendered) == rendered
         ids = encoder.encode_trusted(rendered) if is_plain else encoder.encode_rendered(rendered)
         expected = [*known, *(ids[1:] if known[-1:] == ids[:1] else ids)]
@@ -440,7 +442,7 @@ class RandomEpisode:
         self.contexts.append(self._sent[len(known) :])
 
     def _generate(self, request: httpx.Request) -> httpx.Response:
-        if request.method == "GET":  # about itself it tells nothing
+        if request.method == "GET":  # the scripted engine has no server info
             return httpx.Response(404)
         self._sent = orjson.loads(request.content)["input_ids"]
         return httpx.Response(200, json=self._answer)

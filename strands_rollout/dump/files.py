@@ -1,12 +1,12 @@
-"""The files of dumps: samples are read one after the other, and written one at a time.
+"""Read and write the files of dumps, one sample at a time.
 
-A file may still be written to while it is read, and each sample is on its way to the disk before the next one comes.
+A file can be read while a run still writes to it: each sample is handed to the operating system before the next one.
 
-slime's `--save-debug-rollout-data` is read without torch, and without running anything that it holds: `torch.save`
-writes a zip of stored members: one pickle, and the bytes of each storage (torch/serialization.py). slime puts
-`{"rollout_id": ..., "samples": [Sample.to_dict()]}` there (slime/observability/rollout_data_utils.py). The pickle may
-name the few things below and nothing else: each makes plain values or NumPy arrays. A file by a stranger can't run code
-or read memory that is not its own.
+slime's `--save-debug-rollout-data` is read without torch, and without running code from the file. `torch.save` writes
+an uncompressed zip with one pickle and the bytes of each storage (torch/serialization.py). slime puts `{"rollout_id":
+..., "samples": [Sample.to_dict()]}` there (slime/observability/rollout_data_utils.py). The pickle may name only the few
+classes and functions below, which make plain values or NumPy arrays. So a file from an untrusted source can't run code
+or read memory outside its own data.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from strands_rollout.files.safe_files import open_regular, write_whole
 from strands_rollout.samples import SampleLike
 from strands_rollout.secret_mask import find_secrets
 
-# No sample is so long, and gzip makes one of a thousandth of its bytes.
+# No sample is this long, and a gzip file a thousandth of this size can expand to it.
 _MAX_LINE_BYTES: Final = 1 << 28
 _LINES: Final = (".jsonl", ".jsonl.gz")
 _TORCH: Final = (".pt", ".pth")
@@ -71,7 +71,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
                 if line.strip():
                     yield number, line, line.endswith(b"\n")
     except EOFError:
-        return  # the end of a gzip file that is still written, or was cut
+        return  # the end of a gzip file that is still being written, or was truncated
     except (zlib.error, gzip.BadGzipFile) as e:
         raise DumpError(f"{path} is damaged: {e}; expected gzip, as its name ends in .gz") from e
     except OSError as e:
@@ -100,7 +100,8 @@ def read_dump(path: Path) -> Iterator[DumpRecord]:
         path: A file of this package's (`.jsonl`, `.jsonl.gz`) or slime's (any other name), or a folder.
 
     Raises:
-        DumpError: There is none, a line is broken (it is named), or slime's file holds what is not read.
+        DumpError: There is no dump, a line is broken (the message names it), or slime's file holds an unsupported
+            object.
     """
     for sample in unread_samples(path):
         if record := sample.read():
@@ -166,7 +167,7 @@ def _begins_with_a_sample(path: Path) -> bool:
         try:
             read_line(line, f"{path}:{number}")
         except DumpError:
-            # one of a newer version is a dump, and must not be left out in silence
+            # a line of a newer version is a dump too: leaving it out silently would hide samples
             return is_whole and HEAD_KEY.encode() in line
         return True
     return False
@@ -176,11 +177,11 @@ class DumpWriter:
     """A new dump, open for writing; a context manager.
 
     Args:
-        path: Ends in `.jsonl`, or in `.jsonl.gz` for a compressed one; must not be there. Its folder is made.
-        secrets: Texts that are masked wherever they stand in a sample's texts; default: those of the environment.
+        path: A new file that ends in `.jsonl`, or in `.jsonl.gz` to compress it. Its folder is created.
+        secrets: Texts that are masked wherever they occur in a sample's texts; default: the environment's secrets.
 
     Raises:
-        DumpError: It has another ending, is there, or can't be written.
+        DumpError: The path has another ending or exists already, or the file can't be written.
     """
 
     def __init__(self, path: Path, secrets: Collection[str] | None = None) -> None:
@@ -200,18 +201,19 @@ class DumpWriter:
     def __exit__(self, *_: object) -> None:
         try:
             self._file.close()
-        except OSError as e:  # gzip writes its end
+        except OSError as e:  # closing writes the end of the gzip stream
             raise self._unwritten(e) from e
 
     def write(self, sample: SampleLike | DumpRecord, token_texts: Mapping[int, bytes] | None = None) -> None:
         """Write a sample, or a record of another dump.
 
         Args:
-            sample: Finished or not.
+            sample: A sample, finished or not.
             token_texts: Bytes of token ids, for readers without the tokenizer; see `TokenTexts`.
 
         Raises:
-            DumpError: It holds what has no form in JSON, or can't be written; whole lines before it are kept.
+            DumpError: The sample has a value without a form in JSON, or can't be written; complete lines before it are
+                kept.
         """
         record = sample if isinstance(sample, DumpRecord) else DumpRecord.from_sample(sample, token_texts)
         line = record_line(record, self._secrets)
@@ -258,7 +260,7 @@ def read_torch_file(path: Path) -> list[Any]:
 
 
 class _RefusedError(Exception):
-    """The file holds something that is not read."""
+    """The file holds an object that is not supported."""
 
 
 def _content(file: BinaryIO, path: Path) -> object:

@@ -61,7 +61,7 @@ def to_json(value: object, where: str) -> Json:
 def from_json(value: Json) -> Json:
     """Return the value that `to_json` converted; raise ValueError if it is damaged."""
     if isinstance(value, list):
-        # lists of numbers are nearly all of a dump
+        # fast path: lists of numbers are most of a dump
         return value if set(map(type, value)) <= _BARE else [from_json(item) for item in value]
     if not isinstance(value, dict):
         return value
@@ -180,7 +180,7 @@ _DECODERS: Final[Mapping[str, Callable[[Any], Any]]] = {
 }
 
 
-_MARKED_SPACE: Final = "\u2581".encode()  # as SentencePiece writes a space
+_MARKED_SPACE: Final = "\u2581".encode()  # SentencePiece writes a space this way
 VERSION: Final = 1
 HEAD_KEY: Final = "strands_rollout_dump"
 _TEXTS_KEY: Final = "token_texts"
@@ -210,7 +210,7 @@ _LONG_INTEGER: Final = re.compile(rb"(?<![\d.])\d{19}")
 class TokenizerIdentity:
     """The tokenizer with which a sample was written."""
 
-    name: str  # its folder, absolute, or its id on the hub
+    name: str  # its absolute folder, or its id on the hub
     fingerprint: str  # a hash of its vocabulary without added tokens, which depend on transformers' release
 
     @classmethod
@@ -262,12 +262,12 @@ class DumpRecord:
     """A sample as a dump has it.
 
     Attributes:
-        values: Of `Sample.to_dict`; what a file lacks has its default there.
+        values: The values of `Sample.to_dict`; fields that a file lacks have their defaults.
         where: File and line (or position in slime's file, from 0), for people.
         source: "dump", "samples" (version 0), "slime", or "eval": a result of `strands-rollout eval`.
-        token_texts: Bytes of token ids, as far as the dump holds them.
-        violations: What an evaluation found wrong with it.
-        tokenizer: What it was written with, where the dump says so.
+        token_texts: Bytes of those token ids that the dump has texts for.
+        violations: Faults that an evaluation found in the sample.
+        tokenizer: The tokenizer with which the sample was written, if recorded.
     """
 
     values: dict[str, Any]
@@ -279,7 +279,7 @@ class DumpRecord:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether the record has its tokens; results of `eval` without --save-tokens have none."""
+        """True if the record has its tokens; results of `eval` without --save-tokens have none."""
         return bool(self.values.get("tokens"))
 
     @property
@@ -289,14 +289,14 @@ class DumpRecord:
 
     @property
     def has_facts(self) -> bool:
-        """Whether `generate` wrote facts of the episode."""
+        """True if `generate` wrote facts of the episode."""
         return bool(recorded_facts(self.values.get("metadata")))
 
     def to_sample(self, sample_class: Any = Sample) -> Any:  # noqa: ANN401 - slime's class or ours
         """Return a sample with these values, slime's or this package's; it shares lists with the record.
 
         Raises:
-            DumpError: The values are no sample's.
+            DumpError: The values are not those of a sample.
         """
         try:
             return sample_class.from_dict(dict(self.values))
@@ -308,8 +308,9 @@ class DumpRecord:
         """Return the record of a sample, finished or not; it shares lists with the sample.
 
         Args:
-            sample: Its `to_dict` is called.
-            token_texts: Bytes of its token ids, of more, or of some; of `TokenTexts` the tokenizer is recorded too.
+            sample: The sample, read through its `to_dict`.
+            token_texts: Bytes of token ids; missing and additional ids are allowed. From `TokenTexts`, the tokenizer is
+                recorded too.
         """
         values: dict[str, Any] = sample.to_dict()  # type: ignore[attr-defined]
         if token_texts is None:
@@ -328,7 +329,7 @@ def check_tokenizer(record: DumpRecord, texts: TokenTexts, name: str) -> None:
         )
     ids = set(record.values["tokens"])
     unknown = sorted(token for token in ids if token not in texts)
-    if len(unknown) > len(ids) * _MAX_UNKNOWN_SHARE:  # a policy may sample some of the ids that only pad its vocabulary
+    if len(unknown) > len(ids) * _MAX_UNKNOWN_SHARE:  # a policy may sample ids that only pad its vocabulary
         raise ConfigError(
             f"{record.where} has {len(unknown)} ids of {len(ids)} that {name} does not know, such as {unknown[-1]}; "
             "name the tokenizer of the policy that wrote it"
@@ -371,7 +372,7 @@ def shown_values(sample: Mapping[str, Any], secrets: Collection[str] = ()) -> di
 def read_line(line: bytes, where: str) -> DumpRecord:
     """Return the record in a line of this or an earlier format; raise DumpError, with `where`, for any other line."""
     try:
-        # orjson makes a float of an integer above 64 bits
+        # orjson converts an integer above 64 bits to a float
         read = json.loads(line) if _LONG_INTEGER.search(line) else _loaded(line)
     except (ValueError, RecursionError) as e:
         raise DumpError(f"{where} is broken: {e}; got {line[:60]!r}; expected one sample as a JSON object") from e
@@ -387,7 +388,7 @@ def _loaded(line: bytes) -> Json:
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError:
-        return json.loads(line)  # which also takes NaN
+        return json.loads(line)  # Python's json also reads NaN
 
 
 def _record(read: dict[str, Any], where: str) -> DumpRecord:
@@ -407,7 +408,7 @@ def _older(read: dict[str, Any], where: str) -> DumpRecord:
     if "data_set" not in read or "problem" not in read:
         return DumpRecord(_checked(read, where), where, "samples")
     values = read.get("sample")
-    if not isinstance(values, dict):  # an evaluation that kept no tokens
+    if not isinstance(values, dict):  # an evaluation that saved no tokens
         values = {name: read.get(name) for name in ("status", "label", "reward")} | {
             "tokens": [],
             "response": read.get("response") or "",

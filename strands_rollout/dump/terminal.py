@@ -67,7 +67,7 @@ def show_next(*words: object, folder: Path | None = None) -> None:
     """Print the next command to run on stderr, as it must be typed here; with `folder`, after a `cd` into it."""
     program, name = Path(sys.argv[0]), "strands-rollout"
     typed = "python -m strands_rollout.cli" if program.name == "__main__.py" else name
-    if program.name == name and shutil.which(name) != str(program):  # called by its path, as the demo's script does
+    if program.name == name and shutil.which(name) != str(program):  # called by its path, as in the demo's script
         typed = str(program.absolute()) if folder else min(os.path.relpath(program), str(program), key=len)
     enter = f"cd {shlex.quote(str(folder))} && " if folder else ""
     command = f"next: {enter}{typed} {shlex.join(map(str, words))}"
@@ -88,7 +88,7 @@ def counter(what: str, total: int | None = None) -> Iterator[Callable[[int], Non
 def progress_bar(console: Console, *, transient: bool = False, refresh_per_second: float = 10) -> Progress:
     """Show a bar that counts steps; nothing without a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    if not console.is_interactive:  # quiet, since rich before 15 ends a disabled bar with an empty line
+    if not console.is_interactive:  # quiet, because rich before 15 ends a disabled bar with an empty line
         return Progress(*columns, console=Console(quiet=True), disable=True)
     return Progress(*columns, console=console, transient=transient, refresh_per_second=refresh_per_second)
 

@@ -16,7 +16,7 @@ from strands_rollout.settings import REWARD_KEY
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """How to play the rows.
+    """Options of a run: the engine, the sampling and the settings.
 
     `sampling_params` are as slime passes them to `generate`: `max_new_tokens` is the budget of a whole response. `seed`
     is the first sample's; each further sample adds 1. `settings` is the mapping under `strands_rollout:` of a settings
@@ -61,7 +61,7 @@ class Summary:
 
     @property
     def ok(self) -> bool:
-        """Whether a sample was completed and no check failed."""
+        """True if a sample was completed and no check failed."""
         return self.completed > 0 and not self.tito_violations and not self.contract_violations
 
     def to_dict(self) -> dict[str, int | float]:
@@ -78,7 +78,7 @@ async def evaluate(
         ConfigError: The URL or the tokenizer can't be used.
     """
     gate = asyncio.Semaphore(plan.concurrency)
-    settings = {**(plan.settings or {}), "max_failed_groups": None}  # nothing is trained: every row is played
+    settings = {**(plan.settings or {}), "max_failed_groups": None}  # no training here, so play every row
     async with open_player(plan.base_url, plan.tokenizer_dir, settings, audited=True) as player:
 
         async def run(index: int, row: Row) -> Outcome:

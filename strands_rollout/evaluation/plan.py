@@ -88,8 +88,8 @@ class EvalSet:
         """Read a data file; `limit` is the maximum number of problems, `needs_labels` requires labels.
 
         Raises:
-            PromptError: It can't be read, or a row that is asked has no prompt that can be answered, or no label that
-                an answer can equal.
+            PromptError: It can't be read, or a selected row has no prompt that can be answered, or no label that an
+                answer can equal.
             ConfigError: No row is chosen.
         """
         keys = {"prompt_key": file.prompt_key, "label_key": file.label_key}
@@ -102,20 +102,20 @@ class EvalSet:
         for row in chosen:
             where = f"{file.path}:{row.line}"
             try:
-                # the run's own template, which the last of these checks needs, is not there yet
+                # the last of these checks needs the run's template, which is not loaded yet
                 to_episode_prompt(row.prompt, None, None)
             except PromptError as e:
                 raise PromptError(f"{where}: {e}") from e
             texts: tuple[str, ...] = ()
             if needs_labels and not isinstance(row.label, Mapping):
-                with suppress(ValueError):  # of lists in lists in lists
+                with suppress(ValueError):  # too deeply nested lists
                     texts = label_texts(row.label)
             if needs_labels and not any(map(str.strip, texts)):
                 raise PromptError(
                     f"{where}: got the label {row.label!r:.80}, which no answer equals; expected text or numbers, or a "
                     "reward of your own (--reward)"
                 )
-        # of a data set of the hub there is no file
+        # a data set on the hub is not a single file
         content = file.path.read_bytes() if file.path.is_file() else b"".join(json_line(asdict(row)) for row in rows)
         return cls(file, chosen, hashlib.sha256(content).hexdigest(), sampling, template_kwargs or {})
 
@@ -194,7 +194,7 @@ class DataSetEntry(BaseModel):
     repetition_penalty: float | None = Field(default=None, gt=0)
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
-    # only this package's own functions are evaluated here
+    # this command evaluates only this package's own functions
     custom_generate_function_path: Literal["strands_rollout.generate"] | None = None
     custom_rm_path: Literal["strands_rollout.reward_func"] | None = None
     multimodal_keys: _Refused = None
@@ -256,8 +256,8 @@ def read_eval_config(
     are read from the keys "prompt" and "label" unless `input_key` and `label_key` are set.
 
     Raises:
-        ConfigError: The file can't be read, a key is unknown (the message names the nearest) or asks for what can't be
-            done here, or a value is out of range.
+        ConfigError: The file can't be read, a key is unknown (the message names the nearest) or asks for something that
+            this command can't do, or a value is out of range.
         PromptError: A data file can't be used.
     """
     content = _read(path)

@@ -44,7 +44,7 @@ _DIGITS: Final = 6
 _WITHOUT_ANSWERS: Final = frozenset({"environment", "function", "parts"})
 _NO_ANSWERS: Final = frozenset({"", NO_ANSWER})
 SCORED: Final = frozenset({"completed", "truncated"})
-"""Statuses of samples that say something of the policy; any other is the infrastructure's doing."""
+"""Statuses of samples that measure the policy; every other status is a fault of the infrastructure."""
 
 
 def run_identity(
@@ -89,7 +89,7 @@ class _Reward(_Read):
     model_config = ConfigDict(extra="allow")
 
     acc: bool | FiniteFloat
-    score: FiniteFloat | None = None  # older runs may have none
+    score: FiniteFloat | None = None  # runs of older versions may lack it
     pred: str = ""
     method: str = ""
     error: str = ""
@@ -120,7 +120,7 @@ class SampleResult(_Read):
     turns: NonNegativeInt
     tool_calls: NonNegativeInt
     tool_errors: NonNegativeInt
-    unknown_tools: NonNegativeInt = 0  # older runs have neither
+    unknown_tools: NonNegativeInt = 0  # runs of older versions have neither
     nonzero_exits: NonNegativeInt = 0
     seconds: float
     weight_versions: list[str]
@@ -139,7 +139,7 @@ class SampleResult(_Read):
         """Read the object of a line.
 
         Raises:
-            ValueError: It lacks something, or something is of another kind.
+            ValueError: A key is missing, or a value has the wrong type.
         """
         try:
             return cls.model_validate(line)
@@ -153,22 +153,22 @@ class SampleResult(_Read):
 
     @property
     def is_finished(self) -> bool:
-        """Whether the episode finished, completed or truncated."""
+        """True if the episode finished, completed or truncated."""
         return self.status in SCORED
 
     @property
     def ungraded(self) -> str:
-        """Why a finished sample could not be graded; "" if it was graded."""
+        """Reason why a finished sample could not be graded; "" if it was graded."""
         return self.reward.error if self.reward and self.is_finished else ""
 
     @property
     def is_scored(self) -> bool:
-        """Whether the sample counts; otherwise it is retried."""
+        """True if the sample counts; otherwise it is retried."""
         return self.is_finished and not self.ungraded
 
     @property
     def fault(self) -> str | None:
-        """Why the sample does not count, if known."""
+        """Reason why the sample does not count, if known."""
         return f"not graded: {self.ungraded}" if self.ungraded else self.error
 
     @property
@@ -194,10 +194,11 @@ class ResultsFile:
     """The file `results.jsonl` of a run, opened by a single process; a context manager.
 
     Attributes:
-        dropped_bytes: Of a half-written last line, when the file was opened.
+        dropped_bytes: Bytes of an incomplete last line that was dropped when the file was opened.
 
     Raises:
-        ConfigError: The folder is another run's (the message names what differs), in use, or can't be written to.
+        ConfigError: The folder belongs to another run (the message names the differences), is in use, or can't be
+            written to.
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
@@ -224,7 +225,7 @@ class ResultsFile:
         """Yield the results in the file, in the order written; a retried sample appears again. Blank lines are skipped.
 
         Raises:
-            ConfigError: A line is not a result, or is one of a sample that is not planned.
+            ConfigError: A line is not a result, or its sample is not planned.
         """
         for number, line in enumerate(whole_lines(self.path), start=1):
             if not line.strip():
@@ -252,7 +253,7 @@ class ResultsFile:
 
     def _claim(self, asked: Path, identity: dict[str, Any]) -> None:
         if self._log.is_empty:
-            # an earlier run has left no result here that could be mixed with this one's
+            # no result of an earlier run is here that could be mixed with results of this run
             write_json(asked, identity)
         elif not asked.exists():
             raise ConfigError(f"{self.path} has no {asked.name} beside it; choose another --out")
@@ -277,7 +278,7 @@ def accuracy_of(
         counts: c and n of each problem; problems without samples are left out.
 
     Returns:
-        None for what is unknown: everything without samples, error and interval with one problem. Where all problems
+        None for unknown values: all of them without samples, error and interval with one problem. Where all problems
         have the same accuracy the error is 0, which says nothing, and there is no interval.
     """
     sampled = [(right, total) for right, total in counts if total]
@@ -320,12 +321,12 @@ def mean_pass_at_k(counts: Sequence[tuple[int, int]], k: int) -> float | None:
 def majority_of(votes: Iterable[tuple[str, bool]]) -> tuple[list[str], float]:
     """Count the votes of a problem's samples: extracted answers with the grader's verdicts.
 
-    Answers that the grader's comparison calls equal are one: 1/2 and 0.5. All correct answers are one too. Samples
-    without an answer don't vote.
+    Answers that the grader's comparison calls equal count as one answer: 1/2 and 0.5. All correct answers also count as
+    one answer. Samples without an answer don't vote.
 
     Returns:
-        The answers with most votes, each in its most frequent notation, and the score: 1.0 if the right one won, its
-        share of a tie (what drawing one by lot would score on average), else 0.0.
+        The answers with most votes, each in its most frequent notation, and the score: 1.0 if the right answer won, 1/n
+        in a tie of n answers with the right one among them, else 0.0.
     """
     cast = [(answer, is_right) for answer, is_right in votes if has_answer(answer)]
     right = Counter(answer for answer, is_right in cast if is_right)
@@ -338,14 +339,14 @@ def majority_of(votes: Iterable[tuple[str, bool]]) -> tuple[list[str], float]:
 
 
 def has_answer(answer: str) -> bool:
-    """Whether the grader found an answer."""
+    """Return whether the grader found an answer."""
     return answer.strip() not in _NO_ANSWERS
 
 
 def _equal_answers(votes: Counter[str]) -> list[Counter[str]]:
     """Group the votes by equal answers; an answer that equals answers of two groups merges them."""
 
-    def is_equal(first: str, second: str) -> bool:  # either may be the label: the comparison is not symmetric
+    def is_equal(first: str, second: str) -> bool:  # try each answer as the label: the comparison is not symmetric
         return bool(compare(first, second).equal or compare(second, first).equal)
 
     groups: list[Counter[str]] = []
@@ -469,7 +470,7 @@ def _problem(chosen: EvalSet, number: int, found: Sequence[SampleResult]) -> dic
 def _rewards(scored: Sequence[SampleResult]) -> dict[str, Any]:
     """Return the mean reward, and the mean of each part over the samples that have it."""
     rewards = [result.reward for result in scored if result.reward is not None]
-    # a reward of the user's own, or of an environment, need not cut out answers
+    # a user's reward, or an environment's, need not extract answers
     has_answers = any(has_answer(one.pred) or one.method not in _WITHOUT_ANSWERS for one in rewards)
     return {
         **({} if has_answers else {"maj_at_n": None}),

@@ -152,8 +152,8 @@ class EvaluationSession:
 
     Attributes:
         results: The last result of each sample, earlier sessions' included.
-        left: The samples without a score when it began, in order.
-        stopped: Why it ended before all were run.
+        left: The samples that had no score when the session began, in order.
+        stopped: Reason why the session ended before all samples were run.
 
     Raises:
         ConfigError: A line of the file is not a result of this run.
@@ -185,11 +185,11 @@ class EvaluationSession:
 
     @property
     def scored(self) -> list[SampleResult]:
-        """Return the results that count."""
+        """Return the results that have a score."""
         return [result for result in self.results.values() if result.is_scored]
 
     async def play(self, base_url: str, tokenizer_dir: Path, log: Console) -> None:
-        """Play the samples that are left.
+        """Play the samples in `left`.
 
         Raises:
             RolloutError: A result can't be written, or the tokenizer or the sandbox can't be used.
@@ -214,7 +214,7 @@ class EvaluationSession:
 
                 async def run(key: SampleKey) -> SampleResult:
                     outcome, line = await self._played_line(player, key)
-                    if key in drift_of:  # stays None where nothing was sampled, or it can't be measured
+                    if key in drift_of:  # stays None if nothing was sampled or the drift can't be measured
                         found = measure_some(finished_samples(outcome.sample), meter)
                         line["drift"] = found[0].counts if found else None
                     line = mask_values(line, secrets)
@@ -249,7 +249,7 @@ class EvaluationSession:
         return result
 
     def record(self) -> dict[str, Any]:
-        """Return what depends on the clock or on interruptions, which is kept apart from the outcome."""
+        """Return the facts that depend on the clock or on interruptions, which are kept apart from the outcome."""
         lasted = [result.seconds for result in self.scored]
         return {
             "stopped": self.stopped,
@@ -264,7 +264,7 @@ class EvaluationSession:
 
 def _line(key: SampleKey, outcome: Outcome, seed: int | None) -> dict[str, Any]:
     sample, facts = outcome.sample, outcome.facts
-    # slime's one for each request, and those within a request
+    # slime's weight version per request, and the versions within a request
     versions = [*sample.weight_versions, *(facts.weight_versions or [])]
     return {
         "data_set": key.data_set,
@@ -300,10 +300,10 @@ async def run_samples(
     failed, each after its own retries.
 
     Returns:
-        Why it stopped early, the running samples being cancelled; None if all were run.
+        The reason for stopping early, after the running samples were cancelled; None if all were run.
 
     Raises:
-        Exception: The first that `run` raised; the others are cancelled.
+        Exception: The first exception that `run` raised; the other samples are cancelled.
     """
     waiting, max_failures = iter(keys), max(_MIN_CONSECUTIVE_FAILURES, concurrency)
     last: deque[str] = deque(maxlen=max_failures)
@@ -354,7 +354,7 @@ async def _demo(options: DemoOptions) -> Summary:
     async with served_engine(options.base_url, options.model_dir) as base_url:
         log.print(f"engine at {redacted(parse_base_url(base_url))} after {time.monotonic() - started:.1f} s")
         tokenizer_dir = options.tokenizer_dir or await fetch_tokenizer_folder(base_url)
-        # loading it imports transformers, which takes seconds: not while episodes wait on the loop
+        # loading it imports transformers, which would block the loop of waiting episodes for seconds
         tokenizer = load_tokenizer(str(tokenizer_dir))
         executor = "local" if options.base_url or options.model_dir else SHIPPED_MODEL_EXECUTOR
         plan = RunPlan(

@@ -61,7 +61,7 @@ _TOKENS, _EMBEDDED_TOKENS = 16384, 1024
 _NO_TOKENS: Final = "none: an API gives text only, and nothing of this can be trained"
 _API_TIMEOUT_S: Final = 300.0
 _TYPED_CALL: Final = re.compile(r"/call\s+(\S+)\s*(.*)", re.DOTALL)
-# the loop's names of limits, which the policy may have been trained on
+# the loop's names of limits; the policy may have seen them in training
 _LIMIT: Final = re.compile(r"(Not run|Stopped): the limit max_(?=(?:iterations|calls) of this episode is reached\.)")
 _KEYS: Final = """you are the policy; type
   TEXT                          to answer
@@ -70,7 +70,7 @@ _KEYS: Final = """you are the policy; type
   Ctrl-D                        to end"""
 
 Asked: TypeAlias = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
-"""What an agent asks a policy: messages and tools, in the form of chat templates."""
+"""An agent's request to a policy: messages and tools, in the form of chat templates."""
 
 
 class Transcript(HookProvider):
@@ -78,9 +78,9 @@ class Transcript(HookProvider):
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._agents: list[Agent] = []  # that of the last message last
+        self._agents: list[Agent] = []  # the agent of the last message is last
         self._asked: Asked | None = None
-        self._places: dict[str, str] = {}  # where tools raised, by the id of the call
+        self._places: dict[str, str] = {}  # places where tools raised, by the id of the call
 
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:  # noqa: ARG002, ANN401 - Strands' signature
         """Register the hooks; called by Strands."""
@@ -248,12 +248,12 @@ class Person:
     """Turns typed at the terminal."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
-        with suppress(ImportError):  # lets lines be edited
+        with suppress(ImportError):  # makes input lines editable
             import readline  # noqa: F401
         self._note = note
         note(_KEYS)
 
-    async def turn(self, asked: Asked | None) -> WrittenTurn:  # noqa: ARG002 - they have read it
+    async def turn(self, asked: Asked | None) -> WrittenTurn:  # noqa: ARG002 - the person has read it
         """Read a typed turn, again if a call can't be parsed; raise PolicyEndedError on Ctrl-D."""
         while True:
             try:
@@ -263,8 +263,8 @@ class Person:
 
 
 def _typed_lines() -> list[str]:
-    # On this thread, though it blocks the loop: nothing else runs meanwhile, and another that waits for input can't be
-    # ended. asyncio's own handler would only cancel a task.
+    # Read on this thread although that blocks the loop: nothing else runs meanwhile, and another thread that waits for
+    # input can't be ended. asyncio's own handler would only cancel a task.
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         lines = [""]
@@ -449,7 +449,7 @@ async def _try(options: TryOptions) -> int:
             folder = options.tokenizer_dir or SHIPPED_MODEL
             server = PolicyServer(policy, folder, settings, transcript)
             base_url = await stack.enter_async_context(server.running())
-        # agents beside the main one ask under the same key, which the audit can't tell apart
+        # agents beside the main one use the same key, so the audit can't tell their requests apart
         is_alone = settings.agent_factory is None and not settings.has_program
         playing_it = open_player(base_url, folder, _settings(settings, options), audited=is_alone)
         player = await stack.enter_async_context(playing_it)
@@ -461,13 +461,13 @@ async def _try(options: TryOptions) -> int:
         if server and server.error:
             raise server.error
         transcript.end(outcome, has_tokens=options.api_base is None)
-        if options.tokens or settings.has_program:  # whose turns no hook sees
+        if options.tokens or settings.has_program:  # no hook sees a program's turns
             print_transcript(make_console(), outcome.sample, player.decode)
     return _exit_code(outcome, policy)
 
 
 def _exit_code(outcome: Outcome, policy: WrittenPolicy | None) -> int:
-    sample = outcome.sample  # one that a limit has cut is as good as another, if there is anything to train
+    sample = outcome.sample  # a truncated episode is as good as a completed one, if it has tokens to train on
     if sample.remove_sample or sample.status is Sample.Status.ABORTED or _errors(outcome, of_episode=False):
         return EXIT_FAILED
     if isinstance(policy, Script):
@@ -476,7 +476,7 @@ def _exit_code(outcome: Outcome, policy: WrittenPolicy | None) -> int:
 
 
 def _settings(settings: RolloutSettings, options: TryOptions) -> dict[str, Any]:
-    """Return the settings to play with: plus the transcript, and ending the episode when there are no more turns."""
+    """Return the settings with the transcript added, and with an end of the episode when there are no more turns."""
     hook = f"{current_transcript.__module__}.{current_transcript.__qualname__}"
     added: dict[str, Any] = {"max_failed_groups": None, "on_engine_abort": "return"}
     added |= {} if settings.has_program else {"hooks": [*settings.hooks, hook]}

@@ -12,20 +12,21 @@ Json: TypeAlias = Any
 """Any value of JSON: None, a bool, int, float or str, a list of values, or a dict of them by str."""
 
 _AS_ZEROS: Final = bytes.maketrans(b"123456789", b"0" * 9)
-_LONG_INTEGER: Final = b"0" * 19  # shorter ones have no more than 64 bits
+_LONG_INTEGER: Final = b"0" * 19  # shorter numbers have no more than 64 bits
 
 
 def encode_json(value: Json) -> bytes:
     """Return the JSON text of a value or dataclass; integers may have any size, strings lone surrogates.
 
     Raises:
-        TypeError, ValueError: It is no value of JSON, nested too deeply, or has an integer of more than 4,300 digits.
+        TypeError, ValueError: The value has no form in JSON, is nested too deeply, or has an integer of more than 4,300
+            digits.
     """
-    import orjson  # the sandbox, whose code imports this module, may run where it is not installed
+    import orjson  # the sandbox imports this module too, and may run where orjson is not installed
 
     try:
         return orjson.dumps(value)
-    except TypeError:  # orjson knows no integers above 64 bits, and no halves
+    except TypeError:  # orjson refuses integers above 64 bits and lone surrogates
         return json.dumps(value, separators=(",", ":"), default=dataclasses.asdict).encode()
 
 
@@ -33,16 +34,16 @@ def decode_json(text: bytes | str, *, is_finite: bool = True) -> Json:
     """Return the value of a JSON text; integers may have any size, strings lone surrogates.
 
     Args:
-        text: In UTF-8, where it is bytes.
+        text: The JSON text; bytes are UTF-8.
         is_finite: Refuse NaN, Infinity and numbers that are too large for a float, which Python's `json` writes.
 
     Raises:
-        ValueError: It is no JSON, nested too deeply, or has an integer of more than 4,300 digits.
+        ValueError: The text is not JSON, is nested too deeply, or has an integer of more than 4,300 digits.
     """
     import orjson  # as above
 
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-    if _LONG_INTEGER not in raw.translate(_AS_ZEROS):  # of which orjson makes floats
+    if _LONG_INTEGER not in raw.translate(_AS_ZEROS):  # orjson would convert them to floats
         with suppress(orjson.JSONDecodeError):
             return orjson.loads(raw)
     try:

@@ -11,7 +11,7 @@ from strands_rollout.errors import ConfigError
 from strands_rollout.files.safe_files import read_regular, replaced
 
 MAX_JSON_BYTES: Final = 200_000_000
-"""No JSON file of a model, a tokenizer or a report is larger."""
+"""Maximum bytes of a JSON file of a model, a tokenizer or a report."""
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -31,7 +31,7 @@ def read_json(path: Path, *, advice: str = "choose another folder with --out") -
     """Return the object in a JSON file; `advice` ends the message of an error.
 
     Raises:
-        ConfigError: It can't be read, or holds no JSON object.
+        ConfigError: The file can't be read, or holds no JSON object.
     """
     try:
         value = json.loads(read_regular(path, MAX_JSON_BYTES))

@@ -18,17 +18,15 @@ class JsonLog:
 
     A partial last line, left by a killed writer or a full disk, is dropped when the file is opened.
 
-    What a writer that was killed, or had no room, left of a last line is dropped when the file is opened.
-
     Args:
-        path: Made if it is not there.
-        remedy: What to do where a line can't be written; ends the message.
+        path: The file, created if missing.
+        remedy: Advice at the end of the message if a line can't be written.
 
     Attributes:
-        dropped_bytes: Of a half-written last line.
+        dropped_bytes: Bytes of the partial last line that was dropped.
 
     Raises:
-        ConfigError: It can't be opened or written to, or another process has it.
+        ConfigError: It can't be opened or written to, or another process has it open.
     """
 
     def __init__(self, path: Path, *, remedy: str) -> None:
@@ -45,7 +43,7 @@ class JsonLog:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the file has no lines."""
+        """True if the file has no lines."""
         return not os.fstat(self._file.fileno()).st_size
 
     def append(self, line: bytes) -> None:

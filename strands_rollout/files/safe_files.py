@@ -28,11 +28,12 @@ def open_regular(path: Path | str) -> BinaryIO:
     Named pipes and devices are not opened: opening a pipe would wait for a writer, and some devices never end.
 
     Raises:
-        OSError: It can't be opened, or is no regular file; `strerror` says which. Also for paths that no file can have.
+        OSError: The file can't be opened or is not a regular file, or no file can have this path; `strerror` says
+            which.
     """
     try:
         _check_regular(Path(path).stat(), path)
-        # what the path names may have changed since: a pipe must not block here either
+        # the path may have become a pipe since the check, which must not block here either
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as e:  # a NUL or a lone surrogate
         raise OSError(errno.EINVAL, f"not a valid path: {e}", str(path)) from e
@@ -48,7 +49,7 @@ def read_regular(path: Path | str, max_bytes: int) -> bytes:
     """Return the content of a regular file of at most `max_bytes` bytes.
 
     Raises:
-        OSError: As `open_regular`, or it is larger than `max_bytes`.
+        OSError: As in `open_regular`, or the file is larger than `max_bytes`.
     """
     with open_regular(path) as file:
         content = file.read(max_bytes + 1) if os.fstat(file.fileno()).st_size <= max_bytes else None
@@ -70,7 +71,7 @@ def open_alone(path: Path) -> int:
         The file's descriptor.
 
     Raises:
-        ConfigError: It can't be opened, or another process has it.
+        ConfigError: The file can't be opened, or another process holds its lock.
     """
     try:
         file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
@@ -101,7 +102,7 @@ def replaced(path: Path) -> Iterator[Path]:
     try:
         yield beside
         beside.replace(path)
-    except BaseException:  # whatever ended the block, the half file goes
+    except BaseException:  # remove the incomplete file, whatever ended the block
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
         raise

@@ -20,9 +20,9 @@ def yaml_text(path: Path) -> str:
     """Return the text of a YAML file, after checking its size with all aliases (`*name`) expanded.
 
     Raises:
-        ConfigError: It can't be read, or is no YAML, or far larger than a config.
+        ConfigError: The file can't be read, is not YAML, or is far larger than a settings file.
     """
-    import yaml  # only where it is used: this room is the code tool's too, which runs without libraries
+    import yaml  # imported on use: the code tool uses this package too, and runs without third-party libraries
 
     try:
         text = read_regular(path, _MAX_BYTES).decode("utf-8")
@@ -43,7 +43,7 @@ def _expanded_size(root: yaml.Node) -> int:
     Visits each node once, so that it ends quickly for documents that would expand without end.
 
     Raises:
-        ValueError: A node holds itself, or they are nested deeper than _MAX_DEPTH.
+        ValueError: A node contains itself, or nodes are nested deeper than _MAX_DEPTH.
     """
     sizes: dict[int, int] = {}
     entered: set[int] = set()
@@ -58,7 +58,7 @@ def _expanded_size(root: yaml.Node) -> int:
             raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")
         entered.add(key)
         values = () if isinstance(node.value, str) else node.value
-        # a mapping's are pairs
+        # a mapping's items are pairs
         parts = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
         sizes[key] = 1 + sum(map(size, parts))
         entered.discard(key)

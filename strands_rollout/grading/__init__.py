@@ -1,10 +1,10 @@
 r"""Grading: an assistant's text and a label in, a verdict out, without slime, samples and scores.
 
-`extraction` finds what the assistant said beside reasoning, tool calls and tool output, and the answer in it, `labels`
-the answers that a label allows, and `grade` compares them. All take time linear in the text. `slime_example_grade`
-grades as slime's strands example does, its faults included: it reads tool output, and only the last 300 characters.
-Source of its rules: THUDM/slime 624b824a, slime/rollout/rm_hub/math_dapo_utils.py (Minerva's normalisation) and
-examples/strands_sglang; where that raises, the answer here is wrong, and the grade says why.
+`extraction` finds the assistant's text without reasoning, tool calls and tool output, and the answer in this text.
+`labels` finds the answers that a label allows, and `grade` compares them. All take time linear in the text.
+`slime_example_grade` grades as slime's strands example does, faults included: it reads tool output, and only the last
+300 characters. Source of its rules: THUDM/slime 624b824a, slime/rollout/rm_hub/math_dapo_utils.py (Minerva's
+normalisation) and examples/strands_sglang; where slime raises, the answer here is wrong, and the grade has the error.
 """
 
 import re
@@ -34,10 +34,10 @@ class Grade:
     """The verdict on an answer.
 
     Attributes:
-        correct: Whether it is right.
+        correct: Whether the answer is right.
         pred: The answer as the assistant wrote it; "" for none.
-        label: The label that it was compared with; of several, the one that it equals, else the first.
-        method: What decided; see `Comparison.method`.
+        label: The label that the answer was compared with; of several, the label that it equals, else the first.
+        method: The rule that decided; see `Comparison.method`.
     """
 
     correct: bool
@@ -50,13 +50,13 @@ def grade(text: str, label: object, cpu_s: float = CPU_LIMIT_S, *, is_cut: bool 
     """Extract the answer from an assistant's text and compare it with the label.
 
     Args:
-        text: The assistant's last words, as `spoken_text` or `last_assistant_text` gives them.
+        text: The assistant's last text, as `spoken_text` or `last_assistant_text` gives them.
         label: Text, a number, or a list of alternatives of which any is right; None or "" makes every answer wrong.
-        cpu_s: CPU seconds that the comparisons may take; the answer is wrong when they are used up.
+        cpu_s: CPU seconds for all comparisons; an answer that needs more is wrong.
         is_cut: Whether the text ends in the middle; see `extract_answer`.
     """
     pred = extract_answer(text, is_cut=is_cut)
-    if pred and isinstance(label, str) and pred == label.strip():  # a list's text too, which may itself be the answer
+    if pred and isinstance(label, str) and pred == label.strip():  # or the text of a list: it may be the answer
         return Grade(correct=True, pred=pred, label=pred, method="exact")
     labels = label_texts(label) or ("",)
     methods: list[str] = []
@@ -75,7 +75,7 @@ def grade(text: str, label: object, cpu_s: float = CPU_LIMIT_S, *, is_cut: bool 
 NO_ANSWER: Final = "[INVALID]"
 _SEEN_CHARS: Final = 300
 _SEEN_CHARS_STRICT: Final = 100
-_MAX_LABEL_CHARS: Final = 1000  # slime's patterns take time that grows with its square
+_MAX_LABEL_CHARS: Final = 1000  # slime's patterns take quadratic time
 _ANSWER: Final = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 _BOX: Final = r"\boxed{"
 _REWRITES: Final = (
@@ -154,7 +154,7 @@ class DapoGrade:
         score: 1.0, or at most -0.6: shaped by the tool iterations.
         correct: Whether the answer was right.
         pred: The normalised answer; "" where slime's is None.
-        error: Why slime would have raised; "" where it would not.
+        error: The error that slime would have raised; "" if none.
     """
 
     score: float

@@ -25,7 +25,7 @@ _INTERVALS: Final = ("()", "[]", "(]", "[)")
 _INFINITIES: Final = {r"\infty": inf, r"+\infty": inf, r"-\infty": -inf}
 _MIRRORED_SIGNS: Final = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", "=": "=", r"\ne": r"\ne"}
 MAX_ANSWER_CHARS: Final = 600
-"""Characters; a longer prediction is wrong unread."""
+"""Maximum characters of a prediction; a longer prediction is wrong without being read."""
 CPU_LIMIT_S: Final = 5.0
 _EQUALS: Final = re.compile(r"=|\\in(?![A-Za-z])")
 _OTHER_SIGN: Final = re.compile(r"[<>,;]|\\(?:le|ge|ne|approx|equiv|sim|cup|pm)(?![A-Za-z])|\s(?:or|and)\s")
@@ -50,9 +50,9 @@ class Comparison:
 
     Attributes:
         equal: The verdict.
-        method: What decided: "exact" (the same notation), "number", "words", "unit", "algebra" (the values of formulas,
-            sets or relations), "algebra_refused" (too large to compute), "algebra_timeout", "empty", "no_label",
-            "too_long".
+        method: The rule that decided: "exact" (the same notation), "number", "words", "unit", "algebra" (the values of
+            formulas, sets or relations), "algebra_refused" (too large to compute), "algebra_timeout", "empty",
+            "no_label", "too_long".
     """
 
     equal: bool
@@ -131,7 +131,7 @@ def _without_base(prediction: Notation, label: Notation) -> tuple[Notation, Nota
         label = replace(label, text=wanted[0])
         return replace(prediction, text=given[0]) if given else prediction, label
     if given and not wanted and exact_number(label.text) is not None:
-        with contextlib.suppress(ValueError):  # a digit that the base has not
+        with contextlib.suppress(ValueError):  # a digit that the base does not have
             return replace(prediction, text=str(int(*given))), label
     return prediction, label
 
@@ -144,7 +144,7 @@ def _equal_numbers(first: Fraction, second: Fraction, units: tuple[str, str]) ->
 
 
 def _said(notation: Notation) -> Hashable | None:
-    """Return the words or the number of a text; None for what may be a formula, as "xy" is a product."""
+    """Return the words or the number of a text; None for a text that may be a formula, as "xy" may be a product."""
     number = exact_number(notation.text)
     if number is not None or (not notation.is_text and _PRODUCT.fullmatch(notation.text)):
         return number
@@ -155,7 +155,7 @@ def _equal_answers(prediction: Notation, label: Notation, budget: Budget) -> boo
     if equal(key_of(prediction.text), key_of(label.text), budget):
         return True
     names, wanted = _without_names(label.text)
-    if len(wanted) != 1:  # an equation, which only an equation can equal
+    if len(wanted) != 1:  # only another equation can equal an equation
         return False
     given = _values(prediction.text, names)
     units = prediction.unit, label.unit
@@ -345,7 +345,7 @@ def _difference(relation: Relation) -> Expression | None:
 
 
 def _divisors(node: Expression) -> set[Expression]:
-    """Return the divisors of a formula's terms that contain variables: y = 1/x times them is xy = 1."""
+    """Return the divisors of a formula's terms that contain variables: y = 1/x times its divisor x is xy = 1."""
     if node.kind not in ("sum", "product", "negative", "quotient"):
         return set()
     divisor = node.args[-1] if node.kind == "quotient" else None
@@ -445,9 +445,10 @@ def _is_true_of_reals(left: Key, sign: str, right: Key) -> bool:
 
 
 Place = tuple[Value, bool]
-"""Between two numbers of the line: before this one, or (True) after it; a value of `numeric`, or an infinite float."""
+"""A cut of the number line: just before this number, or (True) just after it. The number is a value of `numeric`, or an
+infinite float."""
 Piece = tuple[Place, Place]
-"""The numbers between two places: [1, 2) are those from before 1 to before 2."""
+"""The numbers between two places: [1, 2) goes from before 1 to before 2."""
 REALS: Final[Piece] = ((-inf, True), (inf, False))
 
 

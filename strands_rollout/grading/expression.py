@@ -36,7 +36,7 @@ _BAR: Final = "|"
 _TIMES: Final = frozenset({"*", r"\cdot", r"\times"})
 _OVER: Final = frozenset({"/", r"\div"})
 _NO_PRODUCTS: Final = frozenset({"or", "and", "not", "if", "mod"})
-_MAX_LETTER_RUN: Final = 3  # letters side by side are a product; more of them are a word
+_MAX_LETTER_RUN: Final = 3  # letters side by side are a product; a longer run of letters is a word
 
 
 class NotAnExpressionError(ValueError):
@@ -50,9 +50,9 @@ class Expression:
     Attributes:
         kind: "number", "symbol", "constant", "sum", "product", "quotient", "power", "negative", "degrees", "factorial",
             "root" (radicand, index), "binomial", "log" (argument, perhaps base), "gcd", "lcm", or a function's name.
-        args: What it is made of.
-        value: Of a number.
-        name: Of a symbol or constant.
+        args: The parts of the node.
+        value: The value of a number.
+        name: The name of a symbol or constant.
     """
 
     kind: str
@@ -77,7 +77,7 @@ def parse(text: str) -> Expression:
     """Return the tree of a formula.
 
     Raises:
-        NotAnExpressionError: It is none, or nested too deeply.
+        NotAnExpressionError: The text is not a formula, or is nested too deeply.
     """
     parser = _Parser(_tokens(text))
     node = parser.sum()
@@ -123,7 +123,7 @@ class _Parser:
         self._enter()
         terms = [self._product()]
         while self.next in ("+", "-"):
-            terms.append(self._product())  # its sign is its first token
+            terms.append(self._product())  # the sign is the first token of the term
         self._depth -= 1
         return terms[0] if len(terms) == 1 else Expression("sum", tuple(terms))
 
@@ -564,8 +564,8 @@ _TRAILING: Final = " \t.,;:"
 class Notation:
     r"""One answer in the common form.
 
-    `text` has no delimiters, decoration, unit or final punctuation; `unit` is the one name of the unit that stood with
-    a number, "%" for a percentage, "" for none. With `is_text` words in it stood in a text macro, so that they are no
+    `text` has no delimiters, decoration, unit or final punctuation; `unit` is the canonical name of the unit that stood
+    with a number, "%" for a percentage, "" for none. If `is_text`, words in it stood in a text macro and are not a
     product of letters.
     """
 
@@ -583,7 +583,7 @@ def notation_of(answer: str) -> Notation:
         text = text[lead_in.end() :]
     elif lead_in := LEAD_IN.match(text):
         text = SENTENCE_END.sub("", text[lead_in.end() :])
-    if _TRIGONOMETRIC.search(text):  # sin 30° is of an angle in degrees; 30° is 30 with a unit
+    if _TRIGONOMETRIC.search(text):  # sin 30° is the sine of an angle in degrees; 30° alone is 30 with a unit
         return Notation(_DEGREES.sub(r"^\\circ ", text).strip(), is_text=text != tidied)
     bare, unit = split_unit(_DEGREES.sub("°", text).strip())
     bare = bare.replace("°", "").strip()

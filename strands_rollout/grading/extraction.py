@@ -24,15 +24,15 @@ _MATH_SPAN: Final = re.compile(r"\$\$?([^$]+)\$?\$|\\\((.+?)\\\)|\\\[(.+?)\\\]")
 _SIGN: Final = re.compile(r"(?:^|(?<=\s))[-−±<>≤≥]$")  # noqa: RUF001 - a minus
 _UNIT: Final = re.compile(r"\s?[%‰°]")
 _MARKUP: Final = " \t*_`"
-_SEARCHED_CHARS: Final = 50_000  # from the end, so that a very long text costs no more
-_MAX_LINE_CHARS: Final = 1000  # a longer line is no answer, and is not searched for formulas
+_SEARCHED_CHARS: Final = 50_000  # characters that are searched, from the end, so that a very long text costs no more
+_MAX_LINE_CHARS: Final = 1000  # characters; a longer line is not an answer, and is not searched for formulas
 
 
 def last_assistant_text(response: str, *, in_reasoning: bool = False) -> str:
     """Return the assistant's last text in a whole response of which only the text is known.
 
     Everything up to the last `</tool_response>` counts as tool output or older, so that a tool's output can't pose as
-    the assistant, whatever markers it contains. Text alone can't reveal a response that was cut off inside tool output
+    the assistant, whatever markers it contains. Text alone can't reveal that a response was cut off inside tool output
     with a forged `</tool_response>`, nor templates that mark tool output differently: if the last turn's own text is
     known, pass it to `spoken_text` instead.
 
@@ -56,7 +56,7 @@ def last_assistant_text(response: str, *, in_reasoning: bool = False) -> str:
 def spoken_text(turn: str, *, in_reasoning: bool = False) -> str:
     """Return the text of an assistant turn without reasoning, tool calls and invented tool results, stripped.
 
-    Returns "" if the reasoning never ended, or the turn ends in a tool call, which is a step and no answer. With
+    Returns "" if the reasoning never ended, or the turn ends in a tool call, which is a step, not an answer. With
     `in_reasoning`, the prompt opened `<think>`, and the turn begins inside the reasoning.
     """
     said = _TURN_END.split(turn, maxsplit=1)[0]
@@ -99,9 +99,9 @@ def extract_answer(text: str, *, is_cut: bool = False) -> str:
     counts.
 
     Args:
-        text: What was said.
-        is_cut: Whether the text ends in the middle, as at a limit of tokens. An answer that may go on is none then: an
-            open line after `Answer:`, an open or empty box, a tag. What was answered before it was taken back by it.
+        text: The assistant's text.
+        is_cut: Whether the text ends in the middle, as at a limit of tokens. Then an answer that may go on is not an
+            answer: an open line after `Answer:`, an open or empty box, a tag. It also takes back any answer before it.
     """
     text = text[-_SEARCHED_CHARS:]
     box = _find_box(text)
@@ -128,9 +128,9 @@ class _Box:
 
 
 def _find_box(text: str) -> _Box:
-    start = end = 0  # of the best box so far
+    start = end = 0  # position of the best box so far
     is_whole = True  # whether the box that was begun last has content and is closed
-    open_braces: list[int | None] = []  # where a box's content starts; None for a brace that is not a box's
+    open_braces: list[int | None] = []  # start of a box's content; None for a brace of anything else
     first_box = min((at for at in (text.find(r"\boxed"), text.find(r"\fbox")) if at >= 0), default=len(text))
     for token in _BOX_TOKEN.finditer(text, first_box):
         if token["open"] is not None:

@@ -1,7 +1,7 @@
-r"""The answers that a label allows, in whatever form a data set holds it.
+r"""Find the answers that a label allows, in any form that data sets use.
 
-A list is alternatives, of which any is right. So is a text that a program wrote of a list, since tables and JSON lines
-often hold that in the list's place:
+A list holds alternatives, of which any is right. A text that a program printed from a list holds alternatives too,
+because tables and JSON lines often contain this text instead of the list:
 
 - with an item in quotes, as Python, pandas, NumPy and JSON write them, nested ones too: `['34', '35']`, `["34"]`,
   `('34',)`, `{'34'}`, `['34' '35']`, `[np.str_('34')]`;
@@ -43,7 +43,8 @@ def label_texts(label: object, depth: int = 0) -> tuple[str, ...]:
     Accepts what data sets contain: "42", 42, 42.0, "\boxed{42}", "... #### 42" (GSM8K), ["42", "forty-two"], "['42']".
 
     Raises:
-        ValueError: A list, not a text, holds lists in lists without end, or an integer of thousands of digits.
+        ValueError: A list (not a text) contains itself or is nested too deeply, or has an integer of thousands of
+            digits.
     """
     if hasattr(label, "tolist"):  # a NumPy scalar or array
         label = label.tolist()
@@ -115,7 +116,7 @@ def _meaning(escape: re.Match[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ContainerLabel:
-    """How a label that looks like a printed list or mapping is read; `meaning` is a predicate of the label."""
+    """Reading of a label that looks like a printed list or mapping; `meaning` is a predicate of the label."""
 
     kind: Literal["alternatives", "mathematics", "unreadable"]
     meaning: str

@@ -21,7 +21,7 @@ from strands_rollout.grading.expression import Expression
 
 _DIGITS: Final = 160
 _AGREEING_DIGITS: Final = 75
-_MAX_EXPONENT: Final = 60  # of ten, in either direction: a sum then keeps 100 digits of its smaller part
+_MAX_EXPONENT: Final = 60  # powers of ten, in either direction: a sum then keeps 100 digits of its smaller part
 _MAX_BITS: Final = 60_000  # of a fraction
 _BITS_PER_STEP: Final = 500
 _MAX_STEPS: Final = 8_000
@@ -39,7 +39,7 @@ class _Local(threading.local):
 
     @functools.cached_property
     def mp(self) -> Value:
-        from mpmath.ctx_mp import MPContext  # imported at the first formula: most answers need none
+        from mpmath.ctx_mp import MPContext  # imported at the first formula, because most answers have none
 
         context = MPContext()
         context.dps = _DIGITS
@@ -69,7 +69,7 @@ class _UndefinedError(ValueError):
 
 
 class Budget:
-    """The steps and the time that a comparison may take."""
+    """Limits of a comparison: its steps and its time."""
 
     def __init__(self, cpu_s: float) -> None:
         self._until = time.thread_time() + cpu_s
@@ -95,7 +95,7 @@ def are_equal(first: Expression, second: Expression, budget: Budget) -> bool:
         for pair in pairs:
             if not is_close(*pair):
                 break
-            agreeing += 1  # noqa: SIM113 - pairs that were seen
+            agreeing += 1  # noqa: SIM113 - counts the pairs
         else:
             if agreeing >= needed:
                 return True

@@ -1,4 +1,4 @@
-"""Phrases that introduce an answer: "Answer:" in English and other languages, and "the answer is" in the latter.
+"""Phrases that introduce an answer: "Answer:" in English and other languages, and "the answer is" in other languages.
 
 Other words around the answer, such as a "no" or a second answer, stay in it, so that it equals no label.
 """
@@ -17,7 +17,7 @@ _SO: Final = (
     r"|perciò|итак|значит)[,:]? "
     r"|(?:所以|因此|故|那么|于是|よって|したがって|ゆえに|従って|따라서|그러므로)[,、\uFF0C ]? ?)?"
 )
-# not in English: this package's prompts ask for a box or "Answer:" there, and a policy is to learn that
+# not in English: this package's English prompts ask for a box or "Answer:", and a policy is to learn that form
 _IS: Final = (
     r"la (?:respuesta|solución)(?: final| correcta)? es",
     r"la (?:réponse|solution)(?: finale| correcte)? est",
@@ -38,13 +38,13 @@ ANSWER_SENTENCE: Final = re.compile(
     rf"(?:^|[.!?;。\uFF01\uFF1F\uFF1B]){_MARKUP}*{_SO}(?:{'|'.join(_IS)}){_MARKUP}{{0,8}}[:\uFF1A]?{_MARKUP}*",
     re.IGNORECASE,
 )
-"""What begins a sentence of a line that gives the answer."""
+"""Beginning of a sentence that gives the answer, within a line."""
 LEAD_IN: Final = re.compile(rf"{_SO}(?:{'|'.join(_IS)}|(?:{_WORDS}) ?:) ?:? ?(?=\S)", re.IGNORECASE)
-"""What begins an answer that is such a sentence itself, in NFKC."""
+"""Beginning of an answer that is itself such a sentence, in NFKC."""
 SENTENCE_END: Final = re.compile(r" ?(?:です|である|となる|になります|입니다|이다|예요|이에요)?[.。\uFF0E]?$")
-"""What ends a sentence after the answer, where verbs stand last."""
+"""End of a sentence after the answer, in languages whose verbs stand last."""
 NEGATION: Final = re.compile(
     r"\b(?:not|never|neither|nor|wrong|incorrect|no(?!\.)|nicht|kein|keine|pas|não|non|не|нет)\b|n't|n’t|不|没|ない|아니",
     re.IGNORECASE,
 )
-"""A word that takes back what stands beside it."""
+"""A word that negates the text beside it."""

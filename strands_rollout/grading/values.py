@@ -1,8 +1,8 @@
-r"""Reads an answer in the form of `notation.py` as a value: a number, words, a formula, a group, a matrix, a relation.
+r"""Read a `Notation` as a value: a number, words, a formula, a group, a matrix, a relation.
 
 Numbers are exact fractions: 1,234 and \frac{3}{4} and 1 1/2 and 2.5\cdot 10^{3} and 0.\overline{3}; exponents are
 bounded, so that no text costs much. (1, 2) and [1, 2) are ordered, \{1, 2\} and a bare "1, 2" are sets, and
-a < x \le b is a relation. What equals what is decided in `comparison.py`.
+a < x \le b is a relation. `comparison.py` decides which values are equal.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def words_key(text: str) -> Hashable | None:
 
 
 def are_same_time(first: str, second: str) -> bool | None:
-    """Return whether two texts are the same time of day; None if one is no time. 3:30 may be a.m. or p.m."""
+    """Return whether two texts are the same time of day; None if one of them is not a time. 3:30 may be a.m. or p.m."""
     clocks = _CLOCK.fullmatch(first), _CLOCK.fullmatch(second)
     if clocks[0] is None or clocks[1] is None:
         return None
@@ -198,7 +198,7 @@ class ValueGroup:
 
     @property
     def is_set(self) -> bool:
-        """Whether order is irrelevant."""
+        """True if the order of the values is irrelevant."""
         return self.brackets in {"", r"\{\}"}
 
 
@@ -281,7 +281,7 @@ def _alternatives(text: str, depth: int) -> Key | None:
         return ValueGroup("", tuple(part for one in (plus, minus) for part in _dissolved(key_of(one, depth + 1))))
     parts, signs = split_at(text, _WITHOUT)
     if signs:
-        is_clear = len(parts) == 2 and all(parts) and not split_at(text, _OR)[1]  # what is taken from a union?
+        is_clear = len(parts) == 2 and all(parts) and not split_at(text, _OR)[1]  # else the union is ambiguous
         return Combination("without", tuple(key_of(part, depth + 1) for part in parts)) if is_clear else None
     is_region = bool(_INEQUALITY.search(text)) or r"\cup" in text
     for kind, sign in (("or", _OR), ("and", _AND)):

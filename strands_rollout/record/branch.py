@@ -105,7 +105,7 @@ class Node:
 
 @dataclass(slots=True)
 class CallNames:
-    """What the template needs to render the results of tool calls, by tool-use id.
+    """Facts that the template needs to render the results of tool calls, by tool-use id.
 
     Attributes:
         tools: The tool that was called.

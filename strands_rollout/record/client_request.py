@@ -36,7 +36,7 @@ _MAX_SHOWN_CHARS: Final = 80
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientMatch(Match):
-    """How far a client's history follows one branch.
+    """Extent to which a client's history follows a branch.
 
     Attributes:
         given: The request's messages, with all calls of a turn in one message.

@@ -11,7 +11,7 @@ from strands_rollout.record.branch import Branch, Conversation, ConversationKind
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """How far a request follows one branch.
+    """Extent to which a request follows a branch.
 
     Attributes:
         conversation: The branch's conversation.

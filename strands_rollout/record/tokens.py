@@ -30,7 +30,7 @@ class Part:
         rid: The request's id at the engine.
         latency_s: Wall-clock seconds of the request, measured by the client.
         prompt_tokens: Tokens that the engine read; None if it does not say.
-        cached_tokens: How many of these came from the prefix cache; None if the engine does not say.
+        cached_tokens: Number of these tokens that came from the prefix cache; None if the engine does not say.
         weight_spans: The weights that sampled its tokens; together they cover it.
         meta_info: SGLang's `meta_info` without its logprob lists.
         at_s: Start of its request, in seconds since the episode began; None outside of an episode.
@@ -86,7 +86,7 @@ class Turn:
 
     @property
     def cached_tokens(self) -> int | None:
-        """How many of these came from the prefix cache; None if the engine does not say."""
+        """Number of these tokens that came from the prefix cache; None if the engine does not say."""
         return self.parts[0].cached_tokens
 
     @property

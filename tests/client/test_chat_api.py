@@ -1,4 +1,4 @@
-"""The client of OpenAI-compatible APIs: what is sent, what is asked again, and what a failure says."""
+"""The client of OpenAI-compatible APIs: requests, retries, and messages of failures."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,7 +17,7 @@ ANSWER = {"role": "assistant", "content": "4"}
 
 @asynccontextmanager
 async def answering(*answers: Any) -> AsyncIterator[tuple[str, list[Any]]]:
-    """An API that gives these bodies, or statuses, in turn; its URL, and the requests that it was sent."""
+    """Serve these bodies or statuses in turn; yield the URL and the received requests."""
     left, seen = list(answers), []
 
     async def complete(request: web.Request) -> web.Response:

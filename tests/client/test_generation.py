@@ -1,4 +1,4 @@
-"""The logprobs of an answer are looked at all at once, and what is wrong with one is still named."""
+"""The logprobs of an answer are checked all at once, and an error still names the faulty one."""
 
 import math
 from typing import Any
@@ -24,7 +24,7 @@ def read(logprobs: list[Any]) -> Generation:
 
 
 def answer_with(entries: Any, place: str) -> dict[str, Any]:
-    """Logprobs in one of the places where servers put them."""
+    """Return an answer with logprobs in one of the places where servers put them."""
     meta, top = {"finish_reason": {"type": "length"}}, {"output_ids": [5, 6]}
     name = place.removeprefix("meta_info.")
     (meta if place.startswith("meta_info.") else top)[name] = entries  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""The one loop that sends requests again: how often, after what waits, and what it raises at the end."""
+"""The retry loop: number of attempts, waits between them, and the error at the end."""
 
 import math
 import random
@@ -11,7 +11,7 @@ BUSY = Fault(FaultKind.BUSY, "HTTP 503")
 
 
 class Attempts:
-    """Attempts that fail in these ways, then are answered; what was waited between them."""
+    """Attempts that fail in these ways and then succeed; records the waits between them."""
 
     def __init__(self, *faults: Fault) -> None:
         self.left = list(faults)

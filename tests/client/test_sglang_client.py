@@ -1,4 +1,4 @@
-"""What the client sends, and what it accepts and refuses of an engine's answers."""
+"""The client's requests, and the answers of engines that it accepts and refuses."""
 
 import asyncio
 from typing import Any

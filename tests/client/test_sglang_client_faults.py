@@ -1,4 +1,4 @@
-"""What the client tries again, what it does not, and what a reader is told at the end."""
+"""Faults that the client retries, faults that it does not retry, and the final message."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ OK = Reply.tokens([7])
 
 
 class Waits(list[float]):
-    """Stands in for sleeping; remembers how long."""
+    """Replacement for sleeping that records the durations."""
 
     async def __call__(self, seconds: float) -> None:
         self.append(seconds)

@@ -1,4 +1,4 @@
-"""Growing prompts: each id is encoded once, and what is sent is what encoding all of it anew would give."""
+"""Growing prompts: each id is encoded once, and the request equals a fresh encoding of the whole prompt."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The straight way to an engine sends and reads what httpx would, and is left where only httpx honours a setting."""
+"""The direct transport to an engine equals httpx, and gives way to httpx for settings that only httpx supports."""
 
 import asyncio
 import gzip

@@ -1,4 +1,4 @@
-"""An attack as data: what it does, what it is aimed at, and the limits under which attacks run."""
+"""An attack as data: its code, its target, and the limits under which attacks run."""
 
 import json
 import platform
@@ -64,7 +64,7 @@ def each(*tries):
 
 @dataclass(frozen=True)
 class Attack:
-    """Code, and what it is aimed at."""
+    """The code of an attack, and its target."""
 
     name: str  # what it does, as a test's id
     code: str  # Python source; it is run after `PRELUDE`
@@ -74,7 +74,8 @@ class Attack:
     timeout_s: float = 6.0  # wall-clock limit of the run
 
     def was_stopped(self, result: ExecutionResult, name: str) -> bool:
-        """Tell whether the code was refused something, or ended, before it held what the host was to see."""
+        """Return whether the code was refused something, or ended, before it held the resource that the host looks
+        for."""
         return f"{name} holds" not in result.stdout and (result.exit_code != 0 or result.killed_by is not None)
 
     def code_for(self, facts: dict[str, Any], hold_s: int = 4) -> str:

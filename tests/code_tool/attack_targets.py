@@ -1,4 +1,4 @@
-"""What is attacked, and how the host sees that it was hit: files and folders. An attack's own word is never evidence.
+"""Targets of attacks, and the host's checks for damage: files and folders. An attack's own word is never evidence.
 
 Knows the host's side only. A target is made just before an attack and closed after it, and leaves nothing behind.
 """
@@ -24,7 +24,7 @@ _NAMED_LEVELS: Final = 5  # executor, place, and what code makes there under nam
 
 @dataclass(frozen=True)
 class Stage:
-    """Where an attack takes place."""
+    """The environment of an attack."""
 
     executor: CodeExecutor  # what runs the attack; safe to call from other threads meanwhile
     folder: Path  # empty, outside of every scratch directory, and anybody may enter it
@@ -46,7 +46,7 @@ class Target:
 
     Attributes:
         name: Unique, and short enough for a process (15 bytes).
-        facts: What the attacker knows; JSON.
+        facts: The attacker's knowledge, as JSON.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -56,11 +56,11 @@ class Target:
         self.facts: dict[str, Any] = {"name": self.name}
 
     def seen(self) -> bool:
-        """Whether the host sees damage now; asked again and again while the attack runs, and once more at its end."""
+        """Return whether the host sees damage now; called repeatedly during the attack, and once more at its end."""
         return False
 
     def told(self, result: ExecutionResult) -> bool:
-        """Whether the result holds what the sandbox must not know."""
+        """Return whether the result contains a secret that the sandbox must not know."""
         return self.secret in result.stdout + result.stderr
 
     def finish(self) -> None:
@@ -93,7 +93,7 @@ class SecretFile(Target):
 
 
 class FileFact(SecretFile):
-    """What there is to know of a file besides its content."""
+    """The metadata of a file."""
 
     def __init__(self, stage: Stage, fact: str) -> None:
         super().__init__(stage)
@@ -160,7 +160,7 @@ class Possessions(Target):
 
 
 def _state_of(path: Path) -> object:
-    """Everything but the time of the last reading; None for what has just gone."""
+    """Return the file's state without its access time; None if the file has just been removed."""
     try:
         facts = path.lstat()
         content = path.read_bytes() if stat.S_ISREG(facts.st_mode) else b""
@@ -214,7 +214,7 @@ class ScratchRoot(Target):
 
 
 def shallow_paths(root: Path, levels: int = _NAMED_LEVELS) -> Iterator[Path]:
-    """What lies below a folder, so many levels deep, while others at work there delete and move whole trees.
+    """Return the paths below a folder, to this depth, while others delete and move whole trees there.
 
     `find` gives up everything at the first folder that is moved while it is in it, and says that it found nothing;
     `rglob` raises.
@@ -230,7 +230,7 @@ def shallow_paths(root: Path, levels: int = _NAMED_LEVELS) -> Iterator[Path]:
 
 
 def remove_tree(path: Path) -> None:
-    """Delete what an attack may have left, whatever it did to it; `rmtree` gives up where this goes on."""
+    """Delete an attack's files, whatever their permissions or depth; `rmtree` would give up."""
     for command in (["chattr", "-R", "-i"], ["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
         with contextlib.suppress(FileNotFoundError):
             subprocess.run([*command, path], check=False, capture_output=True)

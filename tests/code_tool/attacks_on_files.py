@@ -1,4 +1,4 @@
-"""Attacks on files: secrets that lie around, and files that are not the code's own."""
+"""Attacks on files: readable secrets, and files that belong to others."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Attacks on what the kernel offers besides files and processes: namespaces, rights, rings, programs, IPC, keys."""
+"""Attacks on the kernel's interfaces besides files and processes: namespaces, rights, rings, programs, IPC, keys."""
 
 import ctypes
 import secrets

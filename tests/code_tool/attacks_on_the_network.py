@@ -1,4 +1,4 @@
-"""Attacks that talk to somebody: over the network, over unix sockets, over any other kind of socket."""
+"""Attacks that communicate: over the network, unix sockets, or any other kind of socket."""
 
 from functools import partial
 from typing import Final

@@ -1,4 +1,4 @@
-"""Fixtures of the attack suite: the executors that are attacked, and the ground on which it happens."""
+"""Fixtures of the attack suite: the executors that are attacked, and the folders in which attacks run."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ _ENDING_S = 30.0
 
 
 def _leftovers(scratch_root: Path) -> set[tuple[str, object]]:
-    """What a run may not leave behind; other programs of the machine leave things as well, under other names."""
+    """Names of things that a run must not leave behind; other programs leave things under other names."""
     found: set[tuple[str, object]] = {("process", pid) for pid in descendants(os.getpid()) if Process(pid).is_alive()}
     found |= {("file", path.name) for path in scratch_root.iterdir()}
     return found | {("shared memory", path.name) for path in Path("/dev/shm").glob("atk-*")}

@@ -1,6 +1,5 @@
-"""What the host sees of sandboxed processes while they run: /proc, from outside.
-
-Knows nothing of executors. A process is the sandbox's when it bears the attack's name or descends from this process.
+"""The host's view of sandboxed processes while they run: /proc, from outside. Independent of executors. A process is
+the sandbox's when it bears the attack's name or descends from this process.
 """
 
 import contextlib
@@ -54,7 +53,7 @@ class Process:
             self.hidden.append(file)
 
     def hides_handles(self) -> bool:
-        """Tell whether it lives, and nobody may see what it holds."""
+        """Return whether the process lives and hides its open handles."""
         before = len(self.hidden)
         self.handles()
         return len(self.hidden) > before
@@ -72,7 +71,7 @@ class Process:
                 yield Path(f"/proc/{self.pid}/fd/{handle}").stat()
 
     def is_alive(self) -> bool:
-        """Whether it is there and no zombie."""
+        """Return whether the process exists and is not a zombie."""
         return self.status("State")[:1] not in ("", "Z", "X")
 
 
@@ -121,7 +120,7 @@ class Sight(Target):
 
     @property
     def is_blind(self) -> bool:
-        """Whether this process was not allowed to look at them (CAP_SYS_PTRACE), so that nothing was to be seen."""
+        """Return whether this process could not inspect them (CAP_SYS_PTRACE), so that it saw nothing."""
         return bool(self._hidden) and not self._judges_hidden
 
     def _ours(self) -> list[Process]:
@@ -146,7 +145,7 @@ class Sight(Target):
 
 
 class Usage(Target):
-    """What lies in the scratch directories is more than a run may have: bytes, or files, folders and links."""
+    """The content of the scratch directories exceeds a run's limit: bytes, or files, folders and links."""
 
     def __init__(self, stage: Stage, mebibytes: int = 2**40, files: int = 2**40) -> None:
         super().__init__(stage)

@@ -1,4 +1,4 @@
-"""Signs that an attack worked, by which the host knows them: what processes hold, use, and are allowed.
+"""Signs that an attack worked, as the host sees them: the resources that processes hold and use, and their rights.
 
 Each takes processes that bear the attack's name.
 """
@@ -22,7 +22,7 @@ def threads_above(count: int) -> Shows:
 
 
 def memory_above(mebibytes: int) -> Shows:
-    """So much memory is really in use, by all together."""
+    """The processes together really use this much memory."""
     return lambda processes: sum(process.number("VmRSS") for process in processes) > mebibytes * 1024
 
 
@@ -41,7 +41,7 @@ def holds_socket(processes: Sequence[Process]) -> bool:
 
 
 def held_above(mebibytes: int, by_who_hides: int = 0) -> Shows:
-    """So many mebibytes are in files that are open; who hides what it holds counts for some."""
+    """Open files hold this many mebibytes; a process that hides its handles counts for some."""
 
     def shows(processes: Sequence[Process]) -> bool:
         files = {(f.st_dev, f.st_ino): f for process in processes for f in process.files() if stat.S_ISREG(f.st_mode)}

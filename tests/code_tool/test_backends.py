@@ -1,4 +1,4 @@
-"""What every backend that runs code on this machine promises: what code sees and prints, how its end is told, how many.
+"""The contract of every local backend: environment and output of code, reporting of its end, concurrency.
 
 Camel's interpreters print and end in ways of their own: their backend has only what is no interpreter's matter.
 """

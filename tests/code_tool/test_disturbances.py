@@ -1,4 +1,4 @@
-"""Whatever code does to whoever runs it: the result is true and comes in time, and the next run knows nothing of it."""
+"""Code that disturbs its supervisor: the result is true and in time, and the next run is unaffected."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""The local backend beyond what code sees: sessions, concurrency, faults of its processes, and what is left of it."""
+"""The local backend from outside: sessions, concurrency, faults of its processes, and cleanup."""
 
 import ast
 import asyncio

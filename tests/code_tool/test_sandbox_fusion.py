@@ -29,7 +29,7 @@ async def executor(fake: FakeSandboxFusion) -> AsyncIterator[SandboxFusionExecut
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short waits for what never comes."""
+    """Short timeouts for answers that never come."""
     monkeypatch.setattr(sandbox_fusion, "_ANSWER_MARGIN_S", 0.3)
     monkeypatch.setattr(sandbox_fusion, "START_ALLOWANCE_S", 0.3)
     monkeypatch.setattr(sandbox_fusion, "_RETRY_DELAY_S", 0.01)

@@ -132,7 +132,7 @@ ALLOW, KILL = 0x7FFF0000, 0x80000000
 
 
 def answer(error: int) -> int:
-    """What a program returns for an error that the caller is to see."""
+    """Return the program's result for an error that the caller sees."""
     return 0x50000 | error
 
 
@@ -211,7 +211,7 @@ CASES = {  # name -> (arguments that are let through, arguments that are refused
 
 
 def verdict(program: bytes, number: int, arguments=(), arch: int = ARCH["x86_64"]) -> int:
-    """Run a program as the kernel does, refusing what its checker would refuse."""
+    """Run a program as the kernel does, with the refusals of its checker."""
     padded = [*arguments, *[0] * (6 - len(arguments))]
     data = struct.pack("<IIQ6Q", number, arch, 0, *padded)
     instructions = [*struct.iter_unpack("<HBBI", program)]

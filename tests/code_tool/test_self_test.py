@@ -1,4 +1,4 @@
-"""No layer is promised that a real child does not run into, and none that root's rights here are too few for."""
+"""The self-test promises only layers that stop a real child, and none that root has too few rights for here."""
 
 import ast
 import os

@@ -46,7 +46,7 @@ CALLS: list[tuple[str, float | None, str]] = [
 
 
 async def whole_call(executor: LocalExecutor, chance: random.Random) -> str:
-    """What was told, where something else had to be."""
+    """Return the unexpected result; empty if the result is as expected."""
     code, timeout_s, expected = chance.choice(CALLS)
     told = str(await executor.run(code, timeout_s=timeout_s))
     return "" if expected in told and "infra_error=None" in told else f"{code}: {told[-500:]}"
@@ -67,7 +67,7 @@ async def ended_early(executor: LocalExecutor, chance: random.Random) -> str:
 
 
 async def soak(executor: LocalExecutor, chance: random.Random, calls: int) -> list[str]:
-    """Make so many calls, 64 at a time; returns what was not as it must be."""
+    """Make this number of calls, 64 at a time; return the unexpected results."""
 
     async def caller() -> list[str]:
         kinds = chance.choices([whole_call, ended_early], [92, 8], k=calls // CALLERS)

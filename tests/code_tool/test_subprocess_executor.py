@@ -1,4 +1,4 @@
-"""The subprocess backend: what code sees, what it prints, how it is limited, and what is left of it."""
+"""The subprocess backend: environment and output of code, limits, and cleanup."""
 
 import asyncio
 import base64

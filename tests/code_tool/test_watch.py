@@ -1,4 +1,4 @@
-"""What runs hold on disk: when a place is looked into, and who is ended when the disk is full."""
+"""Disk usage of runs: when a place is measured, and which run is ended when the disk is full."""
 
 import asyncio
 import time
@@ -31,7 +31,7 @@ class Disk:
         return self.size - self.others - used.disk_bytes, self.files - used.entries
 
     def put(self, slot: int, mebibytes: int, files: int = 1) -> Any:
-        """What a child writes; returns the child."""
+        """Write as a child; return the child."""
         folder = self.root / str(slot)
         folder.mkdir(exist_ok=True)
         for number in range(files):

@@ -1,4 +1,4 @@
-"""What attacks are aimed at: processes, servers and other runs."""
+"""Targets of attacks: processes, servers and other runs."""
 
 import contextlib
 import os
@@ -84,7 +84,7 @@ class Owner(Target):
 
 
 class Server(Target):
-    """Listens, and remembers whether anybody came; a unix socket's path is one that all may write to."""
+    """A server that records whether a client connected; a unix socket is writable by all."""
 
     def __init__(self, stage: Stage, family: str, kind: str = "stream") -> None:
         super().__init__(stage)

@@ -1,4 +1,4 @@
-"""What the engine reads equals what the tokenizer's own chat template makes of the chat, up to the sampled text."""
+"""The engine's input equals the rendering of the tokenizer's own chat template, except for sampled text."""
 
 import copy
 import unicodedata

@@ -1,4 +1,4 @@
-"""Drift counts exactly the sampled tokens that would be others, had the text of their turn been encoded again."""
+"""Drift counts exactly the sampled tokens that re-encoding the text of their turn would change."""
 
 from typing import Any
 

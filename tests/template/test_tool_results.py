@@ -1,4 +1,4 @@
-"""What a tool gives becomes a result that can be shown, or one that says why not; nothing of it ends an episode."""
+"""A tool's return value becomes a result that can be shown, or an error result; no value ends an episode."""
 
 import dataclasses
 import datetime

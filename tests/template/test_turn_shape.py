@@ -1,4 +1,4 @@
-"""Turns of tool results are what the template renders, though it is rendered only to find that out."""
+"""Turns of tool results equal the template's rendering, although the template is rendered only to learn their shape."""
 
 import copy
 import sys
@@ -37,7 +37,7 @@ def with_template(tokenizer: Any, source: str) -> Any:
 
 
 def renderings(work: Callable[[], object]) -> int:
-    """How often a chat template is rendered in this thread meanwhile."""
+    """Count the renderings of a chat template in this thread until the block ends."""
     names = []
     sys.setprofile(lambda frame, event, _: names.append(frame.f_code.co_name) if event == "call" else None)
     try:

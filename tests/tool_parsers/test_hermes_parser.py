@@ -1,4 +1,4 @@
-"""The Hermes parser: what is a call, what is a failure and why, and what is reasoning."""
+"""The Hermes parser: calls, failures with their reasons, and reasoning."""
 
 import itertools
 from typing import Any

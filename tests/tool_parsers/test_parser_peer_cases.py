@@ -1,4 +1,4 @@
-"""What strands-sglang 0.4.3 reads of a text and what this package reads, row by row of `peer_cases.txt`.
+"""Results of strands-sglang 0.4.3 and of this package for each row of `peer_cases.txt`.
 
 Not taken over: tags of one's own and reading drafts as calls (a format of one's own is a class and `register_parser`);
 ids that sort as text (a rollout names calls by turn and place); a Kimi call's own id as the call's id (a model may

@@ -1,4 +1,4 @@
-"""What holds of every family's parser for every text: round trips, no exceptions, nothing lost, linear time."""
+"""Properties of every family's parser for every text: round trips, no exceptions, nothing lost, linear time."""
 
 import re
 import time

@@ -45,7 +45,7 @@ FILLER = {"tokens": [1, 2, 3, 9], "response_length": 1, "response": "", "loss_ma
     ],
     ids=["completed", "no sampled token", "aborted without a reward", "no reward key"],
 )
-def test_a_valid_sample_has_no_violation(changes: dict[str, Any], how: dict[str, Any]) -> None:
+def test_contract_violations_accepts_a_valid_sample(changes: dict[str, Any], how: dict[str, Any]) -> None:
     assert violations(valid_sample(**changes), **how) == []
 
 
@@ -80,7 +80,7 @@ def test_a_valid_sample_has_no_violation(changes: dict[str, Any], how: dict[str,
         ({"trajectory": []}, "undeclared attributes trajectory"),
     ],
 )
-def test_each_broken_field_is_named_and_nothing_else(changes: dict[str, Any], words: str) -> None:
+def test_contract_violations_names_only_the_broken_field(changes: dict[str, Any], words: str) -> None:
     found = violations(valid_sample(**changes))
     assert len(found) == 1, found
     assert words in found[0]

@@ -35,14 +35,14 @@ def measured(tokenizer: Any, sample: Any) -> EpisodeDrift:
     return DriftMeter(tokenizer).measure(dumped_episode(sample))
 
 
-async def test_tokens_that_are_the_tokenizers_own_lose_nothing(tokenizer: Any) -> None:
+async def test_drift_meter_finds_none_in_canonical_tokens(tokenizer: Any) -> None:
     sample = await played(tokenizer)
     found = measured(tokenizer, sample)
     assert (found.turn_drift, found.text_drift, found.off_policy, found.first, found.mismatches) == (0, 0, 0, None, [])
     assert (found.sampled_tokens, found.classes) == (sum(sample.loss_mask), dict.fromkeys(CLASSES, 0))
 
 
-async def test_the_question_is_the_environments_where_it_asks_another(tokenizer: Any) -> None:
+async def test_drift_meter_reads_the_question_of_an_environment(tokenizer: Any) -> None:
     settings = {"environment": "strands_rollout.examples.guessing_game.GuessingGame", "tools": []}
     sample = Sample(prompt="Play.", label="37")
     played = await run(
@@ -54,7 +54,7 @@ async def test_the_question_is_the_environments_where_it_asks_another(tokenizer:
     assert measured(tokenizer, played.sample).mismatches == []
 
 
-async def test_each_drifted_token_is_counted_by_its_kind(tokenizer: Any) -> None:
+async def test_drift_meter_counts_drifted_tokens_by_class(tokenizer: Any) -> None:
     prompt, call, context, answer = parts_of(await played(tokenizer))
     before, name, after = "I will run ", "execute", call_text().partition("execute")
     text = [
@@ -78,7 +78,7 @@ async def test_each_drifted_token_is_counted_by_its_kind(tokenizer: Any) -> None
     assert (found.turn_drift, found.mismatches) == (sum(found.classes.values()), [])
 
 
-async def test_a_context_that_is_not_to_be_checked_is_not_compared_and_kinds_are_counted_all_the_same(
+async def test_drift_meter_without_checks_context_counts_classes(
     tokenizer,
 ) -> None:
     prompt, call, context, answer = parts_of(await played(tokenizer))
@@ -92,7 +92,7 @@ async def test_a_context_that_is_not_to_be_checked_is_not_compared_and_kinds_are
     assert other.classes["tool call"] == len(name)
 
 
-async def test_all_that_was_sampled_after_the_first_change_is_off_policy(tokenizer: Any) -> None:
+async def test_drift_meter_counts_off_policy_after_first_change(tokenizer: Any) -> None:
     prompt, call, context, answer = parts_of(await played(tokenizer))
     word = byte_ids(tokenizer, " number")
     turn = [*encode(tokenizer, "The"), *word, *answer]
@@ -123,14 +123,14 @@ def respelled(parts: Parts, tokenizer: Any) -> tuple[Parts, int]:
 
 
 @pytest.mark.parametrize("defect", [without_the_close, respelled], ids=lambda defect: defect.__name__)
-async def test_context_that_is_not_the_templates_is_found_where_it_begins(tokenizer: Any, defect: Any) -> None:
+async def test_drift_meter_locates_context_mismatch(tokenizer: Any, defect: Any) -> None:
     parts, position = defect(parts_of(await played(tokenizer)), tokenizer)
     (found,) = measured(tokenizer, sample_of_parts(parts, prompt=QUESTION)).mismatches or []
     assert found.position == position
     assert found.tokens >= 1
 
 
-async def test_turns_of_a_foreign_sample_are_its_runs_of_trained_tokens(shipped_tokenizer: Any) -> None:
+async def test_dumped_episode_finds_turns_by_loss_mask(shipped_tokenizer: Any) -> None:
     parts = parts_of(await played(shipped_tokenizer))
     foreign = sample_of_parts(parts, with_facts=False)
     assert dumped_episode(foreign).turns == dumped_episode(sample_of_parts(parts)).turns
@@ -139,7 +139,7 @@ async def test_turns_of_a_foreign_sample_are_its_runs_of_trained_tokens(shipped_
 
 
 @pytest.mark.parametrize(("results", "users"), [(2, 1), (0, 2)])
-async def test_user_turns_may_follow_results_and_each_other(tokenizer: Any, results: int, users: int) -> None:
+async def test_drift_meter_accepts_user_turns_after_results(tokenizer: Any, results: int, users: int) -> None:
     template = ChatTemplate(tokenizer)
     prompt, call, _, answer = parts_of(await played(tokenizer))
     turn = call if results else answer
@@ -154,7 +154,7 @@ async def test_user_turns_may_follow_results_and_each_other(tokenizer: Any, resu
 
 
 @pytest.mark.parametrize("known", TEMPLATES)
-async def test_contexts_are_what_the_template_renders_and_a_changed_one_is_found(known, shipped_tokenizer) -> None:
+async def test_render_check_finds_changed_context_by_template(known, shipped_tokenizer) -> None:
     tokenizer = tokenizer_with(TEMPLATES[known][1], shipped_tokenizer)
     check = RenderCheck(TurnReading(tokenizer, {}))
     for seed in range(10):
@@ -168,7 +168,7 @@ async def test_contexts_are_what_the_template_renders_and_a_changed_one_is_found
             assert len(list(check.mismatches(dumped_episode(sample_of_parts(parts, prompt=question))))) == 1
 
 
-def test_an_empty_result_and_a_call_that_no_token_ends_are_no_mismatch(shipped_tokenizer: Any) -> None:
+def test_drift_meter_accepts_empty_result_and_unended_call(shipped_tokenizer: Any) -> None:
     tokenizer = tokenizer_with(TEMPLATES["deepseek_v3-1"][1], shipped_tokenizer)
     template = ChatTemplate(tokenizer)
     turn = template.encoder.encode_trusted(template.write_turn("", [("f", {})] * 2)[0])
@@ -185,7 +185,7 @@ def measured_of(tokenizer: Any, *turns: list[list[int]]) -> list[EpisodeDrift]:
     return measure_some(finished_samples(samples), DriftMeter(tokenizer))
 
 
-def test_at_most_so_many_samples_are_measured_evenly_spread(shipped_tokenizer, monkeypatch) -> None:
+def test_measure_some_spreads_max_samples_evenly(shipped_tokenizer, monkeypatch) -> None:
     one = encode(shipped_tokenizer, " a")
     # every sample has a length of its own, so that it can be told which were measured
     samples = [[one * length] for length in range(1, 2 * MAX_SAMPLES + 1)]
@@ -197,7 +197,7 @@ def test_at_most_so_many_samples_are_measured_evenly_spread(shipped_tokenizer, m
 
 
 @pytest.mark.parametrize("no_id", [-1, 2**40, "7", None])
-def test_a_sample_that_can_not_be_measured_is_left_out_and_the_others_count(shipped_tokenizer: Any, no_id: Any) -> None:
+def test_measure_some_skips_unmeasurable_samples(shipped_tokenizer: Any, no_id: Any) -> None:
     plain = encode(shipped_tokenizer, " the answer")
     assert measured_of(shipped_tokenizer) == []
     found = measured_of(shipped_tokenizer, [plain], [plain, [*plain, no_id]], [plain, plain], [[]])

@@ -169,14 +169,14 @@ READS: dict[str, tuple[str, dict[str, Any], float]] = {
 
 
 @pytest.mark.parametrize(("name", "given", "score"), READS.values(), ids=READS)
-async def test_an_evaluator_reads_the_episode(shipped_tokenizer: Any, name: str, given: Any, score: float) -> None:
+async def test_evaluator_scores_the_episode(shipped_tokenizer: Any, name: str, given: Any, score: float) -> None:
     found, sample = await scored(shipped_tokenizer, {"evaluator": f"{HERE}:{name}"}, metadata=given, **given)
     assert (found["score"], found["method"], found["error"]) == (score, "evaluator", "")
     assert not sample.remove_sample
     json.dumps(sample.metadata)
 
 
-async def test_evaluators_are_parts_with_weights_beside_functions(shipped_tokenizer: Any) -> None:
+async def test_evaluators_are_weighted_parts_of_a_reward(shipped_tokenizer: Any) -> None:
     parts = {
         "called": {"evaluator": f"{HERE}.called", "weight": 2},
         "state": {"evaluator": f"{HERE}.cart"},
@@ -187,7 +187,7 @@ async def test_evaluators_are_parts_with_weights_beside_functions(shipped_tokeni
     assert (found["score"], found["parts/called"], found["parts/state"], found["parts/right"]) == (3.5, 1.0, 1.0, 1.0)
 
 
-async def test_the_accuracy_of_parts_is_the_grading_s_before_an_evaluator_s(shipped_tokenizer: Any) -> None:
+async def test_accuracy_of_parts_prefers_grading_to_evaluators(shipped_tokenizer: Any) -> None:
     parts = {"sold": {"evaluator": f"{HERE}.not_called"}, "right": {}}
     found, _ = await scored(shipped_tokenizer, {"parts": parts})
     assert (found["score"], found["acc"]) == (1.0, 1.0)
@@ -211,13 +211,15 @@ UNJUDGED: dict[str, tuple[str, Any, str]] = {
 
 
 @pytest.mark.parametrize(("name", "given", "words"), UNJUDGED.values(), ids=UNJUDGED)
-async def test_what_was_not_judged_is_not_trained(shipped_tokenizer: Any, name: str, given: Any, words: str) -> None:
+async def test_evaluator_without_verdict_removes_the_sample(
+    shipped_tokenizer: Any, name: str, given: Any, words: str
+) -> None:
     found, sample = await scored(shipped_tokenizer, {"evaluator": f"{HERE}.{name}"}, metadata=given, **given)
     assert words in found["error"], found
     assert (found["method"] in ("no_judge", "error"), sample.remove_sample) == (True, True)
 
 
-async def test_a_sample_that_was_played_for_no_evaluator_is_not_scored(shipped_tokenizer: Any) -> None:
+async def test_evaluator_refuses_sample_played_without_evaluator(shipped_tokenizer: Any) -> None:
     args = SimpleNamespace(strands_rollout={"reward": {"evaluator": f"{HERE}.called"}})
     found = await reward_func(args, Sample(prompt="?", response="34", label="34"))
     assert "played without reward.evaluator" in found["error"]  # type: ignore[index, operator, call-overload]
@@ -246,9 +248,7 @@ MISPLACED: list[Any] = [
     ("reward", "words"),
     [*(({"evaluator": path}, words) for path, words in REFUSED.items()), *MISPLACED],
 )
-async def test_an_evaluator_that_cant_be_used_fails_the_episode_in_words(
-    shipped_tokenizer: Any, reward: Any, words: str
-) -> None:
+async def test_unusable_evaluator_is_a_setup_error(shipped_tokenizer: Any, reward: Any, words: str) -> None:
     settings = {"reward": reward, "tools": []}
     played = await run(shipped_tokenizer, [ANSWER], settings=settings)
     assert (played.facts["stop_reason"], words in played.facts["error"]) == ("setup_error", True), played.facts["error"]
@@ -310,7 +310,7 @@ JUDGED: dict[str, tuple[str, dict[str, Any], float, list[str]]] = {
 
 
 @pytest.mark.parametrize(("path", "rating", "score", "read"), JUDGED.values(), ids=JUDGED)
-async def test_a_judge_behind_a_url_is_asked_by_the_evaluator(
+async def test_evaluator_asks_judge_by_base_url(
     shipped_tokenizer: Any, path: str, rating: Any, score: float, read: list[str]
 ) -> None:
     pytest.importorskip("openai")
@@ -330,7 +330,7 @@ OUTAGES: dict[str, tuple[dict[str, Any], dict[str, Any], int, str]] = {
 
 @pytest.mark.parametrize("path", [f"{HERE}.rubric", f"strands_evals.evaluators.{GoalSuccessRateEvaluator.__name__}"])
 @pytest.mark.parametrize(("rating", "given", "requests", "words"), OUTAGES.values(), ids=OUTAGES)
-async def test_a_judge_that_fails_is_an_outage_and_no_score_of_zero(
+async def test_evaluator_judge_failure_is_no_judge(
     shipped_tokenizer: Any, path: str, rating: Any, given: Any, requests: int, words: str
 ) -> None:
     pytest.importorskip("openai")
@@ -341,7 +341,7 @@ async def test_a_judge_that_fails_is_an_outage_and_no_score_of_zero(
         assert len(asked) == requests
 
 
-async def test_no_more_requests_than_allowed_are_at_a_judge_at_once(shipped_tokenizer: Any) -> None:
+async def test_evaluator_judge_keeps_max_concurrency(shipped_tokenizer: Any) -> None:
     pytest.importorskip("openai")
     async with judging(score=1.0, test_pass=True) as (judge, asked):
         reward = {"evaluator": f"{HERE}.rubric", "judge": {**judge, "max_concurrency": 2}}
@@ -349,7 +349,7 @@ async def test_no_more_requests_than_allowed_are_at_a_judge_at_once(shipped_toke
     assert (len(asked), max(at_once for _, at_once in asked)) == (6, 2)
 
 
-async def test_a_sample_that_is_judged_when_the_rollout_is_aborted_is_let_go(shipped_tokenizer: Any) -> None:
+async def test_evaluator_is_cancelled_by_rollout_abort(shipped_tokenizer: Any) -> None:
     waiting.clear()
     reward, settings = {"evaluator": f"{HERE}.Told"}, {"should_abort": waiting.is_set}
     async with asyncio.timeout(20):
@@ -357,7 +357,7 @@ async def test_a_sample_that_is_judged_when_the_rollout_is_aborted_is_let_go(shi
     assert ("the rollout was aborted before" in found["error"], sample.remove_sample) == (True, True)
 
 
-async def test_a_request_of_a_thread_that_judges_ends_with_the_rollout(shipped_tokenizer: Any) -> None:
+async def test_evaluator_thread_request_ends_with_rollout_abort(shipped_tokenizer: Any) -> None:
     pytest.importorskip("openai")
     path = f"strands_evals.evaluators.{GoalSuccessRateEvaluator.__name__}"
     let_go.clear()

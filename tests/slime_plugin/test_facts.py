@@ -17,7 +17,7 @@ def recorded(**facts: Any) -> Sample:
 
 
 @pytest.mark.parametrize("settings", [LOCAL, {"tools": ["no.such.tool"]}, {"tools": [], "should_abort": lambda: True}])
-async def test_facts_are_read_as_they_were_written(shipped_tokenizer: Any, settings: dict[str, Any]) -> None:
+async def test_facts_of_reads_what_generate_wrote(shipped_tokenizer: Any, settings: dict[str, Any]) -> None:
     sample = (await run(shipped_tokenizer, [call_text(), ANSWER], settings=settings)).sample
     written = sample.metadata["strands_rollout"]
     assert list(facts_of(sample).to_metadata().items()) == list(written.items())
@@ -39,21 +39,21 @@ async def test_facts_are_read_as_they_were_written(shipped_tokenizer: Any, setti
         ("fan_out", 0),
     ],
 )
-def test_a_fact_that_is_no_such_value_is_unknown(name: str, value: object) -> None:
+def test_facts_of_drops_values_of_wrong_type(name: str, value: object) -> None:
     assert facts_of(recorded(**{name: value})) == EpisodeFacts()
 
 
-def test_a_whole_number_is_a_count_however_another_program_wrote_it() -> None:
+def test_facts_of_reads_whole_float_as_count() -> None:
     assert facts_of(recorded(turns=3.0)).turns == 3
     assert type(facts_of(recorded(turns=3.0)).turns) is int
 
 
 @pytest.mark.parametrize("foreign", [None, object(), Sample(), Sample(metadata={"strands_rollout": [1]})])
-def test_nothing_is_known_of_a_foreign_sample(foreign: object) -> None:
+def test_facts_of_foreign_sample_is_empty(foreign: object) -> None:
     assert facts_of(foreign) == EpisodeFacts()
 
 
-def test_what_is_added_later_leaves_all_other_keys_as_they_are() -> None:
+def test_add_facts_keeps_other_keys() -> None:
     sample = recorded(turns=1, error=None, text_endpoint={"of": "another program"})
     add_facts(sample, EpisodeFacts(queue_s=0.5, episode_number=7))
     assert (take_fact(sample, "episode_number"), take_fact(sample, "episode_number")) == (7, None)

@@ -64,22 +64,22 @@ def play(args: Any, plan: str, *, nameless: bool = False) -> list[int]:
         *(("FCFCFCFCFCFCFC", []), ("FFFFCCFFFFCC", [])),
     ],
 )
-def test_so_many_failed_groups_in_a_row_end_the_run(plan: str, ends: list[int], nameless: bool) -> None:
+def test_max_failed_groups_in_a_row_end_the_run(plan: str, ends: list[int], nameless: bool) -> None:
     assert play(args_of(), plan, nameless=nameless) == ends
 
 
-def test_a_group_with_a_sample_that_did_not_fail_has_not_failed() -> None:
+def test_count_episode_ignores_partly_failed_groups() -> None:
     assert play(args_of(), "FUFUFUFUFAFAFAFA") == []
     assert play(args_of(), "FUFFFAFFUUFF") == [11]
 
 
 @pytest.mark.parametrize("limit", [None, 0])
-def test_it_can_be_switched_off(limit: int | None) -> None:
+def test_max_failed_groups_can_be_disabled(limit: int | None) -> None:
     assert play(args_of(limit), "FF" * 50) == []
 
 
 @pytest.mark.parametrize("failing", [248, 256])
-def test_a_burst_ends_the_run_once_and_not_while_an_older_episode_may_succeed(failing: int) -> None:
+def test_failed_burst_ends_run_once_after_older_episodes(failing: int) -> None:
     """32 groups of 8 at once: 31 of them fail at the same time, and the last is still running or fails too."""
     args = args_of(limit=8, size=8)
     running = [failed_groups_of(args).running_episode() for _ in range(256)]
@@ -95,7 +95,7 @@ def test_a_burst_ends_the_run_once_and_not_while_an_older_episode_may_succeed(fa
     assert ends == ([(255, words)] if failing == 256 else [])
 
 
-async def test_generate_ends_a_run_whose_setup_is_wrong() -> None:
+async def test_generate_raises_failed_groups_error_on_wrong_setup() -> None:
     """No engine is asked, all concurrent episodes fail, and one of them says so."""
     args = SimpleNamespace(n_samples_per_prompt=2, strands_rollout={"no_such_setting": 1})
     samples = [Sample(prompt="2+2?", group_index=at // 2, index=at) for at in range(2 * MAX_FAILED_GROUPS)]
@@ -105,7 +105,7 @@ async def test_generate_ends_a_run_whose_setup_is_wrong() -> None:
     assert "setup_error: ConfigError: got the unknown setting strands_rollout.no_such_setting" in str(errors[0])
 
 
-async def test_an_evaluation_neither_counts_nor_ends_the_run() -> None:
+async def test_generate_ignores_failures_of_evaluation() -> None:
     args = SimpleNamespace(n_samples_per_prompt=1, strands_rollout={"no_such_setting": 1, "max_failed_groups": 2})
     for index in range(10):
         await generate(args, Sample(prompt="2+2?", index=index), {}, evaluation=True)
@@ -115,7 +115,7 @@ async def test_an_evaluation_neither_counts_nor_ends_the_run() -> None:
 
 
 @pytest.mark.parametrize("hook", ["log_rollout", "normalize_rewards"])
-def test_a_fully_async_run_is_ended_with_its_step(hook: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_fully_async_run_of_failed_episodes_ends_at_step(hook: str, caplog: pytest.LogCaptureFixture) -> None:
     """slime's worker would log the exception of `generate`, and wait for groups without end."""
 
     def end_of_step(samples: list[Any]) -> None:
@@ -181,30 +181,30 @@ async def graded(args: Any, plan: str, *, of_generate: bool = True, evaluation: 
 
 @pytest.mark.parametrize("of_generate", [True, False])
 @pytest.mark.parametrize("letter", ["X", "J"])
-async def test_rewards_that_fail_end_the_run(letter: str, of_generate: bool) -> None:
+async def test_reward_func_failures_end_the_run(letter: str, of_generate: bool) -> None:
     plan = (letter * 5 + "R" + letter * 7, [11, 12]) if of_generate else (letter * 7, [5, 6])
     assert await graded(graded_args(), plan[0], of_generate=of_generate) == plan[1]
 
 
-async def test_a_group_with_one_reward_has_not_failed() -> None:
+async def test_reward_func_ignores_partly_failed_groups() -> None:
     assert await graded(graded_args(), "XRXRXRXRXRXR") == []
 
 
 @pytest.mark.parametrize("limit", [None, 0])
-async def test_failed_rewards_may_be_told_to_end_no_run(limit: int | None) -> None:
+async def test_reward_func_failures_can_be_ignored(limit: int | None) -> None:
     assert await graded(graded_args(limit), "X" * 30) == []
 
 
-async def test_the_rewards_of_an_evaluation_are_not_counted() -> None:
+async def test_reward_func_ignores_failures_of_evaluation() -> None:
     assert await graded(graded_args(), "X" * 30, evaluation=True) == []
 
 
-async def test_a_reward_of_somebody_else_leaves_the_count_to_the_episodes() -> None:
+async def test_reward_func_under_custom_rm_path_counts_no_failure() -> None:
     """slime asks another function, which asks this one for some rows: what it makes of it is not known."""
     assert await graded(graded_args(path="my.reward"), "X" * 30) == []
 
 
-async def test_failed_episodes_and_failed_rewards_make_one_group() -> None:
+async def test_failed_episodes_and_rewards_count_as_one_group() -> None:
     args = graded_args()
     Rewards.plan = iter("X" * 20)
 
@@ -221,7 +221,7 @@ async def test_failed_episodes_and_failed_rewards_make_one_group() -> None:
         await play_one(5)
 
 
-async def test_all_rewards_of_a_group_are_asked_for_before_the_run_ends() -> None:
+async def test_group_rm_scores_whole_group_before_ending_run() -> None:
     """As by slime's --group-rm."""
     args = graded_args(limit=2, group_rm=True)
     Rewards.plan = iter("XX" * 9)
@@ -238,7 +238,7 @@ async def test_all_rewards_of_a_group_are_asked_for_before_the_run_ends() -> Non
     assert all(sample.remove_sample for sample in samples)
 
 
-async def test_an_episode_may_still_succeed_until_its_reward_is_known() -> None:
+async def test_failed_groups_wait_for_pending_reward() -> None:
     """An older one has left `generate` and is being judged, while all later ones fail."""
     args, release = graded_args(), asyncio.Event()
 
@@ -274,7 +274,7 @@ class Slow:
         return 1.0
 
 
-async def test_a_fully_async_run_of_failed_rewards_is_ended_with_its_step(caplog: pytest.LogCaptureFixture) -> None:
+async def test_fully_async_run_of_failed_rewards_ends_at_step(caplog: pytest.LogCaptureFixture) -> None:
     args = graded_args(rollout_function_path=FULLY_ASYNC)
     assert await graded(args, "X" * 6) == []
     assert "event=groups_failed error=got 3 failed groups of training samples" in caplog.text
@@ -284,7 +284,7 @@ async def test_a_fully_async_run_of_failed_rewards_is_ended_with_its_step(caplog
 
 @pytest.mark.parametrize("reward", [None, float("nan"), "good"])
 @pytest.mark.parametrize("judge", [keep_informative_groups, keep_informative_groups_with_fallback])
-def test_the_filter_ends_a_run_whose_own_reward_gives_no_numbers(reward: Any, judge: Any) -> None:
+def test_group_filter_ends_run_without_numeric_rewards(reward: Any, judge: Any) -> None:
     """It would draw prompts for ever."""
     args = arguments(strands_rollout={"max_failed_groups": 3}, custom_rm_path="my.reward")
     for group in (0, 1):
@@ -296,7 +296,7 @@ def test_the_filter_ends_a_run_whose_own_reward_gives_no_numbers(reward: Any, ju
         judge(args, group_of(reward, reward, group=5))
 
 
-def test_the_filter_leaves_alone_what_the_policy_can_not_be_trained_on() -> None:
+def test_group_filter_does_not_count_untrained_groups() -> None:
     args = arguments(strands_rollout={"max_failed_groups": 1}, custom_rm_path="my.reward")
     untrained = group_of(0.0, 0.0)
     for sample in untrained:

@@ -31,7 +31,7 @@ class Node:
 
 
 @pytest.mark.usefixtures("_thawed")
-def test_the_first_call_freezes_what_there_is_and_later_cycles_are_collected() -> None:
+def test_freeze_long_lived_freezes_once() -> None:
     before = weakref.ref(Node())
     freeze_long_lived()
     assert before() is None, "garbage was frozen"
@@ -51,7 +51,7 @@ def test_the_first_call_freezes_what_there_is_and_later_cycles_are_collected() -
     [((700, 10, 10), (700, 10, 100)), ((900, 20, 500), (900, 20, 500))],
     ids=["Python's own", "rarer already"],
 )
-def test_full_collections_become_rarer_where_the_process_has_not_seen_to_it(given: Any, expected: Any) -> None:
+def test_freeze_long_lived_raises_default_gc_threshold(given: Any, expected: Any) -> None:
     gc.set_threshold(*given)
     freeze_long_lived()
     assert gc.get_threshold() == expected
@@ -59,7 +59,7 @@ def test_full_collections_become_rarer_where_the_process_has_not_seen_to_it(give
 
 @pytest.mark.usefixtures("_thawed")
 @pytest.mark.parametrize("wanted", [True, False])
-async def test_the_first_sample_freezes_what_the_process_has_unless_told_not_to(
+async def test_generate_freezes_gc_by_setting(
     shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch, wanted: bool
 ) -> None:
     monkeypatch.setattr(aio, "_FINISHED_KEYS", set())

@@ -41,7 +41,7 @@ def verdict_on(samples: list[Any], **args: Any) -> tuple[bool, str | None]:
         ([*FAN_OUT, sample_of(1.0, index=1)], "zero_std_1.0"),
     ],
 )
-def test_a_group_without_spread_is_dropped_for_a_reason(samples: list[Any], reason: str) -> None:
+def test_keep_informative_groups_drops_equal_rewards(samples: list[Any], reason: str) -> None:
     assert verdict_on(samples) == (False, reason)
 
 
@@ -54,7 +54,7 @@ def test_a_group_without_spread_is_dropped_for_a_reason(samples: list[Any], reas
         [FAN_OUT, [sample_of(0.0, index=1)]],
     ],
 )
-def test_a_group_with_spread_is_kept(samples: list[Any]) -> None:
+def test_keep_informative_groups_keeps_differing_rewards(samples: list[Any]) -> None:
     assert verdict_on(samples) == (True, None)
 
 
@@ -67,7 +67,9 @@ def test_a_group_with_spread_is_kept(samples: list[Any]) -> None:
         ([], False, False),
     ],
 )
-def test_a_group_with_a_trained_rollout_is_a_fallback(samples: list[Any], keep: bool, is_fallback: bool) -> None:
+def test_keep_informative_groups_with_fallback_marks_fallback(
+    samples: list[Any], keep: bool, is_fallback: bool
+) -> None:
     verdict = keep_informative_groups_with_fallback(arguments(), samples, more="ignored")
     assert (verdict.keep, verdict.keep_when_insufficient) == (keep, is_fallback)
     assert verdict.reason == keep_informative_groups(arguments(), samples).reason
@@ -82,7 +84,7 @@ class OlderOutput:
 
 
 @pytest.mark.parametrize(("remaining", "keep"), [(9, False), (8, True), (7, True), (None, False)])
-def test_an_older_slime_is_told_to_keep_a_fallback_where_it_would_draw_prompts(monkeypatch, remaining, keep) -> None:
+def test_keep_informative_groups_with_fallback_on_older_slime(monkeypatch, remaining, keep) -> None:
     """It draws once the groups that remain, this one left out, are fewer than a batch."""
     module = SimpleNamespace(DynamicFilterOutput=OlderOutput)
     monkeypatch.setitem(sys.modules, "slime.rollout.filter_hub.base_types", module)  # type: ignore[arg-type]

@@ -36,7 +36,7 @@ def normalized(samples: list[Any], **args: Any) -> list[float]:
 
 
 @pytest.mark.parametrize(("rewards", "expected"), TABLE)
-def test_rewards_are_normalised_as_by_hand(rewards: list[float], expected: list[float]) -> None:
+def test_normalize_rewards_matches_hand_computed_values(rewards: list[float], expected: list[float]) -> None:
     for estimator in ("grpo", "gspo", "cispo"):
         raw, result = normalize_rewards(arguments(advantage_estimator=estimator), group_of(*rewards))
         assert raw == rewards
@@ -47,7 +47,7 @@ def test_rewards_are_normalised_as_by_hand(rewards: list[float], expected: list[
     "args",
     [{"advantage_estimator": "ppo"}, {"advantage_estimator": "reinforce_plus_plus"}, {"rewards_normalization": False}],
 )
-def test_without_normalisation_rewards_stay_as_they_are(args: dict[str, Any]) -> None:
+def test_normalize_rewards_keeps_raw_if_disabled(args: dict[str, Any]) -> None:
     samples = [*group_of(1.0, -1.0), sample_of(0.5, index=2, status="FAILED", removed=True)]
     assert normalize_rewards(arguments(**args), samples) == ([1.0, -1.0, 0.5], [1.0, -1.0, 0.5])
 
@@ -87,13 +87,13 @@ def test_without_normalisation_rewards_stay_as_they_are(args: dict[str, Any]) ->
         "a truncated sample counts",
     ],
 )
-def test_rewards_are_compared_by_group_and_rollout_and_only_centred_where_slime_only_centres(
+def test_normalize_rewards_centres_by_group_and_rollout(
     samples: list[Any], expected: list[float], args: dict[str, Any]
 ) -> None:
     assert normalized(samples, **args) == expected
 
 
-def test_samples_without_a_group_index_are_grouped_in_slimes_order() -> None:
+def test_normalize_rewards_groups_by_order_without_index() -> None:
     samples = [sample_of(reward, group=None, index=number) for number, reward in enumerate([1, 0, 30, 10])]
     samples[1].remove_sample = True
     assert normalized(samples, n_samples_per_prompt=2, grpo_std_normalization=False) == [0.0, 0.0, 10.0, -10.0]
@@ -105,7 +105,7 @@ def test_samples_without_a_group_index_are_grouped_in_slimes_order() -> None:
     "excluded", [{"status": "FAILED"}, {"removed": True}, {"removed": True, "rollout": 9, "part": 0}]
 )
 @pytest.mark.parametrize("reward", [-1.0, None])
-def test_an_excluded_sample_moves_nothing_and_gets_nothing(
+def test_normalize_rewards_ignores_excluded_samples(
     excluded: dict[str, Any], reward: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     trained = group_of(1.0, 1.0, 0.0)
@@ -129,14 +129,12 @@ def test_an_excluded_sample_moves_nothing_and_gets_nothing(
     ids=["no sample", "one", "equal", "one trained"],
 )
 @pytest.mark.parametrize("scaled", [True, False])
-def test_a_group_without_spread_gets_exactly_nothing(samples: list[Any], scaled: bool) -> None:
+def test_normalize_rewards_gives_zero_without_spread(samples: list[Any], scaled: bool) -> None:
     assert normalized(samples, grpo_std_normalization=scaled) == [0.0] * len(samples)
 
 
 @pytest.mark.parametrize("reward", UNUSABLE)
-def test_an_unusable_reward_is_left_out_and_logged_and_never_raised(
-    reward: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_normalize_rewards_logs_unusable_rewards(reward: Any, caplog: pytest.LogCaptureFixture) -> None:
     trained = group_of(1.0, 0.0, 0.0)
     broken = [sample_of(reward, index=8), sample_of(reward, index=9)]
     raw, result = normalize_rewards(arguments(), [*trained, *broken])
@@ -148,7 +146,7 @@ def test_an_unusable_reward_is_left_out_and_logged_and_never_raised(
 
 
 @pytest.mark.parametrize("reward", [None, 1.0, {"acc": 1.0}])
-def test_the_reward_key_names_the_entry_of_a_dict_without_which_it_is_unusable(reward: Any) -> None:
+def test_normalize_rewards_reads_reward_key(reward: Any) -> None:
     samples = [*group_of({"score": 1.0, "acc": 0.0}, {"score": 0.0}), sample_of(reward, index=9)]
     assert normalized(samples, reward_key="score", grpo_std_normalization=False) == [0.5, -0.5, 0.0]
 
@@ -180,7 +178,7 @@ def no_version_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 @pytest.mark.usefixtures("no_version_yet")
-def test_samples_that_are_too_old_when_they_are_trained_are_left_out(
+def test_normalize_rewards_removes_stale_samples(
     seen: int | None, limit: int | None, versions: Any, left_out: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     KNOWN_VERSIONS.note(seen)
@@ -195,7 +193,7 @@ def test_samples_that_are_too_old_when_they_are_trained_are_left_out(
 
 
 @pytest.mark.usefixtures("no_version_yet")
-def test_samples_from_before_a_restart_are_left_out_and_fresh_ones_trained(caplog: pytest.LogCaptureFixture) -> None:
+def test_normalize_rewards_removes_samples_before_restart(caplog: pytest.LogCaptureFixture) -> None:
     KNOWN_VERSIONS.note("2")
     now, before = KNOWN_VERSIONS.numbering, "of-a-process-that-died"
     numberings = [[before], [before, now], [now], [now]]
@@ -208,7 +206,7 @@ def test_samples_from_before_a_restart_are_left_out_and_fresh_ones_trained(caplo
 
 
 @pytest.mark.usefixtures("no_version_yet")
-def test_a_sibling_that_is_too_old_is_left_out_by_itself() -> None:
+def test_normalize_rewards_removes_only_the_stale_sibling() -> None:
     KNOWN_VERSIONS.note("9")
     samples = [sample_of(1.0, rollout=7, part=0), sample_of(1.0, rollout=7, part=1), sample_of(0.0, rollout=8, part=0)]
     for sample, version in zip(samples, ("9", "5", "8"), strict=True):
@@ -219,14 +217,14 @@ def test_a_sibling_that_is_too_old_is_left_out_by_itself() -> None:
 
 
 @pytest.mark.usefixtures("no_version_yet")
-def test_settings_that_can_not_be_read_leave_nothing_out_and_stop_no_run() -> None:
+def test_normalize_rewards_tolerates_invalid_settings() -> None:
     samples = aged([["1"], ["9"]])
     normalize_rewards(arguments(strands_rollout={"max_sample_stalenes": 1}), samples)
     assert not any(sample.remove_sample for sample in samples)
 
 
 @pytest.mark.usefixtures("no_version_yet")
-async def test_the_newest_version_is_that_of_any_answer_to_this_process(shipped_tokenizer: Any) -> None:
+async def test_known_versions_note_each_engine_answer(shipped_tokenizer: Any) -> None:
     await run(shipped_tokenizer, [ANSWER], settings={"tools": []}, weight_version="12")
     old, new = aged([["9"], ["11"]])
     normalize_rewards(arguments(strands_rollout={"max_sample_staleness": 2}), [old, new])

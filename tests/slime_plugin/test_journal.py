@@ -118,7 +118,7 @@ def without_times(sample: Sample) -> dict[str, Any]:
     return values
 
 
-async def test_after_each_step_another_process_gives_the_same_sample_and_runs_no_tool_twice(shipped_tokenizer) -> None:
+async def test_journal_resumes_after_each_record_without_rerun(shipped_tokenizer) -> None:
     kept = Kept()
     whole = await play(shipped_tokenizer, kept=kept)
     assert (whole.status, ran) == (Sample.Status.COMPLETED, ["a", "b", "fails", "c"])
@@ -131,7 +131,7 @@ async def test_after_each_step_another_process_gives_the_same_sample_and_runs_no
         assert again.metadata["strands_rollout"]["resumes"] == 1
 
 
-async def test_integers_above_64_bits_and_halves_of_surrogate_pairs_are_kept(shipped_tokenizer) -> None:
+async def test_journal_keeps_big_integers_and_lone_surrogates(shipped_tokenizer) -> None:
     long = TOOL_CALL.format(name="work", arguments=f'{{"code": "half", "n": [{10**30}, -{10**30}]}}')
     kept, turns = Kept(), (long, ANSWER)
     whole = await play(shipped_tokenizer, kept=kept, turns=turns)
@@ -141,7 +141,7 @@ async def test_integers_above_64_bits_and_halves_of_surrogate_pairs_are_kept(shi
         assert again.metadata["strands_rollout"]["resumes"] == 1
 
 
-async def test_an_episode_is_continued_again_and_again_and_counts_it(shipped_tokenizer) -> None:
+async def test_journal_counts_repeated_resumes(shipped_tokenizer) -> None:
     whole, kept = await play(shipped_tokenizer, kept=Kept()), Kept()
     await play(shipped_tokenizer, kept=kept)
     for attempt in range(1, 4):
@@ -152,7 +152,7 @@ async def test_an_episode_is_continued_again_and_again_and_counts_it(shipped_tok
         assert without_times(again) == without_times(whole)
 
 
-async def test_a_tool_that_may_have_acted_is_not_called_again_unless_the_settings_say_so(shipped_tokenizer) -> None:
+async def test_journal_obeys_repeat_interrupted_tools(shipped_tokenizer) -> None:
     kept = Kept()
     await play(shipped_tokenizer, kept=kept)
     for settings, status, calls in (({}, "failed", []), ({"repeat_interrupted_tools": True}, "completed", ["b"])):
@@ -169,7 +169,7 @@ async def test_a_tool_that_may_have_acted_is_not_called_again_unless_the_setting
             assert contract_violations(again, decode=shipped_tokenizer.decode) == []
 
 
-async def test_code_without_a_session_is_run_again(shipped_tokenizer) -> None:
+async def test_journal_reruns_code_without_session(shipped_tokenizer) -> None:
     turns, kept = (call_text("print(34)"), ANSWER), Kept()
     settings = {"tools": ["strands_rollout.tools.execute_python_code"], "executor": "subprocess"}
     await play(shipped_tokenizer, kept=kept, settings=settings, turns=turns)
@@ -211,9 +211,7 @@ def without_replays(sample: Sample) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["program", "titled_program"])
-async def test_after_each_turn_of_a_program_another_process_starts_it_again_and_gives_the_same_sample(
-    shipped_tokenizer, name
-) -> None:
+async def test_journal_replays_agent_program_after_each_turn(shipped_tokenizer, name) -> None:
     settings = PROGRAM | {"agent_program": f"{__name__}.{name}"}
     turns, kept = (TWO, call_text("c", "work"), ANSWER), Kept()
 
@@ -248,7 +246,7 @@ async def other_program(task: Any, endpoint: Any) -> str:
     return await program(replace(task, messages=[{"role": "user", "content": [{"text": "And 2 * 17?"}]}]), endpoint)
 
 
-async def test_a_program_that_has_left_its_record_is_continued_from_what_it_has_done_since(shipped_tokenizer) -> None:
+async def test_journal_resumes_diverged_agent_program(shipped_tokenizer) -> None:
     turns, first, second = (TWO, call_text("c", "work"), ANSWER), Kept(), Kept()
     await play(shipped_tokenizer, kept=first, settings=PROGRAM, turns=turns)
     settings = PROGRAM | {"agent_program": f"{__name__}.other_program"}
@@ -265,7 +263,7 @@ async def test_a_program_that_has_left_its_record_is_continued_from_what_it_has_
         assert contract_violations(replace(again, reward=1.0)) == []
 
 
-async def test_a_journal_ends_where_another_conversation_becomes_the_main_one(shipped_tokenizer) -> None:
+async def test_journal_ends_if_main_conversation_changes(shipped_tokenizer) -> None:
     """The first attempt had asked for a title alone, whose last tokens the second one samples and writes down."""
     title, kept, is_up = ids_of(shipped_tokenizer, TITLE), Kept(), False
 
@@ -294,7 +292,7 @@ async def test_a_journal_ends_where_another_conversation_becomes_the_main_one(sh
     assert b"has become another" in kept.written[1]
 
 
-async def test_a_program_that_may_not_be_started_again_fails_with_its_process(shipped_tokenizer) -> None:
+async def test_journal_fails_program_that_is_not_resumable(shipped_tokenizer) -> None:
     kept = Kept()
     settings = PROGRAM | {"resumable": None}
     await play(shipped_tokenizer, kept=kept, settings=settings)
@@ -323,9 +321,7 @@ def build_graph(model: Any, _task: Any) -> Any:
     ],
     ids=["environment", "replay", "graph"],
 )
-async def test_what_cant_be_continued_is_said_at_once_and_fails_with_the_reason(
-    shipped_tokenizer, settings, args, reason
-) -> None:
+async def test_journal_records_why_episode_cannot_resume(shipped_tokenizer, settings, args, reason) -> None:
     kept = Kept()
     await play(shipped_tokenizer, kept=kept, settings=settings, **args)
     assert [json.loads(record) for record in kept.written[1:]] == []
@@ -335,7 +331,7 @@ async def test_what_cant_be_continued_is_said_at_once_and_fails_with_the_reason(
     assert reason in facts["error"]
 
 
-async def test_damaged_records_fail_the_episode_they_are_known_to_be_of(shipped_tokenizer) -> None:
+async def test_journal_fails_episode_of_damaged_records(shipped_tokenizer) -> None:
     kept = Kept()
     await play(shipped_tokenizer, kept=kept)
     head, _, tail = kept.written[0].partition(b"\n")
@@ -362,7 +358,7 @@ asyncio.run(generate(SimpleNamespace(**args), Sample.from_dict(sample), params))
 
 
 @pytest.mark.parametrize("repeats", [True, False], ids=["repeated", "not repeated"])
-async def test_a_killed_run_continues_its_episodes_from_journal_dir(shipped_tokenizer, tmp_path, repeats) -> None:
+async def test_journal_dir_resumes_episodes_of_killed_run(shipped_tokenizer, tmp_path, repeats) -> None:
     turns = (TWO, call_text("dies", "work"), call_text("c", "work"), ANSWER)
     settings = SETTINGS | {"journal_dir": str(tmp_path / "journal"), "repeat_interrupted_tools": repeats}
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
@@ -397,7 +393,7 @@ ROW = {"strands_rollout_settings": {"max_tool_calls": 9}, "task": 1}
     ],
     ids=["the same", "other settings of the row", "another row", "another temperature"],
 )
-async def test_a_killed_run_continues_no_episode_whose_conditions_have_changed(
+async def test_journal_dir_restarts_under_changed_conditions(
     shipped_tokenizer, tmp_path, metadata, params, resumes
 ) -> None:
     turns = (call_text("a", "work"), call_text("dies", "work"), ANSWER)
@@ -416,7 +412,7 @@ async def test_a_killed_run_continues_no_episode_whose_conditions_have_changed(
     assert len(fake.requests) == (3 if resumes else 5)
 
 
-def test_the_conditions_of_an_episode_tell_what_changes_it(shipped_tokenizer, tmp_path, monkeypatch) -> None:
+def test_episode_conditions_cover_what_changes_an_episode(shipped_tokenizer, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, words in (("first", "Double."), ("second", "Triple.")):
         (tmp_path / name).mkdir()
@@ -441,9 +437,7 @@ def test_the_conditions_of_an_episode_tell_what_changes_it(shipped_tokenizer, tm
     assert digests[0] != digests[1]
 
 
-async def test_a_continued_episode_makes_no_fresh_sample_stale_and_trains_nothing_of_before_the_restart(
-    shipped_tokenizer, tmp_path, monkeypatch
-) -> None:
+async def test_journal_resume_masks_tokens_before_restart(shipped_tokenizer, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(KNOWN_VERSIONS, "newest", None)
     turns = (call_text("dies", "work"), ANSWER)
     settings = {"journal_dir": str(tmp_path / "journal"), "repeat_interrupted_tools": True, "max_staleness": 50}
@@ -475,7 +469,7 @@ async def test_a_continued_episode_makes_no_fresh_sample_stale_and_trains_nothin
     [{"label": 2**70}, {"prompt": "Cut in an emoji: \ud83d"}, {"metadata": {"by": {(1, 2): 3}}}],
     ids=["a large label", "half of a pair", "keys of no JSON"],
 )
-async def test_a_row_of_any_values_has_a_journal(shipped_tokenizer, tmp_path, row) -> None:
+async def test_journal_accepts_rows_of_any_values(shipped_tokenizer, tmp_path, row) -> None:
     sample = new_sample()
     vars(sample).update(row)
     settings = {"journal_dir": str(tmp_path / "journal")}
@@ -484,7 +478,7 @@ async def test_a_row_of_any_values_has_a_journal(shipped_tokenizer, tmp_path, ro
 
 
 @pytest.mark.parametrize("changed", [{}, {"temperature": 0.5}], ids=["the same conditions", "other conditions"])
-async def test_records_of_an_aborted_sample_end_when_a_later_attempt_does(shipped_tokenizer, tmp_path, changed) -> None:
+async def test_journal_drops_records_after_resumed_attempt_ends(shipped_tokenizer, tmp_path, changed) -> None:
     aborting = False
     turns = [ids_of(shipped_tokenizer, text) for text in (call_text("a", "work"), call_text("c", "work"), ANSWER)]
 
@@ -517,9 +511,7 @@ def _left(folder: Path) -> dict[str, list[bytes]]:
     return left_in(copied)
 
 
-async def test_a_folder_that_cant_be_used_costs_the_journal_and_not_the_episode(
-    shipped_tokenizer, tmp_path, caplog
-) -> None:
+async def test_unusable_journal_dir_does_not_fail_episode(shipped_tokenizer, tmp_path, caplog) -> None:
     (tmp_path / "file").write_text("")
     sample = await play(shipped_tokenizer, settings={"journal_dir": str(tmp_path / "file" / "folder")})
     assert sample.status is Sample.Status.COMPLETED

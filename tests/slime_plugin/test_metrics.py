@@ -87,20 +87,20 @@ VERSIONS = [["7"], ["7", "10", "9"], ["default", "7"], [None], [], None]
         ("weight_versions", VERSIONS, {"weight_version_spread/mean": 1.5, "weight_version_spread/max": 3.0}),
     ],
 )
-def test_facts_are_logged_as_distributions_and_totals(fact, values, expected, wandb) -> None:
+def test_log_rollout_logs_distributions_and_totals(fact, values, expected, wandb) -> None:
     found = numbers([finished(**{fact: value}) for value in values], wandb)
     for name, value in expected.items():
         assert found.get(name) == (value if value is None else pytest.approx(value)), name
 
 
 @pytest.mark.parametrize("name", PER_SAMPLE)
-def test_samples_without_a_fact_are_left_out_of_its_metric_alone(name: str, wandb: Wandb) -> None:
+def test_log_rollout_skips_samples_without_the_fact(name: str, wandb: Wandb) -> None:
     without = [{"other": 1}, {name: None}, {name: True}, {name: "7"}, {name: [7]}]
     found = numbers([finished(**facts) for facts in [{name: 3}, *without, {name: 5}]], wandb)
     assert (found[f"{name}/mean"], found[f"{name}/max"], found["samples"]) == (4.0, 5.0, 7.0)
 
 
-def test_how_episodes_ended_is_logged_as_shares(wandb: Wandb) -> None:
+def test_log_rollout_logs_shares_of_stop_reasons(wandb: Wandb) -> None:
     samples = [
         finished(stop_reason="completed"),
         finished(stop_reason="completed"),
@@ -138,7 +138,7 @@ def scored(seconds: float, name: str = "reward_model", **facts: Any) -> SimpleNa
 
 
 @pytest.mark.parametrize("span", ["reward_model", "group_reward_model"])
-def test_the_slowest_sample_is_split_into_where_its_time_went(span: str, wandb: Wandb) -> None:
+def test_log_rollout_splits_time_of_slowest_sample(span: str, wandb: Wandb) -> None:
     quick = scored(0.5, span, duration_s=9.0, generate_s=8.0, tool_s=1.0)
     slow = scored(4.0, span, duration_s=7.0, generate_s=3.0, tool_s=1.5)
     found = numbers([quick, slow, finished(duration_s=10.0), finished(turns=1)], wandb)
@@ -147,7 +147,7 @@ def test_the_slowest_sample_is_split_into_where_its_time_went(span: str, wandb: 
     assert (found["score_s/mean"], found["score_s/max"]) == (2.25, 4.0)
 
 
-async def test_what_text_would_have_changed_is_counted_and_a_context_of_ones_own_is_logged_as_a_fault(
+async def test_log_rollout_logs_drift_and_mismatch(
     shipped_tokenizer: Any, wandb: Wandb, caplog: pytest.LogCaptureFixture
 ) -> None:
     right = (await run(shipped_tokenizer, [call_text("print(17 * 2)"), ANSWER])).sample
@@ -173,9 +173,7 @@ async def test_what_text_would_have_changed_is_counted_and_a_context_of_ones_own
 
 
 @pytest.mark.parametrize(("check", "steps"), [("first_step", [3]), ("every_step", [3, 4])])
-async def test_contexts_are_compared_on_the_first_step_of_training_and_of_each_data_set_or_on_each(
-    check: str, steps: list[int], shipped_tokenizer: Any, wandb: Wandb
-) -> None:
+async def test_mismatch_check_selects_steps(check: str, steps: list[int], shipped_tokenizer: Any, wandb: Wandb) -> None:
     played = (await run(shipped_tokenizer, [ANSWER])).sample
     args = {"hf_checkpoint": shipped_tokenizer.name_or_path, "strands_rollout": {"mismatch_check": check}}
     log_eval(2, Namespace(use_wandb=True, **args), {"aime": {"rewards": [1.0], "samples": [played]}}, None)
@@ -188,7 +186,7 @@ async def test_contexts_are_compared_on_the_first_step_of_training_and_of_each_d
     assert ("eval/aime/agent/mismatch_measured" in wandb.calls[-1]) == (check == "every_step")
 
 
-async def test_a_template_that_can_not_be_used_costs_the_mismatch_alone(shipped_tokenizer, wandb, caplog, monkeypatch):
+async def test_log_rollout_omits_mismatch_if_template_fails(shipped_tokenizer, wandb, caplog, monkeypatch):
     sample = (await run(shipped_tokenizer, [ANSWER])).sample
     sample.metadata["strands_rollout"]["template_kwargs"] = {"chat_template": "{{ messages[-1].content }}"}
     for _ in range(2):
@@ -199,7 +197,7 @@ async def test_a_template_that_can_not_be_used_costs_the_mismatch_alone(shipped_
     assert warning.startswith("context is not compared with the chat template: ")
 
 
-async def test_the_metrics_of_a_real_episode_are_its_facts(shipped_tokenizer, wandb, caplog) -> None:
+async def test_log_rollout_metrics_match_facts_of_episode(shipped_tokenizer, wandb, caplog) -> None:
     episode = await run(shipped_tokenizer, [call_text("print(17 * 2)"), ANSWER], settings={"executor": "subprocess"})
     found = numbers([episode.sample], wandb, hf_checkpoint=shipped_tokenizer.name_or_path)
     assert (found["turns/max"], found["tool_calls/max"], found["code/calls"]) == (2.0, 1.0, 1.0)
@@ -215,7 +213,7 @@ async def test_the_metrics_of_a_real_episode_are_its_facts(shipped_tokenizer, wa
     assert warnings_of(caplog) == ["metric failed and was left out name=drift error=ConfigError"]
 
 
-def test_an_evaluation_is_logged_by_data_set_under_its_own_step(wandb: Wandb) -> None:
+def test_log_eval_logs_each_data_set_by_eval_step(wandb: Wandb) -> None:
     data = {
         "aime": {"rewards": [1.0], "truncated": [False], "samples": [finished(turns=2)]},
         "math": {"rewards": [1.0], "samples": [[finished(turns=3), finished(turns=5)]]},
@@ -256,9 +254,7 @@ UNJUDGED, UNSCORED, UNLABELLED = ((0.0, "COMPLETED", method) for method in ("no_
         ([UNJUDGED, UNSCORED], {}, None, 2.0, None),
     ],
 )
-def test_what_an_outage_cost_an_evaluation_is_missing_and_not_wrong(
-    caplog, wandb, given, more, kept, missing, accuracy, as_number
-) -> None:
+def test_log_eval_counts_outages_as_missing(caplog, wandb, given, more, kept, missing, accuracy, as_number) -> None:
     samples = [answered(*one, as_number=as_number) for one in given]
     rewards = [float(at) for at in range(len(samples))]
     data = {"aime": {"rewards": rewards, "truncated": [False] * len(samples), "samples": list(samples)}, "none": {}}
@@ -288,7 +284,7 @@ class Unreadable:
         raise RuntimeError(f"no {name}")
 
 
-def test_a_sample_that_cannot_be_read_is_left_out_and_reported_once(wandb, caplog) -> None:
+def test_log_rollout_skips_unreadable_sample_and_warns_once(wandb, caplog) -> None:
     for _ in range(3):
         removed = finished(turns=4, stop_reason="completed")
         removed.remove_sample = True
@@ -304,12 +300,14 @@ def test_a_sample_that_cannot_be_read_is_left_out_and_reported_once(wandb, caplo
 
 
 @pytest.mark.parametrize("arguments", [(None, None, None), ("x", object(), 7), (0, Namespace(), iter([]))])
-def test_no_arguments_whatsoever_make_them_raise(arguments: tuple[Any, Any, Any]) -> None:
+def test_log_rollout_and_log_eval_never_raise(arguments: tuple[Any, Any, Any]) -> None:
     assert log_rollout(*arguments, None, 1.0) is False
     assert log_eval(*arguments, None) is False
 
 
-def test_without_wandb_everything_else_works(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_rollout_without_wandb_logs_a_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)  # `import wandb` then raises what it raises where it is absent
     caplog.set_level("INFO", logger="strands_rollout")
     log_rollout(7, Namespace(use_wandb=False), [finished(turns=2), finished(turns=3)], {"perf/x": 1.0}, 2.0)
@@ -323,7 +321,7 @@ def test_without_wandb_everything_else_works(monkeypatch: pytest.MonkeyPatch, ca
 
 
 @pytest.mark.parametrize("package", ["slime.observability", "slime.utils"])
-def test_slimes_step_and_tensorboard_are_used_wherever_slime_has_them(package, monkeypatch, caplog) -> None:
+def test_log_rollout_uses_slimes_step_and_tensorboard(package, monkeypatch, caplog) -> None:
     written: list[tuple[bool, dict[str, Any], str]] = []
 
     def log(args: Namespace, metrics: dict[str, Any], step_key: str) -> None:
@@ -343,7 +341,7 @@ def test_slimes_step_and_tensorboard_are_used_wherever_slime_has_them(package, m
 
 
 @pytest.mark.parametrize(("path", "warned"), [(None, 1), ("strands_rollout.normalize_rewards", 0)])
-def test_a_staleness_that_nothing_enforces_is_warned_of_once(path, warned, caplog) -> None:
+def test_log_rollout_warns_once_of_unenforced_staleness(path, warned, caplog) -> None:
     args = Namespace(strands_rollout={"max_sample_staleness": 4}, custom_reward_post_process_path=path)
     for _ in range(2):
         log_rollout(3, args, [finished(turns=2)], None, 1.0)
@@ -351,7 +349,7 @@ def test_a_staleness_that_nothing_enforces_is_warned_of_once(path, warned, caplo
     assert [words in message for message in warnings_of(caplog)] == [True] * warned
 
 
-def test_metrics_that_have_nowhere_to_go_are_said_once(wandb: Wandb, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_rollout_warns_once_of_missing_trackers(wandb: Wandb, caplog: pytest.LogCaptureFixture) -> None:
     wandb.run = None  # type: ignore[assignment]
     for rollout_id in range(2):
         log_rollout(rollout_id, Namespace(use_wandb=True, use_tensorboard=True), [finished(turns=2)], None, 1.0)
@@ -363,7 +361,7 @@ def test_metrics_that_have_nowhere_to_go_are_said_once(wandb: Wandb, caplog: pyt
     ]
 
 
-def test_a_rollout_that_slime_replays_from_a_file_is_not_logged_again(wandb, caplog) -> None:
+def test_log_rollout_skips_load_debug_rollout_data(wandb, caplog) -> None:
     caplog.set_level("INFO", logger="strands_rollout")
     args = Namespace(use_wandb=True, load_debug_rollout_data="rollout_0.pt")
     assert log_rollout(0, args, [finished(turns=2)], None, 1.0) is False

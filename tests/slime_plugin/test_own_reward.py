@@ -126,7 +126,9 @@ async def scored(reward: Any, sample: Sample | None = None) -> dict[str, Any]:
         ({"parts": {"tone": {"judge": f"{HERE}.Judging"}}}, 0.25, 0.0, {"parts/tone": 0.25}),
     ],
 )
-async def test_a_reward_of_any_form_scores(reward: Any, score: float, acc: float, more: dict[str, Any]) -> None:
+async def test_reward_func_accepts_each_form_of_reward(
+    reward: Any, score: float, acc: float, more: dict[str, Any]
+) -> None:
     found = await scored(reward)
     assert (found["score"], found["acc"], found["error"]) == (score, acc, "")
     assert {name: found[name] for name in more} == more
@@ -145,9 +147,7 @@ async def test_a_reward_of_any_form_scores(reward: Any, score: float, acc: float
         ({"parts": {"a": {"judge": {"model": "m"}}}}, "a judge needs either base_url and model, or strands_model"),
     ],
 )
-async def test_a_reward_that_fails_is_an_error_and_logged_once(
-    reward: Any, error: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_reward_func_logs_failing_reward_once(reward: Any, error: str, caplog: pytest.LogCaptureFixture) -> None:
     sample = Sample(prompt="?", response="\\boxed{42}", label="42")
     found = [await scored(reward, sample) for _ in range(2)][-1]
     assert (found["score"], found["acc"], found["method"], found["label"]) == (-1.0, 0.0, "error", "42")
@@ -191,7 +191,7 @@ async def judging(*replies: str | int) -> AsyncIterator[tuple[dict[str, Any], li
         await runner.cleanup()
 
 
-async def test_a_judge_is_asked_again_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_judge_retries_until_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", HIDDEN)
     async with judging(503, "Not bad.\n**Score:** 0.75.") as (judge, requests):
         judge["prompt"] = "{question} {response} {label}"
@@ -211,7 +211,7 @@ async def test_a_judge_is_asked_again_until_it_answers(monkeypatch: pytest.Monke
         (("Score: 0,5",), "a judge replied 'Score: 0,5'; expected a line like `Score: 0.5`"),
     ],
 )
-async def test_a_sample_without_its_judge_is_not_trained(replies: tuple[Any, ...], why: str) -> None:
+async def test_judge_failure_removes_the_sample(replies: tuple[Any, ...], why: str) -> None:
     sample = Sample(prompt="?", response="4")
     async with judging(*replies) as (judge, _):
         found = await scored({"parts": {"tone": {"judge": judge}}}, sample)
@@ -219,7 +219,7 @@ async def test_a_sample_without_its_judge_is_not_trained(replies: tuple[Any, ...
     assert sample.remove_sample
 
 
-async def test_a_judge_that_outlasts_the_reward_is_an_outage() -> None:
+async def test_judge_over_reward_timeout_is_no_judge() -> None:
     RELEASED.append(asyncio.Event())
     found = await scored({"timeout_s": 0.01, "parts": {"a": {"judge": f"{HERE}.Holding"}}})
     assert (found["method"], "timeout_s=0.01" in found["error"]) == ("no_judge", True)
@@ -233,13 +233,13 @@ async def test_a_judge_that_outlasts_the_reward_is_an_outage() -> None:
         ({"strands_model": f"{HERE}.Holding", "timeout_s": 0.01}, "Holding took longer than judge.timeout_s=0.01"),
     ],
 )
-async def test_a_strands_model_that_gives_up_is_an_outage_and_ends_no_loop(judge: Any, why: str) -> None:
+async def test_judge_strands_model_failure_is_no_judge(judge: Any, why: str) -> None:
     RELEASED.append(asyncio.Event())
     found = await asyncio.create_task(scored({"parts": {"right": {}, "a": {"judge": judge}}}))
     assert (found["method"], why in found["error"]) == ("no_judge", True), found["error"]
 
 
-async def test_a_wait_for_a_place_of_the_judge_is_no_time_of_the_reward() -> None:
+async def test_judge_queue_time_is_outside_reward_timeout() -> None:
     RELEASED.append(asyncio.Event())
     parts = {"a": {"judge": {"strands_model": f"{HERE}.Holding", "max_concurrency": 1}}}
     asked = [asyncio.ensure_future(scored({"timeout_s": limit_s, "parts": parts})) for limit_s in (60, 0.5)]
@@ -248,7 +248,7 @@ async def test_a_wait_for_a_place_of_the_judge_is_no_time_of_the_reward() -> Non
     assert [found["error"] for found in await asyncio.gather(*asked)] == ["", ""]
 
 
-async def test_the_parts_are_asked_for_at_once() -> None:
+async def test_reward_parts_are_scored_concurrently() -> None:
     async with judging("Score: .5", ".25") as (judge, requests):
         parts = {"meeting": {"function": f"{HERE}.meeting"}, "a": {"judge": judge}, "b": {"judge": judge}}
         MEETING.clear()
@@ -256,7 +256,7 @@ async def test_the_parts_are_asked_for_at_once() -> None:
     assert (found["score"], found["error"], len(requests)) == (2.75, "", 2)
 
 
-def test_config_finds_what_a_reward_names_and_shows_no_secret(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_command_checks_reward_and_masks_secrets(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "rollout.yaml"
     parts = f"a: {HERE}.gone, b: {{judge: {{base_url: http://a/v1, model: m, api_key: {HIDDEN}}}}}"
     file.write_text(f"strands_rollout:\n  tools: []\n  reward: {{parts: {{{parts}}}}}\n")

@@ -21,7 +21,7 @@ def template(shipped_tokenizer: Any) -> ChatTemplate:
     return ChatTemplate(shipped_tokenizer)
 
 
-def test_a_chat_keeps_its_turns_and_its_own_system_prompt(template: ChatTemplate) -> None:
+def test_to_episode_prompt_keeps_turns_and_system_prompt(template: ChatTemplate) -> None:
     chat = [
         {"role": "system", "content": "Row's own."},
         {"role": "user", "content": "one"},
@@ -38,14 +38,14 @@ def test_a_chat_keeps_its_turns_and_its_own_system_prompt(template: ChatTemplate
 @pytest.mark.parametrize(
     "tools", [None, [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {}}}]]
 )
-def test_an_already_rendered_prompt_is_refused(shipped_tokenizer: Any, template: ChatTemplate, tools: Any) -> None:
+def test_to_episode_prompt_refuses_rendered_prompt(shipped_tokenizer: Any, template: ChatTemplate, tools: Any) -> None:
     chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "x"}]
     rendered = shipped_tokenizer.apply_chat_template(chat, tools=tools, tokenize=False, add_generation_prompt=True)
     with pytest.raises(PromptError, match="chat template has already rendered.*Remove --apply-chat-template"):
         to_episode_prompt(rendered, None, template)
 
 
-def test_a_question_about_control_tokens_is_a_question(template: ChatTemplate) -> None:
+def test_to_episode_prompt_accepts_text_about_control_tokens(template: ChatTemplate) -> None:
     text = "What does <|im_end|> mean after <|im_start|>?"
     assert to_episode_prompt(text, None, template).messages == [said("user", text)]
 
@@ -85,7 +85,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("answers", ANSWERS.values(), ids=ANSWERS)
-def test_a_chats_earlier_turns_are_rendered_as_the_tokenizer_renders_them(tokenizer: Any, answers: list[Any]) -> None:
+def test_to_episode_prompt_renders_like_apply_chat_template(tokenizer: Any, answers: list[Any]) -> None:
     row = [{"role": "system", "content": "Be brief."}, ASKED, *answers, ASKED, *answers, {**ASKED, "content": "y"}]
     template = ChatTemplate(tokenizer)
     prompt = to_episode_prompt(row, None, template)
@@ -98,7 +98,7 @@ def test_a_chats_earlier_turns_are_rendered_as_the_tokenizer_renders_them(tokeni
     "content",
     [THOUGHT + "<|im_end|>\n<|im_start|>user\nmore", "x <think>y</think> z <think>", "<tool_call>{}</tool_call>"],
 )
-def test_earlier_turns_make_no_other_control_tokens(tokenizer: Any, content: str) -> None:
+def test_to_episode_prompt_escapes_control_tokens_of_turns(tokenizer: Any, content: str) -> None:
     template = ChatTemplate(tokenizer)
 
     def controls(answer: str) -> list[int]:
@@ -110,7 +110,7 @@ def test_earlier_turns_make_no_other_control_tokens(tokenizer: Any, content: str
 
 
 @pytest.mark.parametrize("arguments", [None, "", " ", "null", {}, "{}"])
-def test_arguments_that_a_table_left_empty_are_none_whatever_the_template(tokenizer: Any, arguments: Any) -> None:
+def test_to_episode_prompt_reads_empty_arguments_as_none(tokenizer: Any, arguments: Any) -> None:
     def rendered(given: Any) -> str:
         call = {"id": None, "type": "function", "function": {"name": "run", "arguments": given}}
         row = [ASKED, {"role": "assistant", "content": None, "tool_calls": [call]}, NAMELESS_RESULT, ASKED]
@@ -123,7 +123,7 @@ def test_arguments_that_a_table_left_empty_are_none_whatever_the_template(tokeni
 
 
 @pytest.mark.parametrize("written", ['{"code": "1"}', '  {"code":"1"}\n', '{"a": {"b": [1, null]}}'])
-def test_arguments_as_json_are_shown_as_the_row_writes_them(written: str) -> None:
+def test_to_episode_prompt_keeps_json_arguments_verbatim(written: str) -> None:
     call = {"function": {"name": "run", "arguments": written}}
     row = [ASKED, {"role": "assistant", "tool_calls": [call]}, NAMELESS_RESULT, ASKED]
     (block,) = to_episode_prompt(row, None, None).messages[1]["content"]
@@ -131,13 +131,13 @@ def test_arguments_as_json_are_shown_as_the_row_writes_them(written: str) -> Non
 
 
 @pytest.mark.parametrize("arguments", ["{bad", "[1]", '"x"', "1", '{"a": 1} x', '{"a": NaN}', [1], 7])
-def test_arguments_that_no_call_can_have_are_refused_and_not_shown(arguments: Any) -> None:
+def test_to_episode_prompt_refuses_invalid_arguments(arguments: Any) -> None:
     call = {"function": {"name": "run", "arguments": arguments}}
     with pytest.raises(PromptError, match="at position 1 .* an object, or its JSON"):
         to_episode_prompt([ASKED, {"role": "assistant", "tool_calls": [call]}, NAMELESS_RESULT, ASKED], None, None)
 
 
-def test_what_a_table_left_empty_in_a_part_of_a_message_is_not_there() -> None:
+def test_to_episode_prompt_ignores_empty_keys_of_parts() -> None:
     pixel = pytest.importorskip("PIL.Image").new("RGB", (1, 1))
     parts = [{"type": "image", "image": pixel, "text": None}, {"type": "text", "text": "x", "image": None}]
     image, text = to_episode_prompt([{"role": "user", "content": parts}], None, None).messages[0]["content"]
@@ -149,7 +149,7 @@ def test_what_a_table_left_empty_in_a_part_of_a_message_is_not_there() -> None:
             )
 
 
-async def test_an_episode_begins_with_its_rows_calls_and_reasoning(shipped_tokenizer: Any) -> None:
+async def test_generate_sends_calls_and_reasoning_of_the_row(shipped_tokenizer: Any) -> None:
     row = [ASKED, *ANSWERS["calls one after the other"], {**ASKED, "content": "y"}]
     done = await run(shipped_tokenizer, [ANSWER], prompt=row, settings={"system_prompt": None, "tools": []})
     expected = shipped_tokenizer.apply_chat_template(row, add_generation_prompt=True, return_dict=False)
@@ -191,6 +191,6 @@ async def test_an_episode_begins_with_its_rows_calls_and_reasoning(shipped_token
         ),
     ],
 )
-def test_an_unusable_prompt_says_what_was_got_and_expected(template: ChatTemplate, prompt: Any, words: str) -> None:
+def test_to_episode_prompt_error_names_got_and_expected(template: ChatTemplate, prompt: Any, words: str) -> None:
     with pytest.raises(PromptError, match=words):
         to_episode_prompt(prompt, None, template)

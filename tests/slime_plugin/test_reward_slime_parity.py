@@ -43,13 +43,13 @@ WRONG = [
         *(("Answer: 1,234", "1234", 1.0), ("Answer: 42", 42, 1.0), (r"\boxed{42}", 42, -1.0)),
     ],
 )
-async def test_what_slime_scores_is_the_score(response: str, label: object, score: float) -> None:
+async def test_slime_strands_example_style_matches_math_dapo(response: str, label: object, score: float) -> None:
     result = await score_of(response, label)
     assert (result["score"], result["acc"], result["error"]) == (score, max(score, 0.0), "")
 
 
 @pytest.mark.parametrize("label", ["", None, "1/2", "inf"])
-async def test_where_slime_raises_the_answer_is_wrong_and_the_reason_given(label: object) -> None:
+async def test_slime_strands_example_style_reports_bad_labels(label: object) -> None:
     result = await score_of("Answer: 1/2", label)
     assert (result["score"], result["acc"], "Error" in result["error"]) == (-1.0, 0.0, True)
 
@@ -57,7 +57,7 @@ async def test_where_slime_raises_the_answer_is_wrong_and_the_reason_given(label
 @pytest.mark.parametrize(
     ("tool_iterations", "score"), [(0, -1.1), (1, -1.05), (2, -1.0), (5, -0.85), (10, -0.6), (30, -0.6)]
 )
-async def test_a_failure_is_shaped_by_the_tool_iterations(tool_iterations: int, score: float) -> None:
+async def test_slime_strands_example_style_shapes_by_tool_iterations(tool_iterations: int, score: float) -> None:
     assert (await score_of("Answer: 41", "42", tool_iterations))["score"] == pytest.approx(score)
     assert (await score_of("Answer: 42", "42", tool_iterations))["score"] == 1.0
     # slime's own generate sets an attribute

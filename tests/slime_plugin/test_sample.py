@@ -80,7 +80,7 @@ def violations(sample: Sample, model: SGLangModel, **how: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(("reason", "status"), TRAINED.items())
-def test_what_the_policy_did_is_trained_token_for_token(model: SGLangModel, reason: StopReason, status: str) -> None:
+def test_write_episode_trains_each_sampled_token(model: SGLangModel, reason: StopReason, status: str) -> None:
     sampled = [turn(model, PROMPT, CALLS, weight_version="v1"), turn(model, RESULT, ANSWER, weight_version="v2")]
     sample = written(model, reason)
     assert (sample.status.value, sample.remove_sample) == (status, False)
@@ -97,7 +97,7 @@ def test_what_the_policy_did_is_trained_token_for_token(model: SGLangModel, reas
 
 
 @pytest.mark.parametrize("reason", NEVER_TRAINED)
-def test_what_the_infrastructure_did_is_never_trained(model: SGLangModel, reason: StopReason) -> None:
+def test_write_episode_masks_infrastructure_faults(model: SGLangModel, reason: StopReason) -> None:
     turn(model, PROMPT, CALLS)
     sample = written(model, reason)
     assert (sample.status.value, sample.remove_sample, set(sample.loss_mask or [])) == ("failed", True, {0})
@@ -106,7 +106,7 @@ def test_what_the_infrastructure_did_is_never_trained(model: SGLangModel, reason
 
 @pytest.mark.parametrize("reason", StopReason)
 @pytest.mark.parametrize("may_abort", [False, True])
-def test_a_sample_without_one_sampled_token_is_valid_and_untrained(model, reason, may_abort) -> None:
+def test_write_episode_without_sampled_tokens_is_valid(model, reason, may_abort) -> None:
     model.conversation.branch.prompt_ids = ids_of(model, PROMPT)
     sample = written(model, reason, may_abort=may_abort)
     assert sample.tokens == [*ids_of(model, PROMPT), model.template.end_of_turn_id]
@@ -118,7 +118,7 @@ def test_a_sample_without_one_sampled_token_is_valid_and_untrained(model, reason
 
 
 @pytest.mark.parametrize(("may_abort", "status"), [(True, "aborted"), (False, "failed")])
-def test_an_abort_is_aborted_only_where_slime_can_take_it(model: SGLangModel, may_abort: bool, status: str) -> None:
+def test_write_episode_returns_aborted_only_if_may_abort(model: SGLangModel, may_abort: bool, status: str) -> None:
     sampled = turn(model, PROMPT, "Let me th", "abort")
     sample = written(model, StopReason.ABORTED, may_abort=may_abort)
     assert (sample.status.value, sample.response) == (status, "Let me th")
@@ -126,7 +126,7 @@ def test_an_abort_is_aborted_only_where_slime_can_take_it(model: SGLangModel, ma
     assert violations(sample, model, may_abort=may_abort) == []
 
 
-def test_the_facts_of_the_episode_are_plain_json_beside_the_rows_own_metadata(model: SGLangModel) -> None:
+def test_write_episode_writes_json_facts_beside_metadata(model: SGLangModel) -> None:
     sampled = turn(model, PROMPT, ANSWER)
     sample = Sample(prompt="What is 17 * 2?", metadata={"source_name": "dapo"})
     error = EngineUnavailableError("gone " * 1000)
@@ -140,7 +140,7 @@ def test_the_facts_of_the_episode_are_plain_json_beside_the_rows_own_metadata(mo
 
 
 @pytest.mark.parametrize("status", Sample.Status)
-def test_a_reset_sample_is_as_new(model: SGLangModel, status: Sample.Status) -> None:
+def test_reset_sample_restores_the_row(model: SGLangModel, status: Sample.Status) -> None:
     turn(model, PROMPT, CALLS, weight_version="v1")
     own: dict[str, Any] = {"prompt": "What is 17 * 2?", "label": "34", "index": 3, "group_index": 1, "session_id": "s"}
     sample = written(model, StopReason.ENGINE_ERROR, sample=Sample(**own, metadata={"source_name": "dapo"}))
@@ -153,7 +153,7 @@ def test_a_reset_sample_is_as_new(model: SGLangModel, status: Sample.Status) -> 
 
 @pytest.mark.parametrize(("settings", "rounds"), [({"tools": []}, 1), ({"tools": ["no.such.tool"]}, 0)])
 @pytest.mark.parametrize("asked", [True, False])
-async def test_the_number_of_turns_is_where_slimes_log_multi_turn_reads_it(shipped_tokenizer, settings, rounds, asked):
+async def test_generate_writes_round_number_for_log_multi_turn(shipped_tokenizer, settings, rounds, asked):
     """Of every sample: slime takes all samples of a batch to have it if the first has."""
     sample = (await run(shipped_tokenizer, [ANSWER], settings=settings, args={"log_multi_turn": asked})).sample
     assert sample.metadata.get("round_number") == (rounds if asked else None)

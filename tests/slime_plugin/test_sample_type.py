@@ -21,7 +21,7 @@ from strands_rollout.slime_plugin.reward_groups import rollouts_of
 META = {"finish_reason": {"type": "stop"}, "prompt_tokens": 10, "cached_tokens": 4, "weight_version": "v1"}
 
 
-def test_trainable_tokens_bring_their_logprobs_and_context_brings_none() -> None:
+def test_append_response_tokens_aligns_mask_and_logprobs() -> None:
     sample = Sample(tokens=[1, 2])
     sample.append_response_tokens(tokens=[3, 4], log_probs=[-1.0, -2.0])
     sample.append_response_tokens(tokens=[5], trainable=False)
@@ -37,7 +37,7 @@ def test_trainable_tokens_bring_their_logprobs_and_context_brings_none() -> None
 
 
 @pytest.mark.parametrize(("finish", "status"), [("stop", "completed"), ("length", "truncated"), ("abort", "aborted")])
-def test_the_engines_facts_are_counted_and_set_the_status(finish: str, status: str) -> None:
+def test_append_response_tokens_reads_meta_info(finish: str, status: str) -> None:
     sample = Sample(tokens=[1])
     args = SimpleNamespace(sglang_speculative_algorithm="EAGLE")
     counts = {"spec_accept_token_num": 4, "spec_draft_token_num": 6, "spec_verify_ct": 2, "completion_tokens": 5}
@@ -49,7 +49,7 @@ def test_the_engines_facts_are_counted_and_set_the_status(finish: str, status: s
     assert (sample.prefix_cache_info.prefix_cache_hit_rate, sample.spec_info) == (0.4, Sample.SpecInfo(4, 6, 2, 5))
 
 
-def test_a_round_trip_through_a_dict_loses_nothing() -> None:
+def test_sample_round_trips_through_to_dict() -> None:
     sample = Sample(index=3, prompt=[{"role": "user", "content": "hi"}], tokens=[1], metadata={"source_name": "dapo"})
     sample.append_response_tokens(tokens=[2], log_probs=[-1.0], meta_info=META)
     sample.reward = {"score": 1.0}
@@ -75,7 +75,7 @@ def older_sample(*new: str, **values: Any) -> Any:
 
 
 @pytest.mark.parametrize("new", [(), ("group_id",)], ids=["0.2.4", "0.3.0"])
-async def test_an_episode_fills_an_older_sample_like_a_new_one(new: tuple[str, ...], shipped_tokenizer: Any) -> None:
+async def test_generate_fills_older_sample_class(new: tuple[str, ...], shipped_tokenizer: Any) -> None:
     turns = [TOOL_CALL.format(name="calculate", arguments='{"expression": "17 * 2"}'), ANSWER]
     samples = []
     for kind in (Sample, functools.partial(older_sample, *new)):
@@ -91,7 +91,7 @@ async def test_an_episode_fills_an_older_sample_like_a_new_one(new: tuple[str, .
 
 
 @pytest.mark.parametrize(("new", "lists"), [((), False), (("group_id",), True)], ids=["0.2.4", "0.3.0"])
-async def test_an_older_sample_fans_out_where_it_can_name_its_rollout(new, lists, shipped_tokenizer, caplog) -> None:
+async def test_fan_out_needs_rollout_field_of_sample(new, lists, shipped_tokenizer, caplog) -> None:
     sample = older_sample(*new, prompt="What is 17 * 2?", index=7)
     played = await run(shipped_tokenizer, [ANSWER], sample=sample, settings={"tools": [], "fan_out": True})
     assert isinstance(played.sample, list) is lists
@@ -102,7 +102,7 @@ async def test_an_older_sample_fans_out_where_it_can_name_its_rollout(new, lists
         assert any("its Sample has no rollout_id" in message for message in caplog.messages)
 
 
-def test_routed_experts_are_joined_for_a_sample_that_does_not_join_them() -> None:
+def test_joined_experts_appends_rows_of_each_turn() -> None:
     def payload(*rows: int) -> str:
         return base64.b64encode(np.array(rows, dtype=np.int32).tobytes()).decode()
 

@@ -49,7 +49,7 @@ def leaky(tokenizer: Any, *, with_facts: bool = True) -> Sample:
     )
 
 
-def test_secrets_are_what_stands_under_a_secrets_name_and_passwords_in_urls() -> None:
+def test_find_secrets_by_name_and_in_urls() -> None:
     named = {
         "OPENAI_API_KEY": "0123456789",
         "apiKey": "abcdefghij",
@@ -66,7 +66,7 @@ def test_secrets_are_what_stands_under_a_secrets_name_and_passwords_in_urls() ->
     assert mask_values("abcdefgh-more", {"abcdefgh", "abcdefgh-more"}) == "***"
 
 
-def test_a_dump_holds_them_in_its_tokens_alone_and_wandbs_table_nowhere(
+def test_dump_and_wandb_table_mask_secrets(
     shipped_tokenizer: Any,
     tmp_path: Path,
     wandb: Wandb,  # noqa: F811
@@ -86,7 +86,7 @@ def test_a_dump_holds_them_in_its_tokens_alone_and_wandbs_table_nowhere(
     assert sample.label == KEY  # the sample itself, which is trained on, is not touched
 
 
-def test_traces_hold_none(shipped_tokenizer: Any, tmp_path: Path) -> None:
+def test_episode_spans_mask_secrets(shipped_tokenizer: Any, tmp_path: Path) -> None:
     path = tmp_path / "old.jsonl"
     write_dump(path, [leaky(shipped_tokenizer)], TokenTexts(shipped_tokenizer), secrets=())  # as one of 0.1.0
     (record,) = read_dump(path)
@@ -97,7 +97,7 @@ def test_traces_hold_none(shipped_tokenizer: Any, tmp_path: Path) -> None:
     assert not [secret for secret in (KEY, PASSWORD) if secret in shown]
 
 
-async def test_results_of_an_evaluation_hold_none(shipped_tokenizer, tmp_path, monkeypatch) -> None:
+async def test_evaluation_results_mask_secrets(shipped_tokenizer, tmp_path, monkeypatch) -> None:
     from strands_rollout.play import player as player_module
 
     async def leaking(args: Any, sample: Any, params: Any, **more: Any) -> Any:

@@ -60,7 +60,7 @@ def state_class(monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
     _Once._instances.clear()
 
 
-def test_without_slime_nothing_aborts_and_an_aborted_sample_may_be_returned() -> None:
+def test_slime_seam_without_slime_never_aborts() -> None:
     assert is_slime_sample(SlimeLikeSample())
     assert not is_slime_sample(Sample())
     assert not is_aborting(SimpleNamespace(), Sample())
@@ -87,7 +87,7 @@ ROUTERS = {"actor": ("10.0.0.1", 3000), "judge": ("10.0.0.2", 3001)}
 
 
 @pytest.mark.parametrize(("routers", "known"), [(ROUTERS, "'actor', 'judge'"), (None, "none")])
-def test_a_model_that_slime_does_not_serve_is_an_error_with_those_that_it_does(routers: Any, known: str) -> None:
+def test_router_url_lists_served_models_in_error(routers: Any, known: str) -> None:
     args = SimpleNamespace(sglang_router_ip="10.0.0.1", sglang_router_port=3000, sglang_model_routers=routers)
     assert router_url(args, None) == "http://10.0.0.1:3000"
     assert routers is None or router_url(args, "judge") == "http://10.0.0.2:3001"
@@ -95,19 +95,19 @@ def test_a_model_that_slime_does_not_serve_is_an_error_with_those_that_it_does(r
         router_url(args, "other")
 
 
-def test_a_function_tells_of_an_abort_without_slime() -> None:
+def test_is_aborting_calls_should_abort() -> None:
     assert is_aborting(SimpleNamespace(), Sample(), lambda: True)
     assert not is_aborting(SimpleNamespace(), Sample(), lambda: False)
     assert is_aborting(SimpleNamespace(), Sample(), "os.getpid")
 
 
 @pytest.mark.parametrize("path", ["os.no_such_function", "os.name", "not a path"])
-def test_a_path_that_names_no_function_is_an_error(path: str) -> None:
+def test_is_aborting_refuses_path_of_no_function(path: str) -> None:
     with pytest.raises(ConfigError, match=f"got should_abort='{path}'"):
         is_aborting(SimpleNamespace(), Sample(), path)
 
 
-def test_without_slime_the_tokenizer_is_that_of_the_checkpoint_and_is_loaded_once(shipped_tokenizer: Any) -> None:
+def test_tokenizer_of_loads_checkpoint_once(shipped_tokenizer: Any) -> None:
     args = SimpleNamespace(hf_checkpoint=shipped_tokenizer.name_or_path)
     first = tokenizer_of(args, Sample())
     assert first.get_vocab() == shipped_tokenizer.get_vocab()
@@ -119,7 +119,7 @@ def test_without_slime_the_tokenizer_is_that_of_the_checkpoint_and_is_loaded_onc
     [*(5, None, "/no/such", "./no", "~/no", "a/b/c", "a b", "http://a/b", "\ud800", "x" * 100_000)],
     ids=lambda value: repr(value)[:20],
 )
-def test_what_is_no_checkpoint_is_refused_before_transformers_looks_for_it(checkpoint, monkeypatch) -> None:
+def test_tokenizer_of_refuses_invalid_checkpoint(checkpoint, monkeypatch) -> None:
     import transformers
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: pytest.fail("it was asked"))
@@ -138,7 +138,7 @@ def test_what_is_no_checkpoint_is_refused_before_transformers_looks_for_it(check
         ("nobody/no-model", {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"),
     ],
 )
-def test_without_the_hub_an_id_is_looked_for_in_the_cache_alone(name, variables, said, monkeypatch) -> None:
+def test_tokenizer_of_reads_cache_only_without_hub(name, variables, said, monkeypatch) -> None:
     import transformers
 
     asked: list[Any] = []
@@ -155,7 +155,7 @@ def test_without_the_hub_an_id_is_looked_for_in_the_cache_alone(name, variables,
     assert asked == [True]
 
 
-def test_slimes_state_gives_its_tokenizer_and_tells_of_an_abort(state_class: Any) -> None:
+def test_slime_seam_reads_tokenizer_and_abort_from_state(state_class: Any) -> None:
     args = SimpleNamespace(tokenizer=object())
     sample = SlimeLikeSample()
     assert not is_aborting(args, sample)
@@ -206,9 +206,7 @@ class StandInTrace(ModuleType):
 
 @pytest.mark.parametrize("error", [RuntimeError, SystemExit])
 @pytest.mark.parametrize("fault", ["import", "no trace_span", "call", "entry", "update", "attributes", "exit"])
-async def test_a_trace_that_fails_is_logged_once_and_the_episode_completes(
-    fault, error, shipped_tokenizer, monkeypatch, caplog
-) -> None:
+async def test_failing_slime_trace_is_logged_once(fault, error, shipped_tokenizer, monkeypatch, caplog) -> None:
     modules = {"import": None, "no trace_span": ModuleType("empty")}
     for name in PLACES:
         monkeypatch.setitem(sys.modules, name, modules[fault] if fault in modules else StandInTrace(fault, error))
@@ -223,7 +221,7 @@ async def test_a_trace_that_fails_is_logged_once_and_the_episode_completes(
 
 
 @pytest.mark.parametrize("place", PLACES)
-async def test_requests_and_tool_calls_are_spans_wherever_slime_has_its_trace(place, shipped_tokenizer, monkeypatch):
+async def test_slime_trace_has_spans_of_requests_and_tools(place, shipped_tokenizer, monkeypatch):
     trace = StandInTrace()
     for name in PLACES:
         monkeypatch.setitem(sys.modules, name, trace if name == place else None)

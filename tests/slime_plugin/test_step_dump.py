@@ -27,7 +27,7 @@ def indexes(path: Path) -> list[int]:
     return [record.values["index"] for record in read_dump(path)]
 
 
-async def test_a_step_is_written_as_it_was_and_can_be_read_without_the_tokenizer(shipped_tokenizer, tmp_path) -> None:
+async def test_step_dump_is_readable_without_tokenizer(shipped_tokenizer, tmp_path) -> None:
     sample = (await run(shipped_tokenizer, [ANSWER])).sample
     asked = args(shipped_tokenizer, dump_dir=str(tmp_path / "dump"))
     log_rollout(3, asked, [[sample]], None, 1.0)
@@ -45,14 +45,14 @@ async def test_a_step_is_written_as_it_was_and_can_be_read_without_the_tokenizer
     ("most", "written"),
     [(1, [0]), (2, [0, 1]), (3, [0, 1]), (4, [0, 1, 2, 3]), (5, [0, 1, 2, 3]), (99, list(range(6)))],
 )
-def test_whole_groups_are_written_where_they_fit(shipped_tokenizer, tmp_path, most, written) -> None:
+def test_write_step_dump_keeps_whole_groups(shipped_tokenizer, tmp_path, most, written) -> None:
     asked = args(shipped_tokenizer, dump_dir=str(tmp_path), dump_samples=most)
     path = write_step_dump(asked, "rollout", 0, samples(0, 0, 1, 1, 2, 2))
     assert path is not None
     assert indexes(path) == written
 
 
-def test_a_folder_that_can_not_be_written_is_told_and_ends_no_run(shipped_tokenizer, tmp_path, caplog) -> None:
+def test_unwritable_dump_dir_is_logged(shipped_tokenizer, tmp_path, caplog) -> None:
     (tmp_path / "file").write_text("")
     asked = args(shipped_tokenizer, dump_dir=str(tmp_path / "file"))
     assert log_rollout(0, asked, samples(0), None, 1.0) is False

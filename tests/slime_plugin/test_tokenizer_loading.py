@@ -24,7 +24,7 @@ with ThreadPoolExecutor(8) as threads:
 """
 
 
-def test_load_tokenizer_loads_once_for_threads_that_ask_at_once() -> None:
+def test_load_tokenizer_loads_once_for_concurrent_threads() -> None:
     """In a process that has not imported transformers, which several threads can't do at once."""
     command = [sys.executable, "-c", ASK_AT_ONCE, str(SHIPPED_MODEL_DIR)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)

@@ -29,7 +29,7 @@ def sample(index: int, reward: Any = 0.0, status: str = "completed", length: int
     )
 
 
-def test_each_row_says_why_it_is_shown() -> None:
+def test_transcript_rows_say_why_they_are_shown() -> None:
     samples = [
         *(sample(0, 0.5), sample(1, 1.0)),
         sample(2, -1.0, status="truncated", length=90),
@@ -51,7 +51,7 @@ def test_each_row_says_why_it_is_shown() -> None:
     }
 
 
-def test_a_small_step_is_shown_whole_in_order_and_a_large_one_evenly() -> None:
+def test_transcript_rows_select_samples_evenly() -> None:
     assert [row["index"] for row in rows_of([sample(2, 1.0), sample(0, 3.0), sample(1, 2.0)])] == [2, 0, 1]
     assert rows_of([]) == []
     equals = rows_of([sample(index, 1.0) for index in range(29)])
@@ -63,7 +63,7 @@ def test_a_small_step_is_shown_whole_in_order_and_a_large_one_evenly() -> None:
     assert {name: value for name, value in row.items() if value not in (None, "")} == {"step": 3}
 
 
-def test_a_row_says_what_became_of_the_sample() -> None:
+def test_transcript_rows_describe_the_sample() -> None:
     done = sample(7, {"score": 1.0}, "truncated", stop_reason="turn_length", turns=2, tool_calls=1)
     done.metadata["strands_rollout"]["weight_versions"] = ["8", None, "9"]
     done.group_index, done.prompt, done.response, done.label = 3, "What?", "This.", ["34", 34]
@@ -81,7 +81,7 @@ def test_a_row_says_what_became_of_the_sample() -> None:
     }
 
 
-def test_long_texts_keep_their_head_and_tail() -> None:
+def test_transcript_rows_cut_the_middle_of_long_texts() -> None:
     text = "head" + "x" * 100_000 + "tail"
     (row,) = rows_of([Sample(prompt=text, response=text, label=text)])
     for name, limit in (("prompt", MAX_PROMPT_CHARS), ("response", MAX_RESPONSE_CHARS), ("label", MAX_LABEL_CHARS)):

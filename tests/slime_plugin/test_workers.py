@@ -141,7 +141,7 @@ def disturbed(asked: PolicyRequest) -> Any:
 
 
 @pytest.mark.parametrize(("player", "count"), [({}, 32), (PROGRAM, 12)])
-async def test_samples_are_those_of_one_process_bit_for_bit_with_faults_in_between(stage, player, count) -> None:
+async def test_workers_match_one_process_despite_faults(stage, player, count) -> None:
     stage.policy.disturb = disturbed
     in_process = await stage.play(count, episode_workers=0, **player)
     elsewhere = await stage.play(count, episode_workers=2, **player)
@@ -155,7 +155,7 @@ async def test_samples_are_those_of_one_process_bit_for_bit_with_faults_in_betwe
     assert found["queue_s/max"] >= 0.0
 
 
-async def test_the_reward_is_found_out_in_the_worker_and_taken_once(stage: Stage, monkeypatch) -> None:
+async def test_workers_compute_reward_ahead_once(stage: Stage, monkeypatch) -> None:
     [sample] = await stage.play(1)
     assert (sample.reward["score"], sample.reward["method"]) == (1.0, "exact")
     assert "reward_ahead" not in sample.metadata["strands_rollout"]
@@ -168,7 +168,7 @@ async def test_the_reward_is_found_out_in_the_worker_and_taken_once(stage: Stage
 
 
 @pytest.mark.parametrize("player", [{}, PROGRAM])
-async def test_an_abort_reaches_every_worker_and_each_resumes_what_another_began(stage: Stage, player) -> None:
+async def test_workers_abort_and_resume_each_others_episodes(stage: Stage, player) -> None:
     flag = threading.Event()
     stage.policy.disturb = lambda asked: hold_after(3) if asked.turn == 2 and asked.done == 0 else None
     running = asyncio.ensure_future(stage.play(8, should_abort=flag.is_set, **player))
@@ -188,7 +188,7 @@ async def test_an_abort_reaches_every_worker_and_each_resumes_what_another_began
     assert len(recorded_tools.calls_ended_twice()) == (8 * 3 if player else 0)  # a program's tools run again
 
 
-async def test_the_driver_knows_of_the_newest_weights_that_have_answered_a_worker(stage: Stage, monkeypatch) -> None:
+async def test_workers_report_newest_weight_version(stage: Stage, monkeypatch) -> None:
     monkeypatch.setattr(KNOWN_VERSIONS, "newest", None)
     stage.policy.disturb = lambda asked: hold_after(2) if asked.turn == 1 else None
     stage.fake.engine.update_weights("12")
@@ -292,7 +292,7 @@ def ready_workers() -> list[Any]:
     return [one for pool in workers._POOLS.values() for one in pool._workers if one.is_ready]
 
 
-async def test_a_killed_workers_episodes_go_on_and_no_tool_runs_twice(stage: Stage) -> None:
+async def test_killed_workers_episodes_resume_without_rerun(stage: Stage) -> None:
     stage.policy.disturb = lambda _asked: paced(0.02)  # much longer than its tools take
     running = asyncio.ensure_future(stage.play(24, "slow", repeat_interrupted_tools=False))
     for after in (24 * 2, 24 * 6):
@@ -312,9 +312,7 @@ async def test_a_killed_workers_episodes_go_on_and_no_tool_runs_twice(stage: Sta
     assert all(len(one.weight_versions) == 13 for one in finished)
 
 
-async def test_a_run_that_was_killed_goes_on_in_workers_when_it_is_restarted(
-    stage: Stage, tmp_path, monkeypatch
-) -> None:
+async def test_workers_read_journal_of_killed_run(stage: Stage, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("STRANDS_ROLLOUT_EPISODE_WORKERS", "0")
     settings = SETTINGS | {"tools": [*recorded_tools.PATHS, "recorded_tools.die"], "journal_dir": str(tmp_path)}
     sample = Sample(prompt=prompt_of("deadly", 0), label="34", index=0, session_id="deadly-0")
@@ -329,7 +327,7 @@ async def test_a_run_that_was_killed_goes_on_in_workers_when_it_is_restarted(
     assert len(stage.fake.requests) > 2
 
 
-async def test_an_episode_that_is_over_leaves_nothing_in_the_journal(stage: Stage, tmp_path: Path) -> None:
+async def test_workers_clear_journal_of_finished_episodes(stage: Stage, tmp_path: Path) -> None:
     samples = await stage.play(3, journal_dir=str(tmp_path / "journal"))
     assert {one.status.value for one in samples} == {"completed"}
     shutil.copytree(tmp_path / "journal", tmp_path / "copy")  # without this process's lock
@@ -348,7 +346,7 @@ async def test_an_episode_that_is_over_leaves_nothing_in_the_journal(stage: Stag
         ),
     ],
 )
-async def test_a_tool_that_kills_its_worker_fails_its_episode_with_words(stage: Stage, player, words) -> None:
+async def test_tool_that_kills_its_worker_is_a_worker_error(stage: Stage, player, words) -> None:
     sample = Sample(prompt=prompt_of("deadly", 0), label="34", index=0, session_id="deadly-0")
     await stage.play_one(sample, **player)
     facts = sample.metadata["strands_rollout"]
@@ -358,7 +356,7 @@ async def test_a_tool_that_kills_its_worker_fails_its_episode_with_words(stage: 
 
 
 @pytest.mark.alone
-async def test_a_killed_workers_program_is_started_again_elsewhere_against_its_record(stage: Stage) -> None:
+async def test_killed_workers_agent_program_is_replayed(stage: Stage) -> None:
     stage.policy.disturb = lambda _asked: paced(0.02)
     running = asyncio.ensure_future(stage.play(8, "slow", **PROGRAM))
     await wait_until(lambda: len(recorded_tools.ended_calls()) >= 8 * 4)
@@ -375,7 +373,7 @@ async def test_a_killed_workers_program_is_started_again_elsewhere_against_its_r
 
 
 @pytest.mark.alone
-async def test_a_program_whose_tool_kills_each_worker_fails(stage: Stage) -> None:
+async def test_agent_program_that_kills_each_worker_fails(stage: Stage) -> None:
     sample = Sample(prompt=prompt_of("deadly", 0), label="34", index=0, session_id="deadly-0")
     await stage.play_one(sample, **PROGRAM)
     facts = sample.metadata["strands_rollout"]
@@ -385,7 +383,7 @@ async def test_a_program_whose_tool_kills_each_worker_fails(stage: Stage) -> Non
 
 
 @pytest.mark.alone
-async def test_a_worker_that_dies_again_and_again_ends_the_run_with_its_log(stage: Stage) -> None:
+async def test_workers_lost_error_shows_log_of_dying_worker(stage: Stage) -> None:
     tools = [*recorded_tools.PATHS, "recorded_tools.die"]
     stage.args_with(tools=tools, repeat_interrupted_tools=True, episode_workers=1)
     sample = Sample(prompt=prompt_of("deadly", 0), label="34", index=0, session_id="deadly-0")
@@ -394,7 +392,7 @@ async def test_a_worker_that_dies_again_and_again_ends_the_run_with_its_log(stag
 
 
 @pytest.mark.alone
-async def test_a_lost_nodes_episodes_go_on_elsewhere(stage: Stage, cluster: SimpleNamespace) -> None:
+async def test_workers_resume_episodes_of_lost_node(stage: Stage, cluster: SimpleNamespace) -> None:
     third = cluster.nodes.add_node(num_cpus=2, resources={"here": 1}, include_dashboard=False)
     stage.policy.disturb = lambda _asked: paced(0.002)
     setting = {"count": 5, "per_node": 2, "cpus": 1}
@@ -412,7 +410,7 @@ async def test_a_lost_nodes_episodes_go_on_elsewhere(stage: Stage, cluster: Simp
 
 
 @pytest.mark.alone
-async def test_workers_are_placed_as_the_setting_says(stage: Stage, cluster: SimpleNamespace) -> None:
+async def test_workers_are_placed_per_node(stage: Stage, cluster: SimpleNamespace) -> None:
     await stage.play(4, episode_workers={"count": None, "per_node": 1, "env": {"WHO": "me"}})
     nodes = [one.info.node for one in ready_workers()]
     assert set(cluster.ids.values()) <= set(nodes)
@@ -427,7 +425,7 @@ async def error_of(stage: Stage, sample: Sample | None = None, **settings: Any) 
 
 
 @pytest.mark.alone
-async def test_what_cant_be_done_is_said_before_the_first_episode(stage: Stage, monkeypatch) -> None:
+async def test_workers_setup_errors_name_the_cause(stage: Stage, monkeypatch) -> None:
     assert "room for" in await error_of(stage, episode_workers=64)
     assert "Set a count of" in await error_of(stage, episode_workers={"count": 3, "per_node": 1})
     assert "not_there" in await error_of(stage, tools=["not_there.tool"], episode_workers={"count": 1, "cpus": 0})
@@ -446,7 +444,7 @@ async def test_what_cant_be_done_is_said_before_the_first_episode(stage: Stage, 
     assert [one for pool in workers._POOLS.values() for one in pool._workers if one.jobs] == []
 
 
-async def test_without_ray_the_error_says_what_to_do(stage: Stage, monkeypatch) -> None:
+async def test_workers_without_ray_error_names_remedy(stage: Stage, monkeypatch) -> None:
     monkeypatch.setattr(stage.ray, "is_initialized", lambda: False)
     assert "ray.init()" in await error_of(stage, episode_workers={"count": 1, "env": {"A": "1"}})
     monkeypatch.setattr(worker.importlib.util, "find_spec", lambda _name: None)
@@ -457,7 +455,7 @@ def call_of(sample: Sample) -> GenerateCall:
     return GenerateCall(None, sample, {}, False)
 
 
-async def test_what_a_dead_worker_left_is_read_however_long_the_next_one_takes_to_start(monkeypatch) -> None:
+async def test_worker_pool_restart_takes_left_records(monkeypatch) -> None:
     monkeypatch.setattr(workers, "_NODE_POLL_S", 0.001)
     dead = worker.WorkerInfo(1, "here", "node", "", "folder", {})
     place, job, asked = (
@@ -487,7 +485,7 @@ async def test_what_a_dead_worker_left_is_read_however_long_the_next_one_takes_t
     assert (job.records, list(pool._queue)) == ([b"turn", b"result"], [job])
 
 
-def test_a_dead_workers_file_and_the_drivers_records_tell_whether_tools_may_have_begun() -> None:
+def test_on_worker_death_sets_may_have_acted() -> None:
     cases = [([b"a"], [], [b"a"], False), ([b"a"], None, [b"a"], True), ([b"a"], [b"a", b"b"], [b"a", b"b"], True)]
     for sent, left, kept, may_have_acted in [*cases, ([b"a", b"b", b"c"], [b"a"], [b"a", b"b", b"c"], True)]:
         job = workers._EpisodeJob(call_of(Sample()), None, new_records=sent)
@@ -495,7 +493,7 @@ def test_a_dead_workers_file_and_the_drivers_records_tell_whether_tools_may_have
         assert (job.records, job.may_have_acted, job.is_certain) == (kept, may_have_acted, True)
 
 
-async def test_a_worker_that_was_started_again_in_an_abort_is_handed_what_follows() -> None:
+async def test_restarted_worker_is_assigned_jobs_after_abort() -> None:
     """The abort comes while what the dead one has left is looked for."""
     told, loop = list[Any](), asyncio.get_running_loop()
     actor = SimpleNamespace(assign=SimpleNamespace(remote=lambda *given: told.append(given)))
@@ -516,7 +514,7 @@ async def test_a_worker_that_was_started_again_in_an_abort_is_handed_what_follow
     assert (notices, cancelled) == ([], [])
 
 
-async def test_args_that_a_worker_has_dropped_are_sent_to_it_again() -> None:
+async def test_worker_pool_resends_dropped_args() -> None:
     sent = list[int]()
     actor = SimpleNamespace(set_args=SimpleNamespace(remote=lambda number, _data: sent.append(number)))
     there = worker.EpisodeWorker(0, "pool", 0, KNOWN_VERSIONS.numbering)
@@ -533,7 +531,7 @@ async def test_args_that_a_worker_has_dropped_are_sent_to_it_again() -> None:
     await there.close()
 
 
-def test_large_arrays_cross_the_border_without_a_copy() -> None:
+def test_pack_and_unpack_share_large_arrays() -> None:
     experts = np.arange(100_000, dtype=np.int32)
     data, buffers = worker.pack({"experts": experts, "few": np.arange(3)})
     assert len(data) < 1000
@@ -545,7 +543,7 @@ def test_large_arrays_cross_the_border_without_a_copy() -> None:
 
 
 @pytest.mark.alone
-async def test_nothing_is_left_when_the_pools_are_closed(stage: Stage) -> None:
+async def test_close_pools_ends_workers_and_removes_folders(stage: Stage) -> None:
     await stage.play(4, episode_workers=2)
     there, folders = [one.info.pid for one in ready_workers()], [one.info.folder for one in ready_workers()]
     assert there
@@ -555,7 +553,7 @@ async def test_nothing_is_left_when_the_pools_are_closed(stage: Stage) -> None:
     assert pool_metrics() == {}
 
 
-def test_an_evaluation_with_workers_reports_what_it_does_without(tmp_path: Path) -> None:
+def test_eval_command_report_is_the_same_with_workers(tmp_path: Path) -> None:
     reports = []
     for count in (0, 1):
         command = f"eval --limit 2 --samples-per-problem 2 --seed 1 --workers {count} --out {tmp_path}/{count}"
@@ -569,7 +567,7 @@ def test_an_evaluation_with_workers_reports_what_it_does_without(tmp_path: Path)
     assert reports[0] == reports[1]
 
 
-def test_a_wrong_setting_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_episode_workers_setting_is_validated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STRANDS_ROLLOUT_EPISODE_WORKERS", "eight")
     with pytest.raises(ConfigError, match="STRANDS_ROLLOUT_EPISODE_WORKERS='eight'"):
         validate_settings({}, "strands_rollout")

@@ -437,8 +437,7 @@ async def test_workers_setup_errors_name_the_cause(stage: Stage, monkeypatch) ->
     assert "the sample can't be sent" in message
     assert "metadata" in message
     monkeypatch.setattr(workers, "_START_TIMEOUT_S", 0.01)
-    workers_here = {"count": 1, "resources": {"here": 0.0001}}
-    assert "did not start within" in await error_of(stage, episode_workers=workers_here)
+    assert "did not start within" in await error_of(stage, episode_workers={"count": 1, "cpus": 0.5})
     assert [one for pool in workers._POOLS.values() for one in pool._workers if one.jobs] == []
 
 

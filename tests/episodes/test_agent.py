@@ -48,7 +48,9 @@ async def episode(tokenizer, script, limits=None, tokens=None, tools=(execute_py
     ],
     ids=["iterations", "calls"],
 )
-async def test_tool_limits_end_the_episode(shipped_tokenizer: Any, limits: EpisodeLimits, reason: StopReason) -> None:
+async def test_run_episode_ends_at_tool_limits(
+    shipped_tokenizer: Any, limits: EpisodeLimits, reason: StopReason
+) -> None:
     done, _, fake = await episode(shipped_tokenizer, [call_text("1"), call_text("2"), ANSWER], limits)
     assert done.stop_reason is reason
     assert (ran, len(fake.requests)) == (["1"], 2)
@@ -62,7 +64,7 @@ async def test_tool_limits_end_the_episode(shipped_tokenizer: Any, limits: Episo
         (TokenLimits(max_turn_tokens=4, max_response_tokens=3), StopReason.RESPONSE_LENGTH),
     ],
 )
-async def test_a_length_stop_names_the_limit_that_cut_it(shipped_tokenizer, tokens, reason) -> None:
+async def test_run_episode_length_stop_names_the_limit(shipped_tokenizer, tokens, reason) -> None:
     done, _, fake = await episode(
         shipped_tokenizer, [Reply.tokens(ids_of(shipped_tokenizer, "1 2"), "length")], tokens=tokens
     )
@@ -70,7 +72,7 @@ async def test_a_length_stop_names_the_limit_that_cut_it(shipped_tokenizer, toke
     assert fake.requests[0].body["sampling_params"]["max_new_tokens"] == 3
 
 
-async def test_a_full_context_ends_the_episode(shipped_tokenizer: Any) -> None:
+async def test_run_episode_ends_at_a_full_context(shipped_tokenizer: Any) -> None:
     async with FakeSGLang([Reply.tokens(ids_of(shipped_tokenizer, ANSWER))]) as fake:
         probe = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url)
         prompt = await probe.count_tokens([{"role": "user", "content": [{"text": "go"}]}], None, "Be brief.")
@@ -81,21 +83,21 @@ async def test_a_full_context_ends_the_episode(shipped_tokenizer: Any) -> None:
     assert done.stop_reason is StopReason.CONTEXT_LENGTH
 
 
-async def test_the_episodes_time_limit_cuts_a_generation_at_the_engine(shipped_tokenizer: Any) -> None:
+async def test_run_episode_timeout_cancels_generation_at_the_engine(shipped_tokenizer: Any) -> None:
     done, model, fake = await episode(shipped_tokenizer, [Reply.hang()], EpisodeLimits(episode_timeout_s=2.0))
     assert done.stop_reason is StopReason.EPISODE_TIMEOUT
     assert model.trajectory.turns == []
     assert fake.aborts or fake.disconnects
 
 
-async def test_an_abort_is_seen_before_the_model_is_called(shipped_tokenizer: Any) -> None:
+async def test_run_episode_checks_abort_before_the_first_request(shipped_tokenizer: Any) -> None:
     done, _, fake = await episode(shipped_tokenizer, [ANSWER], control=Control(lambda: True))
     assert done.stop_reason is StopReason.ABORTED
     assert fake.requests == []
 
 
 @pytest.mark.skipif(bool(IMPORT_FAULT), reason="Strands' own loop runs, whose histories are compared")
-async def test_a_tool_that_changes_what_it_was_given_or_has_returned_leaves_the_episode_as_it_is(
+async def test_run_episode_ignores_tools_that_mutate_values(
     shipped_tokenizer: Any,
 ) -> None:
     counted: dict[str, list[int]] = {"seen": []}

@@ -33,7 +33,9 @@ def _quick_retries(retry_waits: list[float]) -> None:
     """An engine's patience is over in no time."""
 
 
-async def test_a_dead_engine(shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_generate_with_a_dead_engine_fails_untrained(
+    shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     url = dead_url()
     sample = await generate(args_for(url, shipped_tokenizer), Sample(prompt="2+2?", index=3), {"max_new_tokens": 10})
     assert_untrained(sample)
@@ -55,14 +57,14 @@ async def test_a_dead_engine(shipped_tokenizer: Any, caplog: pytest.LogCaptureFi
     ],
     ids=["503", "garbage", "422", "id outside the vocabulary"],
 )
-async def test_an_engine_that_misbehaves(shipped_tokenizer: Any, reply: Reply, words: str) -> None:
+async def test_generate_with_a_faulty_engine_fails_untrained(shipped_tokenizer: Any, reply: Reply, words: str) -> None:
     done = await run(shipped_tokenizer, lambda request, number: reply)
     assert_untrained(done.sample)
     assert done.facts["stop_reason"] == "engine_error"
     assert words in done.facts["error"]
 
 
-async def test_an_engine_that_dies_in_mid_episode_leaves_what_was_sampled_untrained(shipped_tokenizer: Any) -> None:
+async def test_generate_masks_turns_before_an_engine_death(shipped_tokenizer: Any) -> None:
     done = await run(shipped_tokenizer, lambda request, n: call_text() if n == 0 else Reply.status(503, "gone"))
     assert_untrained(done.sample)
     assert done.facts["turns"] == 1
@@ -71,7 +73,7 @@ async def test_an_engine_that_dies_in_mid_episode_leaves_what_was_sampled_untrai
 
 @pytest.mark.parametrize("fault", [Reply.reset(), Reply.status(503), Reply.status(500)], ids=repr)
 @pytest.mark.parametrize("turn", [0, 1])
-async def test_an_engine_that_comes_back_costs_no_episode(shipped_tokenizer, retry_waits, fault, turn) -> None:
+async def test_generate_survives_an_engine_outage(shipped_tokenizer, retry_waits, fault, turn) -> None:
     """It goes away before a turn of 16 episodes, for 30 s of waiting."""
     arrived = 0
 
@@ -100,7 +102,7 @@ async def test_an_engine_that_comes_back_costs_no_episode(shipped_tokenizer, ret
     assert ({sample.status for sample in samples}, fake.violations) == ({Status.COMPLETED}, [])
 
 
-async def test_an_episode_whose_time_ends_in_an_outage_is_the_engines_fault(shipped_tokenizer, monkeypatch) -> None:
+async def test_generate_timeout_in_an_outage_is_an_engine_error(shipped_tokenizer, monkeypatch) -> None:
     monkeypatch.setitem(SGLangClient.__init__.__kwdefaults__, "sleep", lambda _seconds: asyncio.sleep(60))
     done = await run(shipped_tokenizer, [Reply.status(503, "gone")], settings={"episode_timeout_s": 3.0})
     assert_untrained(done.sample)
@@ -108,7 +110,7 @@ async def test_an_episode_whose_time_ends_in_an_outage_is_the_engines_fault(ship
     assert "the episode took more than 3 s; the engine fails: HTTP 503: gone" in done.facts["error"]
 
 
-async def test_a_prompt_longer_than_the_context(shipped_tokenizer: Any) -> None:
+async def test_generate_prompt_longer_than_the_context(shipped_tokenizer: Any) -> None:
     done = await run(shipped_tokenizer, [ANSWER], prompt="many words " * 500, context_length=200)
     assert_untrained(done.sample, Status.TRUNCATED)
     assert done.facts["stop_reason"] == "prompt_too_long"
@@ -117,7 +119,7 @@ async def test_a_prompt_longer_than_the_context(shipped_tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("prompt", ["", None])
-async def test_an_unusable_prompt(shipped_tokenizer: Any, prompt: Any) -> None:
+async def test_generate_unusable_prompt_is_a_setup_error(shipped_tokenizer: Any, prompt: Any) -> None:
     done = await run(shipped_tokenizer, [ANSWER], prompt=prompt)
     assert_untrained(done.sample)
     assert done.facts["stop_reason"] == "setup_error"
@@ -132,7 +134,7 @@ async def test_an_unusable_prompt(shipped_tokenizer: Any, prompt: Any) -> None:
         ({"reward": "no.such.reward"}, "no.such.reward"),
     ],
 )
-async def test_a_setting_that_can_not_be_used(shipped_tokenizer: Any, settings: Any, words: str) -> None:
+async def test_generate_invalid_setting_fails_untrained(shipped_tokenizer: Any, settings: Any, words: str) -> None:
     done = await run(shipped_tokenizer, [ANSWER], settings=settings)
     assert_untrained(done.sample)
     assert words in done.facts["error"]
@@ -141,14 +143,14 @@ async def test_a_setting_that_can_not_be_used(shipped_tokenizer: Any, settings: 
 @pytest.mark.parametrize(
     ("args", "words"), [({}, "hf_checkpoint"), ({"hf_checkpoint": "/nonexistent/model"}, "/nonexistent/model")]
 )
-async def test_args_that_lack_what_is_needed(args: dict[str, Any], words: str) -> None:
+async def test_generate_missing_args_fail_untrained(args: dict[str, Any], words: str) -> None:
     namespace = SimpleNamespace(sglang_router_ip="127.0.0.1", sglang_router_port=1, **args)
     sample = await generate(namespace, Sample(prompt="x"), {"max_new_tokens": 5})
     assert_untrained(sample)
     assert words in sample.metadata["strands_rollout"]["error"]
 
 
-async def test_a_sample_with_wrong_fields(shipped_tokenizer: Any) -> None:
+async def test_generate_overwrites_stale_sample_fields(shipped_tokenizer: Any) -> None:
     sample = Sample(prompt="What is 17 * 2?", status=Status.FAILED, tokens=[1, 2, 3], response_length=99, loss_mask=[1])
     sample.metadata["strands_rollout"] = "something else"
     done = await run(shipped_tokenizer, [ANSWER], sample=sample)
@@ -157,7 +159,7 @@ async def test_a_sample_with_wrong_fields(shipped_tokenizer: Any) -> None:
     assert done.sample.response_length == len(ids_of(shipped_tokenizer, ANSWER))
 
 
-async def test_a_bug_is_logged_with_its_traceback_and_untrained(shipped_tokenizer, caplog, monkeypatch) -> None:
+async def test_generate_logs_an_internal_error_with_traceback(shipped_tokenizer, caplog, monkeypatch) -> None:
     import strands_rollout.slime_plugin.episode
 
     def broken(*_: Any, **__: Any) -> None:
@@ -173,7 +175,7 @@ async def test_a_bug_is_logged_with_its_traceback_and_untrained(shipped_tokenize
 @pytest.mark.parametrize(
     "params", [None, [], "temperature", 5, {1: 2}, {"max_new_tokens": "many"}, {"max_new_tokens": -1}]
 )
-async def test_sampling_params_that_are_none_fail_the_sample(shipped_tokenizer: Any, params: Any) -> None:
+async def test_generate_invalid_sampling_params_are_a_setup_error(shipped_tokenizer: Any, params: Any) -> None:
     async with FakeSGLang([]) as fake:
         sample = await generate(args_for(fake.base_url, shipped_tokenizer), Sample(prompt="x"), params)
     assert_untrained(sample)
@@ -185,7 +187,7 @@ async def test_sampling_params_that_are_none_fail_the_sample(shipped_tokenizer: 
 @pytest.mark.parametrize(
     "sample", [None, {}, object(), "sample", [Sample(prompt="x")], SimpleNamespace(prompt="x", metadata={})]
 )
-async def test_what_is_no_sample_is_refused(sample: Any) -> None:
+async def test_generate_refuses_objects_other_than_samples(sample: Any) -> None:
     with pytest.raises(ConfigError, match="expected slime's Sample"):
         await generate(SimpleNamespace(), sample, {"max_new_tokens": 5})
 
@@ -205,7 +207,7 @@ class Raising:
     "name",
     ["strands_rollout", "hf_checkpoint", "num_layers", "rollout_function_path", "sglang_router_ip", "partial_rollout"],
 )
-async def test_args_that_raise(shipped_tokenizer: Any, name: str, error: BaseException) -> None:
+async def test_generate_with_args_that_raise(shipped_tokenizer: Any, name: str, error: BaseException) -> None:
     async with FakeSGLang([Reply.tokens(ids_of(shipped_tokenizer, ANSWER))] * 2) as fake:
         args = Raising(args_for(fake.base_url, shipped_tokenizer), name, error)
         sample = await generate(args, Sample(prompt="x"), {"max_new_tokens": 500})

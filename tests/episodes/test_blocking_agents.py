@@ -57,7 +57,7 @@ def steered(model: SGLangModel, _task: Any) -> Agent:
     return Agent(model=model, tools=[add], plugins=[LLMSteeringHandler("Be strict.", model=Judge())])
 
 
-async def test_an_llm_steering_handler_is_played_off_the_loop(shipped_tokenizer) -> None:
+async def test_llm_steering_handler_does_not_block_other_episodes(shipped_tokenizer) -> None:
     let_go.clear()
     playing = asyncio.create_task(
         run(shipped_tokenizer, [call_text("1", name="add"), ANSWER], settings={"agent_factory": f"{__name__}.steered"})
@@ -144,9 +144,7 @@ class AsksBeforeTurns(HookProvider):
         ("hooks", "AsksBeforeTurns", "agent 'critic' was called without await"),
     ],
 )
-async def test_a_model_that_is_asked_without_await_on_the_loop_is_refused_with_its_line(
-    shipped_tokenizer, kind, name, words
-) -> None:
+async def test_call_without_await_on_the_loop_error_names_its_line(shipped_tokenizer, kind, name, words) -> None:
     turns = [call_text("?", name=name), ANSWER]
     given = {kind: [f"{__name__}.{name}"]}
     played = await run(shipped_tokenizer, lambda _body, number: turns[min(number, 1)], settings=given)
@@ -154,7 +152,7 @@ async def test_a_model_that_is_asked_without_await_on_the_loop_is_refused_with_i
     assert f"{words} ({__file__}, line " in played.facts["error"]
 
 
-async def test_an_agent_may_be_asked_without_await_on_a_loop_that_plays_no_episode_any_more(shipped_tokenizer) -> None:
+async def test_call_without_await_is_allowed_after_the_episode(shipped_tokenizer) -> None:
     await run(shipped_tokenizer, [ANSWER])
     let_go.set()
     with pytest.raises(ConnectionError, match="asked"):
@@ -162,7 +160,7 @@ async def test_an_agent_may_be_asked_without_await_on_a_loop_that_plays_no_episo
 
 
 @pytest.mark.parametrize("name", ["asks_in_a_thread", "asks"])
-async def test_an_agent_that_is_asked_without_await_in_a_thread_answers(shipped_tokenizer, name) -> None:
+async def test_call_without_await_in_a_thread_is_allowed(shipped_tokenizer, name) -> None:
     turns = [call_text("?", name=name), ANSWER, ANSWER]
     played = await run(shipped_tokenizer, turns, settings={"tools": [f"{__name__}.{name}"]})
     assert (played.sample.status.value, played.facts["error"]) == ("completed", None)
@@ -196,7 +194,7 @@ def _until(holds: Callable[[], bool]) -> None:
 
 
 @pytest.mark.usefixtures("quick_watch")
-async def test_a_line_that_blocks_the_loop_is_named_in_the_log_once(shipped_tokenizer, caplog) -> None:
+async def test_watchdog_logs_a_blocking_line_once(shipped_tokenizer, caplog) -> None:
     def told() -> list[str]:
         return [one.getMessage() for one in caplog.records if "event_loop_blocked" in one.getMessage()]
 
@@ -219,7 +217,7 @@ async def test_a_line_that_blocks_the_loop_is_named_in_the_log_once(shipped_toke
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_watch")
-async def test_a_loop_that_is_merely_busy_is_no_blocked_loop(shipped_tokenizer, caplog) -> None:
+async def test_watchdog_ignores_a_busy_loop(shipped_tokenizer, caplog) -> None:
     """So many short steps that the loop is late all the time, and none of them for long."""
     caplog.set_level(logging.WARNING)
 

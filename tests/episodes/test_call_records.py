@@ -39,7 +39,7 @@ def call(name: str) -> str:
     return TOOL_CALL.format(name=name, arguments="{}")
 
 
-async def test_each_call_has_its_tool_its_end_and_its_seconds(shipped_tokenizer: Any) -> None:
+async def test_facts_calls_have_tool_status_and_seconds(shipped_tokenizer: Any) -> None:
     settings = {"tools": [f"{__name__}.fails", f"{__name__}.hangs"], "tool_timeout_s": 0.05}
     played = await run(shipped_tokenizer, [call("fails"), call("hangs"), ANSWER], settings=settings)
     calls = played.facts["calls"]
@@ -53,7 +53,7 @@ async def test_each_call_has_its_tool_its_end_and_its_seconds(shipped_tokenizer:
     json.dumps(played.facts)
 
 
-async def test_a_call_of_the_code_tool_says_what_became_of_the_code(shipped_tokenizer: Any) -> None:
+async def test_facts_calls_of_the_code_tool_have_exit_codes(shipped_tokenizer: Any) -> None:
     settings = {"executor": {"name": "subprocess"}}
     codes = [call_text("print(1)"), call_text("raise SystemExit(3)"), ANSWER]
     played = await run(shipped_tokenizer, codes, settings=settings)
@@ -62,7 +62,7 @@ async def test_a_call_of_the_code_tool_says_what_became_of_the_code(shipped_toke
     assert 0 < right["run_s"] <= played.facts["calls"][0]["s"]
 
 
-async def test_requests_and_calls_say_when_they_began(shipped_tokenizer: Any) -> None:
+async def test_facts_requests_and_calls_have_start_times(shipped_tokenizer: Any) -> None:
     def slow(_body: dict[str, Any], number: int) -> Reply:
         text = (call("waits") + call("waits"), ANSWER)[number]
         return Reply.tokens(ids_of(shipped_tokenizer, text)).paced(0.0, queued_s=0.05)

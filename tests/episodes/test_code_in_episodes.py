@@ -50,7 +50,7 @@ def own(**options: Any) -> dict[str, Any]:
     return {"executor": {"name": f"{__name__}.FaultyExecutor", **options}}
 
 
-async def test_each_call_starts_fresh_and_the_policy_is_told_so(shipped_tokenizer: Any) -> None:
+async def test_code_tool_without_session_starts_each_call_fresh(shipped_tokenizer: Any) -> None:
     done = await run(shipped_tokenizer, [call_text("x = 1"), call_text("x"), ANSWER])
     assert done.sample.status.value == "completed"
     assert "NameError" in done.context_after(1)
@@ -61,7 +61,7 @@ async def test_each_call_starts_fresh_and_the_policy_is_told_so(shipped_tokenize
     assert "At most 60 s, 4096 MB of memory and 20000 characters of output." in prompt
 
 
-async def test_a_session_lasts_as_long_as_the_episode_and_no_longer(shipped_tokenizer: Any) -> None:
+async def test_code_session_lasts_for_one_episode(shipped_tokenizer: Any) -> None:
     settings = {"code_session": True}
     turns = [call_text("x = 17"), call_text("print(x * 2)"), ANSWER]
     done = await run(shipped_tokenizer, turns, settings=settings)
@@ -72,20 +72,20 @@ async def test_a_session_lasts_as_long_as_the_episode_and_no_longer(shipped_toke
 
 
 @pytest.mark.parametrize("turns", [[call_text("1"), ANSWER], [ANSWER]])
-async def test_an_episodes_session_is_closed_even_if_that_fails(shipped_tokenizer: Any, turns: list[str]) -> None:
+async def test_code_session_is_closed_after_the_episode(shipped_tokenizer: Any, turns: list[str]) -> None:
     settings = own(close_fault="no") | {"code_session": True}
     done = await run(shipped_tokenizer, turns, settings=settings)
     assert (done.sample.status.value, len(CLOSED)) == ("completed", 1)
     assert {session for _, session in RUNS} <= set(CLOSED)
 
 
-async def test_an_executor_without_sessions_is_refused_for_them(shipped_tokenizer: Any) -> None:
+async def test_code_session_refuses_executors_without_sessions(shipped_tokenizer: Any) -> None:
     done = await run(shipped_tokenizer, [ANSWER], settings={"executor": "subprocess", "code_session": True})
     assert done.sample.status.value == "failed"
     assert "SubprocessExecutor keeps no sessions" in done.facts["error"]
 
 
-async def test_a_fault_of_the_sandbox_masks_the_sample_and_reaches_no_policy(shipped_tokenizer: Any) -> None:
+async def test_sandbox_error_masks_the_sample_and_ends_the_episode(shipped_tokenizer: Any) -> None:
     done = await run(shipped_tokenizer, [call_text("1"), ANSWER], settings=own(fault="disk on fire"))
     assert (done.sample.status.value, set(done.sample.loss_mask)) == ("failed", {0})
     assert done.facts["stop_reason"] == "sandbox_error"
@@ -93,7 +93,7 @@ async def test_a_fault_of_the_sandbox_masks_the_sample_and_reaches_no_policy(shi
     assert len(done.fake.requests) == 1
 
 
-async def test_a_sandbox_that_can_not_start_fails_the_sample_before_anything_is_generated(shipped_tokenizer) -> None:
+async def test_sandbox_start_error_fails_before_the_first_request(shipped_tokenizer) -> None:
     settings = {"executor": {"name": "local", "disabled_layers": ["syscalls"]}}
     done = await run(shipped_tokenizer, [ANSWER], settings=settings)
     assert (done.sample.status.value, done.facts["stop_reason"]) == ("failed", "sandbox_error")
@@ -101,7 +101,7 @@ async def test_a_sandbox_that_can_not_start_fails_the_sample_before_anything_is_
     assert done.fake.requests == []
 
 
-async def test_what_the_code_tool_did_is_in_the_metadata(shipped_tokenizer: Any) -> None:
+async def test_facts_code_counts_calls_and_seconds(shipped_tokenizer: Any) -> None:
     done = await run(shipped_tokenizer, [call_text("1"), call_text("2"), ANSWER], settings=own())
     assert done.facts["code"] == {
         "calls": 2,
@@ -121,7 +121,7 @@ async def test_what_the_code_tool_did_is_in_the_metadata(shipped_tokenizer: Any)
         ("import socket; socket.socket()", "PermissionError", {"killed": 0}),
     ],
 )
-async def test_the_codes_own_faults_are_the_policys_to_read(shipped_tokenizer, code, shown, counted) -> None:
+async def test_code_tool_shows_the_codes_faults_to_the_policy(shipped_tokenizer, code, shown, counted) -> None:
     settings = {"tool_timeout_s": 0.5 if "timeouts" in counted else 30.0}
     done = await run(shipped_tokenizer, [call_text(code), ANSWER], settings=settings)
     assert done.sample.status.value == "completed"
@@ -129,14 +129,14 @@ async def test_the_codes_own_faults_are_the_policys_to_read(shipped_tokenizer, c
     assert counted.items() <= done.facts["code"].items()
 
 
-async def test_a_session_that_is_lost_is_told_to_the_policy(shipped_tokenizer: Any) -> None:
+async def test_code_session_restart_is_shown_to_the_policy(shipped_tokenizer: Any) -> None:
     turns = [call_text("x = 1"), call_text("while True: pass"), call_text("x"), ANSWER]
     done = await run(shipped_tokenizer, turns, settings={"code_session": True, "tool_timeout_s": 3.0})
     assert "The interpreter was restarted: variables and files are gone." in done.context_after(1)
     assert "NameError" in done.context_after(2)
 
 
-async def test_after_a_resume_the_policy_is_told_that_its_session_is_gone(shipped_tokenizer: Any) -> None:
+async def test_code_session_lost_by_a_resume_is_shown_to_the_policy(shipped_tokenizer: Any) -> None:
     aborting = False
 
     def cut(_body: dict[str, Any], number: int) -> Any:

@@ -89,7 +89,7 @@ TEAMS: dict[str, tuple[Any, Any, int]] = {
 
 
 @pytest.mark.parametrize(("factory", "said", "count"), TEAMS.values(), ids=TEAMS)
-async def test_each_agent_on_one_model_has_a_conversation_and_a_sample(shipped_tokenizer, capsys, factory, said, count):
+async def test_generate_gives_each_agent_on_one_model_a_sample(shipped_tokenizer, capsys, factory, said, count):
     result, wire = await play_agent(shipped_tokenizer, factory, said)
     samples = wire.check(result)
     assert len(samples) == count
@@ -122,7 +122,7 @@ REMINDED = {
 
 
 @pytest.mark.parametrize(("settings", "count", "dropped"), REMINDED.values(), ids=REMINDED)
-async def test_what_is_sampled_after_a_reminder_is_trained_or_it_is_said(
+async def test_transient_context_tokens_are_trained_or_counted(
     shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture, settings: Any, count: int, dropped: int
 ) -> None:
     result, wire = await play_agent(shipped_tokenizer, _reminded, _doubles, **settings)
@@ -164,7 +164,7 @@ REPEATED = {
 
 
 @pytest.mark.parametrize(("first", "second", "segments"), REPEATED.values(), ids=REPEATED)
-async def test_kept_text_may_be_shown_again_or_not_and_other_text_begins_a_segment(
+async def test_transient_context_keep_segments_only_at_other_text(
     shipped_tokenizer: Any, first: Any, second: Any, segments: int
 ) -> None:
     wire = RecordingPolicy(shipped_tokenizer, lambda _text, _number: DONE)
@@ -179,7 +179,7 @@ async def test_kept_text_may_be_shown_again_or_not_and_other_text_begins_a_segme
 
 
 @pytest.mark.parametrize("choice", ["one", "many"])
-async def test_outside_of_an_episode_a_model_has_one_conversation_unless_told_otherwise(shipped_tokenizer, choice):
+async def test_sglang_model_conversations_one_or_many(shipped_tokenizer, choice):
     wire = RecordingPolicy(shipped_tokenizer, lambda _text, _number: DONE)
     async with FakeSGLang(wire, context_length=4096) as fake:
         model = SGLangModel(shipped_tokenizer, fake.base_url, conversations=choice)
@@ -200,7 +200,7 @@ async def test_outside_of_an_episode_a_model_has_one_conversation_unless_told_ot
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-async def test_whoever_gets_the_turn_of_an_earlier_attempt_goes_on_with_its_conversation(shipped_tokenizer, is_known):
+async def test_resume_gives_the_sampled_turn_to_the_first_caller(shipped_tokenizer, is_known):
     wire = RecordingPolicy(shipped_tokenizer, lambda _text, number: "<tool_call>\n{<|im_end|>" if number == 0 else DONE)
     async with FakeSGLang(wire, context_length=4096) as fake:
         first = SGLangModel(shipped_tokenizer, fake.base_url, conversations="many")
@@ -217,7 +217,7 @@ async def test_whoever_gets_the_turn_of_an_earlier_attempt_goes_on_with_its_conv
     assert len(model.parse_failures) == 1
 
 
-async def test_a_request_that_is_refused_leaves_the_turn_of_an_earlier_attempt_unread(shipped_tokenizer: Any) -> None:
+async def test_resume_keeps_the_sampled_turn_after_a_refused_request(shipped_tokenizer: Any) -> None:
     wire = RecordingPolicy(shipped_tokenizer, lambda _text, _number: DONE)
     async with FakeSGLang(wire, context_length=4096) as fake:
         first = SGLangModel(shipped_tokenizer, fake.base_url)
@@ -230,7 +230,7 @@ async def test_a_request_that_is_refused_leaves_the_turn_of_an_earlier_attempt_u
     assert len(wire.requests) == 1
 
 
-async def test_an_agent_that_asks_twice_at_once_has_two_conversations_and_no_more(shipped_tokenizer: Any) -> None:
+async def test_answer_concurrent_requests_share_two_conversations(shipped_tokenizer: Any) -> None:
     wire = RecordingPolicy(shipped_tokenizer, lambda _text, _number: DONE)
     async with FakeSGLang(wire, context_length=4096) as fake:
         config: Any = {"conversations": "many", "on_rewritten_history": "segment"}
@@ -242,7 +242,7 @@ async def test_an_agent_that_asks_twice_at_once_has_two_conversations_and_no_mor
         assert [one.turn_count for one in model.record] == [6, 3]
 
 
-async def test_an_agent_whose_first_request_failed_is_recorded_also_after_another_became_the_main_one(
+async def test_answer_after_a_failed_request_and_a_promotion(
     shipped_tokenizer,
 ):
     wire, one, other = (
@@ -260,7 +260,7 @@ async def test_an_agent_whose_first_request_failed_is_recorded_also_after_anothe
     assert [conversation.turn_count for conversation in model.record] == [1, 1]
 
 
-async def test_an_agent_that_was_refused_is_refused_again(shipped_tokenizer: Any) -> None:
+async def test_answer_refuses_a_refused_agent_again(shipped_tokenizer: Any) -> None:
     wire = RecordingPolicy(shipped_tokenizer, lambda _text, _number: DONE)
     async with FakeSGLang(wire, context_length=4096) as fake:
         model = SGLangModel(shipped_tokenizer, fake.base_url, conversations="many")
@@ -272,7 +272,7 @@ async def test_an_agent_that_was_refused_is_refused_again(shipped_tokenizer: Any
             await model.answer([_user("Three")], agent=who)
 
 
-async def test_what_an_agent_hears_while_a_turn_is_sampled_is_not_read_with_it(shipped_tokenizer: Any) -> None:
+async def test_answer_ignores_messages_added_during_the_request(shipped_tokenizer: Any) -> None:
     """Its list of messages is handed over as it is, and grows by the answer to another request at once."""
     wire = RecordingPolicy(shipped_tokenizer, lambda _text, _number: DONE)
     async with FakeSGLang(wire, context_length=4096) as fake:
@@ -287,7 +287,7 @@ async def test_what_an_agent_hears_while_a_turn_is_sampled_is_not_read_with_it(s
         assert [len(branch.trajectory.turns) for branch in model.conversation] == [2]
 
 
-async def test_conversations_of_one_model_have_ids_and_seeds_of_their_own(shipped_tokenizer: Any) -> None:
+async def test_answer_conversations_have_distinct_ids_and_seeds(shipped_tokenizer: Any) -> None:
     wire = RecordingPolicy(shipped_tokenizer, lambda _text, _number: tool_call("double", number=1))
     async with FakeSGLang(wire, context_length=4096) as fake:
         params = {"sampling_seed": 7}
@@ -352,7 +352,7 @@ def _nested(chance: random.Random) -> Any:
 
 
 @pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 540), marks=pytest.mark.slow)], ids=["40", "500"])
-async def test_random_episodes_train_each_token_at_most_once_and_account_for_each(shipped_tokenizer, seeds, caplog):
+async def test_generate_random_agents_train_each_token_at_most_once(shipped_tokenizer, seeds, caplog):
     caplog.set_level(logging.CRITICAL)
     ends: Counter[str] = Counter()
     for seed in seeds:
@@ -384,7 +384,7 @@ async def test_random_episodes_train_each_token_at_most_once_and_account_for_eac
 
 
 @pytest.mark.parametrize("fan_out", [True, False])
-async def test_an_aborted_turn_is_resumed_under_a_plugin_that_shows_a_reminder(shipped_tokenizer, fan_out) -> None:
+async def test_generate_resumes_a_turn_with_transient_context(shipped_tokenizer, fan_out) -> None:
     state = SimpleNamespace(aborting=False)
 
     def said(text: str, number: int) -> Any:

@@ -63,27 +63,27 @@ def planted(tokenizer: Any, hook: type[HookProvider]) -> TurnCosts:
 
 
 @needs_flat_cycles
-def test_a_late_turn_makes_as_many_calls_as_an_early_one(costs: TurnCosts) -> None:
+def test_turn_costs_calls_do_not_grow(costs: TurnCosts) -> None:
     assert abs(growth(costs.calls)) <= MOST_GROWTH, costs.calls
 
 
 @needs_flat_cycles
-def test_a_turn_keeps_within_its_number_of_calls(costs: TurnCosts, watcher: str) -> None:
+def test_turn_costs_calls_per_turn_are_limited(costs: TurnCosts, watcher: str) -> None:
     assert min(costs.calls) <= MOST_CALLS[watcher]  # a timer makes single turns dearer only
 
 
-def test_an_episode_begins_within_its_number_of_calls(costs: TurnCosts) -> None:
+def test_turn_costs_calls_to_the_first_turn_are_limited(costs: TurnCosts) -> None:
     assert costs.calls_before + costs.calls[0] <= MOST_CALLS_TO_BEGIN
 
 
-def test_ids_are_encoded_once(costs: TurnCosts) -> None:
+def test_turn_costs_encoded_bytes_do_not_grow(costs: TurnCosts) -> None:
     assert growth(costs.encoded_bytes) == 0, costs.encoded_bytes
 
 
-def test_ids_are_read_as_often_however_many_turns_there_were(costs: TurnCosts) -> None:
+def test_turn_costs_ids_read_do_not_grow(costs: TurnCosts) -> None:
     assert growth(costs.ids_read) == 0, costs.ids_read
 
 
 @needs_flat_cycles
-def test_a_history_that_is_copied_each_turn_is_seen(shipped_tokenizer: Any) -> None:
+def test_turn_costs_detect_a_history_copied_each_turn(shipped_tokenizer: Any) -> None:
     assert growth(planted(shipped_tokenizer, CopiesTheHistory).calls) > 5 * MOST_GROWTH

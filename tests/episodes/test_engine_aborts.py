@@ -12,7 +12,7 @@ from strands_rollout.client.retry import RetryPolicy
 from strands_rollout.model.sampling import turn_seed
 
 
-async def test_a_turn_goes_on_from_its_own_tokens_in_the_same_episode(shipped_tokenizer: Any) -> None:
+async def test_generate_continues_a_turn_after_an_engine_abort(shipped_tokenizer: Any) -> None:
     turn = ids_of(shipped_tokenizer, ANSWER)
     script = [
         Reply.abort(turn[:3], weight_version="1"),
@@ -33,7 +33,7 @@ async def test_a_turn_goes_on_from_its_own_tokens_in_the_same_episode(shipped_to
 
 
 @pytest.mark.parametrize("aborted", [0, 3], ids=["whole turn", "rest of an aborted turn"])
-async def test_a_prompt_that_the_engine_cuts_ends_the_episode_untrained(shipped_tokenizer: Any, aborted: int) -> None:
+async def test_generate_cut_prompt_is_an_engine_error(shipped_tokenizer: Any, aborted: int) -> None:
     turn = ids_of(shipped_tokenizer, ANSWER)
     first = [Reply.abort(turn[:aborted])] if aborted else []
     done = await run(shipped_tokenizer, [*first, Reply.tokens(turn[aborted:], prompt_tokens=5), ANSWER])
@@ -44,7 +44,7 @@ async def test_a_prompt_that_the_engine_cuts_ends_the_episode_untrained(shipped_
     assert len(done.fake.requests) == len(first) + 1
 
 
-async def test_a_turn_that_was_aborted_as_it_ended_is_finished(shipped_tokenizer: Any) -> None:
+async def test_generate_turn_aborted_at_its_end_is_complete(shipped_tokenizer: Any) -> None:
     call, answer = (ids_of(shipped_tokenizer, text) for text in (call_text(), ANSWER))
     done = await run(shipped_tokenizer, [Reply.abort(call), Reply.abort(answer)])
     assert len(done.fake.requests) == 2
@@ -54,14 +54,14 @@ async def test_a_turn_that_was_aborted_as_it_ended_is_finished(shipped_tokenizer
 
 
 @pytest.mark.parametrize("stop", ["its last token", "is 34", ["no", "is 34"]], ids=str)
-async def test_a_configured_stop_ends_an_aborted_turn_too(shipped_tokenizer: Any, stop: Any) -> None:
+async def test_generate_stop_params_end_an_aborted_turn(shipped_tokenizer: Any, stop: Any) -> None:
     ids = ids_of(shipped_tokenizer, "It is 34")
     params = {"stop_token_ids": ids[-1:]} if stop == "its last token" else {"stop": stop}
     done = await run(shipped_tokenizer, [Reply.abort(ids)], params=params)
     assert (done.sample.status, len(done.fake.requests)) == (Sample.Status.COMPLETED, 1)
 
 
-async def test_an_aborted_turn_that_may_not_end_by_its_end_token_goes_on_after_it(shipped_tokenizer: Any) -> None:
+async def test_generate_ignore_eos_continues_an_aborted_turn(shipped_tokenizer: Any) -> None:
     ids, rest = (ids_of(shipped_tokenizer, text) for text in (ANSWER, "And that is all of it."))
     script = [Reply.abort(ids), Reply.tokens(rest, "length")]
     done = await run(
@@ -71,7 +71,7 @@ async def test_an_aborted_turn_that_may_not_end_by_its_end_token_goes_on_after_i
     assert done.sample.tokens[-len(ids + rest) :] == ids + rest
 
 
-async def test_an_update_inside_one_request_is_told_token_by_token(shipped_tokenizer: Any) -> None:
+async def test_facts_spans_split_at_a_weight_update_in_a_request(shipped_tokenizer: Any) -> None:
     turn = ids_of(shipped_tokenizer, ANSWER)
     spans = [{"version": "1", "start": 0, "end": 4}, {"version": "2", "start": 4, "end": len(turn)}]
     done = await run(shipped_tokenizer, [Reply.tokens(turn, weight_version="2", weight_versions=spans)])
@@ -80,7 +80,7 @@ async def test_an_update_inside_one_request_is_told_token_by_token(shipped_token
     assert done.facts["weight_versions"] == ["1", "2"]
 
 
-async def test_the_sample_can_be_given_back_instead(shipped_tokenizer: Any) -> None:
+async def test_on_engine_abort_return_gives_the_sample_back(shipped_tokenizer: Any) -> None:
     turn = ids_of(shipped_tokenizer, ANSWER)
     settings = {"on_engine_abort": "return"}
     done = await run(shipped_tokenizer, [Reply.abort(turn[:3])], settings=settings)
@@ -89,7 +89,7 @@ async def test_the_sample_can_be_given_back_instead(shipped_tokenizer: Any) -> N
     assert (again.sample.tokens[-len(turn) :], again.facts["resumes"]) == (turn, 1)
 
 
-async def test_an_abort_for_an_error_of_the_request_is_not_tried_again(shipped_tokenizer: Any) -> None:
+async def test_generate_does_not_retry_an_abort_with_an_error(shipped_tokenizer: Any) -> None:
     aborted = Reply.abort(ids_of(shipped_tokenizer, ANSWER)[:2])
     aborted.finish["status_code"], aborted.finish["message"] = 400, "it can't be served"
     done = await run(shipped_tokenizer, [aborted])
@@ -97,14 +97,16 @@ async def test_an_abort_for_an_error_of_the_request_is_not_tried_again(shipped_t
     assert done.facts["error"] == "EngineAbortedError: the engine aborted the turn after 2 tokens: it can't be served"
 
 
-async def test_an_engine_that_only_aborts_is_given_up(shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_generate_stops_after_repeated_engine_aborts(
+    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("strands_rollout.model.sampling._ABORT_RETRIES", RetryPolicy(backoff_base_s=0.001))
     done = await run(shipped_tokenizer, lambda _body, _number: Reply.abort())
     assert done.sample.status is Sample.Status.ABORTED
     assert len(done.fake.requests) == 11
 
 
-async def test_each_turn_has_a_seed_made_from_the_samples(shipped_tokenizer: Any) -> None:
+async def test_sampling_seed_of_each_turn_derives_from_the_samples(shipped_tokenizer: Any) -> None:
     turn = ids_of(shipped_tokenizer, call_text())
     script = [Reply.abort(turn[:6]), Reply.tokens(turn[6:]), ANSWER]
     seeds: list[list[int]] = []
@@ -116,7 +118,7 @@ async def test_each_turn_has_a_seed_made_from_the_samples(shipped_tokenizer: Any
     assert all(0 <= seed < 2**31 for group in seeds for seed in group)
 
 
-async def test_the_least_length_of_a_turn_is_no_more_than_the_budget_leaves(shipped_tokenizer: Any) -> None:
+async def test_min_new_tokens_is_capped_by_the_remaining_budget(shipped_tokenizer: Any) -> None:
     turn = ids_of(shipped_tokenizer, call_text())
     script = [Reply.abort(turn[:6]), Reply.tokens(turn[6:]), ANSWER]
     done = await run(shipped_tokenizer, script, params={"min_new_tokens": 90, "max_new_tokens": 100})
@@ -127,7 +129,7 @@ async def test_the_least_length_of_a_turn_is_no_more_than_the_budget_leaves(ship
 
 
 @pytest.mark.parametrize("grace_s", [0.0, 0.3])
-async def test_an_abort_waits_so_long_for_an_engine_that_does_not_answer(shipped_tokenizer, grace_s) -> None:
+async def test_abort_grace_s_is_the_wait_for_a_silent_engine(shipped_tokenizer, grace_s) -> None:
     flagged: list[float] = []
 
     def hang(_body: dict[str, Any], _number: int) -> Reply:

@@ -61,7 +61,7 @@ async def episode(tokenizer: Any, script: Any, inner: Any, **more: Any) -> tuple
 
 
 @pytest.mark.parametrize("caught", ["async tool", "sync tool", "retry", "generation"])
-async def test_an_abort_ends_the_episode_whatever_it_waits_for(shipped_tokenizer: Any, caught: str) -> None:
+async def test_run_episode_abort_ends_any_wait(shipped_tokenizer: Any, caught: str) -> None:
     called = Reply.tokens(ids_of(shipped_tokenizer, call_text()))
     then = {"retry": Reply.status(503, "busy"), "generation": Reply.hang()}.get(caught)
 
@@ -83,7 +83,7 @@ async def instant(code: str) -> str:
     return code
 
 
-async def test_a_tool_that_cancels_itself_is_told_and_the_episode_goes_on(shipped_tokenizer: Any) -> None:
+async def test_run_episode_tool_that_cancels_itself_is_an_error(shipped_tokenizer: Any) -> None:
     script = [Reply.tokens(ids_of(shipped_tokenizer, text)) for text in (call_text(), ANSWER)]
     done, _, fake = await episode(shipped_tokenizer, script, cancels)
     assert done.stop_reason is StopReason.COMPLETED
@@ -91,14 +91,14 @@ async def test_a_tool_that_cancels_itself_is_told_and_the_episode_goes_on(shippe
     assert "the tool was cancelled by its own code" in shipped_tokenizer.decode(fake.requests[1].input_ids)
 
 
-async def test_a_finished_turn_without_a_token_is_the_engines_fault(shipped_tokenizer: Any) -> None:
+async def test_run_episode_empty_turn_is_an_engine_error(shipped_tokenizer: Any) -> None:
     done, model, _ = await episode(shipped_tokenizer, [Reply.tokens([])], instant)
     assert done.stop_reason is StopReason.ENGINE_ERROR
     assert "got no token with the finish reason 'stop'" in str(done.error)
     assert model.trajectory.turns == []
 
 
-async def test_a_flag_that_cannot_be_read_leaves_the_others_deadlines_as_they_are() -> None:
+async def test_control_deadline_with_a_broken_abort_of_another() -> None:
     reported: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context.get("exception")))
 
@@ -123,7 +123,7 @@ class _Generating:
 
 
 @pytest.mark.parametrize(("limit_s", "grace_s"), [(0.2, 600.0), (600.0, 0.2), (None, 0.2)])
-async def test_an_aborts_grace_and_the_episodes_limit_end_it_whichever_is_first(limit_s, grace_s) -> None:
+async def test_control_deadline_ends_at_grace_or_limit(limit_s, grace_s) -> None:
     model = _Generating()
     deadline = Control(lambda: True, engine_grace_s=lambda _sent_at: grace_s).deadline(limit_s, model=model)
     async with asyncio.timeout(60):
@@ -144,7 +144,7 @@ async def swallows(code: str) -> str:
 
 
 @pytest.mark.parametrize("end", ["abort", "tool time-out", "episode time-out"])
-async def test_nothing_waits_for_a_tool_that_does_not_end(shipped_tokenizer: Any, end: str) -> None:
+async def test_run_episode_does_not_wait_for_a_hanging_tool(shipped_tokenizer: Any, end: str) -> None:
     script = [Reply.tokens(ids_of(shipped_tokenizer, text)) for text in (call_text(), ANSWER)]
     limits = EpisodeLimits(
         tool_timeout_s=0.2 if end == "tool time-out" else None,

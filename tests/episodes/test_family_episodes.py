@@ -23,9 +23,7 @@ def results(*contents: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("episodes", [25, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("known", TEMPLATES)
-def test_every_context_of_an_episode_is_what_the_template_makes_of_its_history(
-    known: str, episodes: int, shipped_tokenizer: Any
-) -> None:
+def test_check_template_random_episodes_match_the_rendering(known: str, episodes: int, shipped_tokenizer: Any) -> None:
     parser, template = TEMPLATES[known]
     ending = ENDINGS[known]
     tokenizer = tokenizer_with(template + f"{{#{ending.sampled}#}}", shipped_tokenizer)
@@ -49,7 +47,7 @@ def test_every_context_of_an_episode_is_what_the_template_makes_of_its_history(
 
 
 @pytest.mark.parametrize("known", CONTEXT_ONLY_TEMPLATES)
-def test_so_is_every_context_of_further_templates(known: str, shipped_tokenizer: Any) -> None:
+def test_chat_template_turns_match_the_whole_rendering(known: str, shipped_tokenizer: Any) -> None:
     tokenizer, ending = tokenizer_with(CONTEXT_ONLY_TEMPLATES[known], shipped_tokenizer), ENDINGS[known]
     template = ChatTemplate(tokenizer)
     user = [{"role": "user", "content": "<|im_end|> Go on."}]
@@ -77,7 +75,7 @@ def test_so_is_every_context_of_further_templates(known: str, shipped_tokenizer:
         ("gpt_oss", "<|call|>", "<|start|>functions.f0"),
     ],
 )
-def test_a_stop_token_that_is_not_the_templates_own_stays_and_the_templates_follows(
+def test_turn_ids_close_a_turn_after_another_stop_token(
     known: str, sampled: str, read: str, shipped_tokenizer: Any
 ) -> None:
     tokenizer = tokenizer_with(TEMPLATES[known][1] + "{#<|endoftext|><|return|>#}", shipped_tokenizer)
@@ -87,9 +85,7 @@ def test_a_stop_token_that_is_not_the_templates_own_stays_and_the_templates_foll
 
 
 @pytest.mark.parametrize("known", ["llama3_json", "gpt_oss"])
-def test_results_of_calls_that_a_template_does_not_write_together_are_shown_as_after_a_call_each(
-    known: str, shipped_tokenizer: Any
-) -> None:
+def test_render_turn_results_of_single_call_templates(known: str, shipped_tokenizer: Any) -> None:
     template = ChatTemplate(tokenizer_with(TEMPLATES[known][1], shipped_tokenizer))
     one, other = results("one", "two")
     first, second = (template.render_turn([result], TOOLS) for result in (one, other))
@@ -100,7 +96,7 @@ def test_results_of_calls_that_a_template_does_not_write_together_are_shown_as_a
     assert template.render_turn([one, other], TOOLS) == first.removesuffix(prompt) + second.removeprefix(end)
 
 
-def test_a_template_that_moves_tools_and_system_text_is_refused_for_those_who_would_see_it(shipped_tokenizer) -> None:
+def test_chat_template_that_moves_tools_refuses_such_turns(shipped_tokenizer) -> None:
     template = ChatTemplate(tokenizer_with(MISTRAL_NEMO, shipped_tokenizer))
     user, system = USER, {"role": "system", "content": "Be brief."}
     assert template.prompt_ids([user], TOOLS)

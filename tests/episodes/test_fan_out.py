@@ -69,7 +69,7 @@ async def episode(
 
 
 @pytest.mark.parametrize(("max_staleness", "stale"), [(None, 0), (4, 0), (3, 3)])
-async def test_max_staleness_holds_for_siblings(shipped_tokenizer: Any, max_staleness: int | None, stale: int) -> None:
+async def test_max_staleness_applies_to_siblings(shipped_tokenizer: Any, max_staleness: int | None, stale: int) -> None:
     said = ids_of(shipped_tokenizer, EXPERT)
     answers = policy(shipped_tokenizer)
 
@@ -87,7 +87,7 @@ async def test_max_staleness_holds_for_siblings(shipped_tokenizer: Any, max_stal
 
 
 @pytest.mark.parametrize("kind", ["ask", "ask_in_a_thread"])
-async def test_a_sub_agents_tokens_are_a_sample_of_the_same_rollout(shipped_tokenizer: Any, kind: str) -> None:
+async def test_fan_out_sub_agent_is_a_sample_of_the_same_rollout(shipped_tokenizer: Any, kind: str) -> None:
     samples, fake, args = await episode(shipped_tokenizer, {"tools": [f"{__name__}.{kind}"]})
     main, expert = samples
     assert [sample.rollout_id for sample in samples] == [5, 5]
@@ -105,7 +105,7 @@ async def test_a_sub_agents_tokens_are_a_sample_of_the_same_rollout(shipped_toke
         assert contract_violations(sample, decode=shipped_tokenizer.decode, reward_key="score") == []
 
 
-async def test_without_the_setting_the_sub_agent_works_and_is_not_trained(shipped_tokenizer: Any) -> None:
+async def test_fan_out_off_plays_sub_agents_untrained(shipped_tokenizer: Any) -> None:
     sample, fake, _ = await episode(shipped_tokenizer, {"fan_out": False})
     assert isinstance(sample, Sample)
     assert (sample.status, len(fake.requests)) == (Sample.Status.COMPLETED, 3)
@@ -120,7 +120,7 @@ async def test_without_the_setting_the_sub_agent_works_and_is_not_trained(shippe
         ({"group_rm": True}, "--group-rm"),
     ],
 )
-async def test_where_slime_cant_take_lists_there_is_one_sample_and_a_warning(
+async def test_fan_out_warns_where_slime_takes_no_lists(
     shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture, args: Any, words: str
 ) -> None:
     for _ in range(2):
@@ -132,18 +132,18 @@ async def test_where_slime_cant_take_lists_there_is_one_sample_and_a_warning(
     assert dropped.startswith("event=sampled_tokens_dropped")
 
 
-async def test_slimes_own_normalisation_is_warned_of(shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_fan_out_warns_of_slimes_normalization(shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
     await episode(shipped_tokenizer, advantage_estimator="grpo", custom_reward_post_process_path=None)
     assert "--custom-reward-post-process-path strands_rollout.normalize_rewards" in caplog.text
 
 
-async def test_an_evaluation_has_one_sample_per_episode(shipped_tokenizer: Any) -> None:
+async def test_fan_out_evaluation_has_one_sample_per_episode(shipped_tokenizer: Any) -> None:
     sample, _, _ = await episode(shipped_tokenizer, evaluation=True)
     assert isinstance(sample, Sample)
 
 
 @pytest.mark.parametrize("settings", [{"tools": ["no.such.tool"]}, {}])
-async def test_a_failed_episode_is_a_list_of_one(shipped_tokenizer: Any, settings: dict[str, Any]) -> None:
+async def test_fan_out_failed_episode_is_a_list_of_one(shipped_tokenizer: Any, settings: dict[str, Any]) -> None:
     script = None if settings else lambda _body, _number: Reply.status(422, "no")
     [sample], _, _ = await episode(shipped_tokenizer, settings, script)
     assert (sample.status, sample.remove_sample, sample.rollout_id) == (Sample.Status.FAILED, True, 5)
@@ -151,9 +151,7 @@ async def test_a_failed_episode_is_a_list_of_one(shipped_tokenizer: Any, setting
 
 @pytest.mark.parametrize("row", [{"fan_out": False}, {"no_such_setting": 1}, {"tools": ["unknown"]}, "no mapping"])
 @pytest.mark.parametrize(("job", "is_list"), [({}, True), ({"fan_out": False}, False), ({"no_such_setting": 1}, False)])
-async def test_a_rows_refused_settings_do_not_change_the_shape_that_all_episodes_of_the_job_have(
-    row: Any, job: dict[str, Any], is_list: bool
-) -> None:
+async def test_fan_out_result_type_ignores_invalid_row_settings(row: Any, job: dict[str, Any], is_list: bool) -> None:
     args = SimpleNamespace(strands_rollout={"fan_out": True, **job})
     for metadata in ({"strands_rollout_settings": row}, {}):
         sample = Sample(prompt="2+2?", index=0, metadata=metadata)
@@ -162,7 +160,7 @@ async def test_a_rows_refused_settings_do_not_change_the_shape_that_all_episodes
         assert sample.status is Sample.Status.FAILED
 
 
-async def test_an_episode_that_fails_after_a_sub_agent_trains_neither(shipped_tokenizer: Any) -> None:
+async def test_fan_out_failed_episode_trains_no_sub_agent(shipped_tokenizer: Any) -> None:
     answers = policy(shipped_tokenizer)
 
     def script(body: dict[str, Any], number: int) -> Reply:
@@ -172,12 +170,12 @@ async def test_an_episode_that_fails_after_a_sub_agent_trains_neither(shipped_to
     assert (sample.status, set(sample.loss_mask)) == (Sample.Status.FAILED, {0})
 
 
-async def test_a_model_for_a_sub_agent_needs_an_episode() -> None:
+async def test_sub_agent_model_needs_an_episode() -> None:
     with pytest.raises(ConfigError, match=r"sub_agent_model\(\) was called outside of an episode"):
         sub_agent_model()
 
 
-async def test_agents_have_seeds_of_their_own(shipped_tokenizer: Any) -> None:
+async def test_fan_out_agents_have_distinct_seeds(shipped_tokenizer: Any) -> None:
     ours = {"tools": [f"{__name__}.ask"], "fan_out": True}
     async with FakeSGLang(policy(shipped_tokenizer), context_length=4096) as fake:
         args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=ours)

@@ -59,14 +59,14 @@ async def forks_on_the_loop(code: str) -> str:
 
 @pytest.mark.parametrize("name", ["forks", "forks_on_the_loop"])
 @pytest.mark.parametrize("how", ["exits", "raises", "returns"])
-async def test_a_child_that_a_tool_forks_ends_with_the_tools_function(shipped_tokenizer, name, how) -> None:
+async def test_generate_ends_children_forked_by_tools(shipped_tokenizer, name, how) -> None:
     turns = [call_text(how, name=name), ANSWER]
     played = await run(shipped_tokenizer, turns, settings={"tools": [f"{__name__}.{name}"]})
     assert "the child ended" in played.context_after(0)
     assert len(played.fake.requests) == 2
 
 
-async def test_code_that_exits_in_strands_python_repl_ends_its_child(
+async def test_generate_ends_children_of_strands_python_repl(
     shipped_tokenizer, monkeypatch: Any, tmp_path: Any
 ) -> None:
     pytest.importorskip("strands_tools.python_repl")

@@ -40,7 +40,7 @@ def _no_tries() -> None:
     tries.clear()
 
 
-async def test_a_hook_can_have_a_call_made_again(shipped_tokenizer: Any) -> None:
+async def test_hook_can_retry_a_tool_call(shipped_tokenizer: Any) -> None:
     settings = {"tools": [f"{__name__}.moody"], "hooks": [f"{__name__}.Patient"]}
     played = await run(shipped_tokenizer, [CALL, ANSWER], settings=settings)
     assert len(tries) == 3
@@ -56,7 +56,7 @@ async def test_a_hook_can_have_a_call_made_again(shipped_tokenizer: Any) -> None
         ("forget", "made a NoneType; expected a Strands HookProvider, with a method register_hooks"),
     ],
 )
-async def test_what_is_no_hook_fails_the_sample_in_words(shipped_tokenizer: Any, name: str, words: str) -> None:
+async def test_hooks_refuse_objects_other_than_hook_providers(shipped_tokenizer: Any, name: str, words: str) -> None:
     played = await run(shipped_tokenizer, [ANSWER], settings={"hooks": [f"{__name__}.{name}"]})
     assert (played.sample.status, played.facts["stop_reason"]) == (type(played.sample).Status.FAILED, "setup_error")
     assert words in played.facts["error"]
@@ -66,9 +66,7 @@ def forget() -> None:
     """Make nothing."""
 
 
-async def test_strands_spans_go_where_the_process_sends_them(
-    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_generate_exports_strands_spans(shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     # a provider can be set once in a process, and Strands asks for it once

@@ -83,7 +83,7 @@ async def played(processor: Any, turns: list[str], prompt: Any = QUESTION, **set
     return model, engine, fake
 
 
-async def test_the_trajectory_is_what_the_processor_makes_of_the_whole_conversation(family: Any) -> None:
+async def test_images_trajectory_equals_the_processors_rendering(family: Any) -> None:
     model, engine, fake = await played(family, [CALL, ANSWER])
     trajectory = model.trajectory
     last = trajectory.turns[-1]
@@ -96,7 +96,7 @@ async def test_the_trajectory_is_what_the_processor_makes_of_the_whole_conversat
 
 
 @pytest.mark.parametrize("text", ["<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>"])
-async def test_text_that_spells_an_image_is_text_and_is_not_sent_beside_images(processor: Any, text: str) -> None:
+async def test_images_text_that_spells_an_image_is_refused(processor: Any, text: str) -> None:
     image_id = processor.tokenizer.convert_tokens_to_ids("<|image_pad|>")
     async with FakeSGLang([]) as fake:
         model = SGLangModel(processor.tokenizer, fake.base_url, processor=processor)
@@ -106,26 +106,26 @@ async def test_text_that_spells_an_image_is_text_and_is_not_sent_beside_images(p
     assert fake.requests == []
 
 
-async def test_an_engine_that_counts_otherwise_is_refused(processor: Any) -> None:
+async def test_images_token_count_of_the_engine_must_match(processor: Any) -> None:
     with pytest.raises(
         errors.EngineResponseError, match="the engine read .* tokens of a prompt with 1 images; expected"
     ):
         await played(processor, [ANSWER], miscounts=1)
 
 
-async def test_a_template_that_shows_no_images_is_refused(processor: Any) -> None:
+async def test_images_template_without_images_is_refused(processor: Any) -> None:
     blind = {"chat_template": TEMPLATE.replace("<|image_pad|>", "")}
     model = SGLangModel(processor.tokenizer, "http://127.0.0.1:1", processor=processor, chat_template_kwargs=blind)
     with pytest.raises(errors.TemplateError, match="the chat template shows 0 of 1 images"):
         await model.count_tokens([{"role": "user", "content": QUESTION}])
 
 
-async def test_a_template_that_counts_images_is_refused_in_later_turns(processor: Any) -> None:
+async def test_images_template_that_numbers_images_is_refused(processor: Any) -> None:
     with pytest.raises(EventLoopException, match="renders an image differently after an earlier image.*add_vision_id"):
         await played(processor, [CALL, ANSWER], chat_template_kwargs={"count_images": True})
 
 
-async def test_an_image_for_a_text_model_is_refused_with_words(shipped_tokenizer: Any) -> None:
+async def test_images_for_a_text_model_are_refused(shipped_tokenizer: Any) -> None:
     messages: Any = [{"role": "user", "content": QUESTION}]
     for given in (None, shipped_tokenizer):
         model = SGLangModel(shipped_tokenizer, "http://127.0.0.1:1", processor=given)
@@ -140,7 +140,7 @@ def draw_badly(code: str) -> dict[str, Any]:
     return {"status": "success", "content": [{"text": "It is"}, broken]}
 
 
-async def test_a_tools_image_that_cannot_be_read_is_a_text(shipped_tokenizer: Any, processor: Any) -> None:
+async def test_images_unreadable_tool_image_becomes_text(shipped_tokenizer: Any, processor: Any) -> None:
     for tokenizer, given in ((shipped_tokenizer, None), (processor.tokenizer, processor)):
         turns = [Reply.tokens(ids_of(tokenizer, turn)) for turn in (call_text(name="draw_badly"), ANSWER)]
         async with FakeSGLang(turns) as fake:
@@ -174,7 +174,7 @@ def chat(*sources: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}]
 
 
-async def test_a_sample_has_its_images_as_the_trainer_takes_them(llava: tuple[Any, Path]) -> None:
+async def test_images_sample_has_the_trainers_pixel_values(llava: tuple[Any, Path]) -> None:
     sample, engine, fake = await generated(*llava, Sample(prompt=chat(picture(seed=1)), index=0), [CALL, ANSWER])
     assert sample.status is Sample.Status.COMPLETED
     prompt = len(sample.tokens) - sample.response_length
@@ -186,7 +186,7 @@ async def test_a_sample_has_its_images_as_the_trainer_takes_them(llava: tuple[An
     assert sample.multimodal_inputs is None
 
 
-async def test_an_audited_episode_with_images_has_no_violations(llava: tuple[Any, Path]) -> None:
+async def test_tito_violations_of_an_episode_with_images(llava: tuple[Any, Path]) -> None:
     processor, folder = llava
     engine = VisionEngine(processor, [CALL, ANSWER])
     async with FakeSGLang(engine, context_length=8192) as fake, record_wire(fake.base_url) as recorder:
@@ -200,7 +200,7 @@ async def test_an_audited_episode_with_images_has_no_violations(llava: tuple[Any
     assert "the trained tokens are not what the engine sampled" in tito_violations(recorder.episodes["one"], sample)[0]
 
 
-async def test_images_that_do_not_fit_truncate_the_episode(llava: tuple[Any, Path]) -> None:
+async def test_images_over_the_budget_truncate_the_episode(llava: tuple[Any, Path]) -> None:
     processor, folder = llava
     whole, _, _ = await generated(processor, folder, Sample(prompt=chat(picture()), index=0), [CALL, ANSWER])
     context_end = len(whole.loss_mask) - whole.loss_mask[::-1].index(0)
@@ -211,7 +211,7 @@ async def test_images_that_do_not_fit_truncate_the_episode(llava: tuple[Any, Pat
 
 
 @pytest.mark.parametrize("is_sampled", [True, False])
-async def test_an_image_token_of_the_policys_ends_an_episode_whose_turns_are_trained(llava, is_sampled) -> None:
+async def test_images_sampled_image_token_ends_the_episode(llava, is_sampled) -> None:
     image = llava[0].image_token
     escaped = CALL.replace("a dot", f"\\u{ord(image[0]):04x}{image[1:]}")  # the tool shows what it is given
     turns = [CALL, image + ANSWER] if is_sampled else [escaped, ANSWER]
@@ -241,7 +241,7 @@ def _videos_too(llava_with_videos: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.usefixtures("_videos_too")
 @pytest.mark.parametrize("wrote", ["policy", "policy, first", "tool"])
-async def test_a_token_of_another_medium_ends_an_episode_as_the_policys(llava_with_videos, wrote) -> None:
+async def test_images_sampled_video_token_ends_the_episode(llava_with_videos, wrote) -> None:
     """SGLang fails at one for which a request has no data, and slime's trainer at one that follows a vision start."""
     escaped = CALL.replace("a dot", f"\\u{ord(VIDEO[0]):04x}{VIDEO[1:]}")
     turns = {"policy": [CALL, VIDEO + ANSWER], "policy, first": [VIDEO + CALL], "tool": [escaped, ANSWER]}[wrote]
@@ -257,7 +257,7 @@ async def test_a_token_of_another_medium_ends_an_episode_as_the_policys(llava_wi
     assert len(engine.read) == (2 if wrote == "policy" else 1)
 
 
-async def test_an_image_token_of_the_first_turn_is_no_fault_of_the_setup(llava: tuple[Any, Path]) -> None:
+async def test_images_sampled_image_token_in_the_first_turn(llava: tuple[Any, Path]) -> None:
     sample, _, _ = await generated(*llava, Sample(prompt=chat(picture()), index=0), [llava[0].image_token + CALL])
     facts = sample.metadata["strands_rollout"]
     assert (sample.status, facts["stop_reason"]) == (Sample.Status.TRUNCATED, "unsendable_text")
@@ -268,12 +268,12 @@ def processor_ids(processor: Any, token: str) -> int:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_tokens_of_other_media_are_known(tokenizer: Any, name: str) -> None:
+def test_image_tokens_of_finds_tokens_of_other_media(tokenizer: Any, name: str) -> None:
     found = images.image_tokens_of(vision_processor(name, tokenizer)).other_ids
     assert found == {tokenizer.convert_tokens_to_ids(VIDEO)}
 
 
-async def test_a_rewritten_history_has_the_images_that_it_kept(processor: Any) -> None:
+async def test_images_rewritten_history_keeps_its_images(processor: Any) -> None:
     engine = VisionEngine(processor, [ANSWER, ANSWER])
     other = [{"text": "Later."}, image_block(picture(seed=5)), image_block(picture(seed=6))]
     async with FakeSGLang(engine) as fake:
@@ -286,7 +286,7 @@ async def test_a_rewritten_history_has_the_images_that_it_kept(processor: Any) -
     assert last.token_ids[: last.prompt_length] == engine.read[1]
 
 
-def test_a_copy_has_no_image_of_a_turn_that_is_being_appended() -> None:
+def test_snapshot_omits_images_of_an_unfinished_turn() -> None:
     """Another thread appends the images, then the tokens, then the turn."""
     image = images.PlacedImage(1, 3, 9, "data:", {})
     trajectory = Trajectory()
@@ -298,7 +298,7 @@ def test_a_copy_has_no_image_of_a_turn_that_is_being_appended() -> None:
     assert (copied.images, copied.token_ids) == ([image], [1, 9, 9, 2, 5])
 
 
-async def test_a_form_without_pixels_refuses_images(llava: tuple[Any, Path]) -> None:
+async def test_to_agent_loop_outputs_refuses_images(llava: tuple[Any, Path]) -> None:
     sample, _, _ = await generated(*llava, Sample(prompt=chat(picture()), index=0), [ANSWER])
     sample.reward = 1.0
     with pytest.raises(errors.ExportError, match="sample 0 .index=0. has images; expected text only"):
@@ -306,7 +306,7 @@ async def test_a_form_without_pixels_refuses_images(llava: tuple[Any, Path]) -> 
     assert finished_episodes([sample], allow_images=True)[0].sample is sample
 
 
-async def test_images_that_slime_has_loaded_are_those_of_the_chat(llava: tuple[Any, Path]) -> None:
+async def test_images_loaded_by_slime_are_used(llava: tuple[Any, Path]) -> None:
     loaded = {"images": [picture(seed=4)], "videos": None}
     sample = Sample(prompt=chat({"path": "elsewhere.png", "max_pixels": 7}), multimodal_inputs=loaded, index=0)
     sample, engine, _ = await generated(*llava, sample, [ANSWER])
@@ -315,7 +315,7 @@ async def test_images_that_slime_has_loaded_are_those_of_the_chat(llava: tuple[A
     assert sample.multimodal_inputs is loaded
 
 
-async def test_an_aborted_sample_with_images_starts_afresh_and_says_so(llava, caplog) -> None:
+async def test_images_aborted_sample_starts_afresh_with_a_warning(llava, caplog) -> None:
     aborting = [False]
 
     def stop() -> bool:
@@ -361,7 +361,7 @@ def sources(tmp_path: Path) -> list[Any]:
     ]
 
 
-def test_an_image_may_come_in_each_of_slimes_forms(tmp_path: Path) -> None:
+def test_image_block_reads_each_of_slimes_forms(tmp_path: Path) -> None:
     blocks = [block_of(source) for source in sources(tmp_path)]
     assert all(block == image_block(picture()) for block in blocks)
     prompt = to_episode_prompt(chat(*sources(tmp_path)), None, None)
@@ -378,7 +378,7 @@ def test_an_image_may_come_in_each_of_slimes_forms(tmp_path: Path) -> None:
         (None, "got an image with .*expected `type` and `image`"),
     ],
 )
-def test_an_unusable_image_says_what_was_expected(source: Any, words: str) -> None:
+def test_to_episode_prompt_image_error_names_the_expected_form(source: Any, words: str) -> None:
     with pytest.raises(errors.PromptError, match=words):
         to_episode_prompt(chat(source), None, None)
 
@@ -397,6 +397,6 @@ def test_an_unusable_image_says_what_was_expected(source: Any, words: str) -> No
         ),
     ],
 )
-def test_images_that_do_not_fit_the_prompt_are_refused(prompt: Any, loaded: Any, words: str) -> None:
+def test_to_episode_prompt_refuses_images_without_a_place(prompt: Any, loaded: Any, words: str) -> None:
     with pytest.raises(errors.PromptError, match=words):
         to_episode_prompt(prompt, None, None, loaded)

@@ -68,7 +68,7 @@ def tokens_of(samples: Sequence[Sample]) -> list[list[int]]:
     return [sample.tokens for sample in samples]
 
 
-async def test_a_weight_update_in_mid_episode_changes_nothing_but_the_version(engine, shipped_tokenizer, undisturbed):
+async def test_generate_keeps_tokens_under_weight_updates(engine, shipped_tokenizer, undisturbed):
     running = asyncio.create_task(played(engine, shipped_tokenizer, new_samples()))
     for version in range(2, 8):  # fewer updates than aborts of one turn after which an engine is given up
         if not await generates_before(engine, running):
@@ -94,7 +94,7 @@ def is_open(sample: Sample) -> bool:
     return sample.status in (Sample.Status.PENDING, Sample.Status.ABORTED)
 
 
-async def test_aborted_and_resumed_episodes_end_as_undisturbed_ones(engine, shipped_tokenizer, undisturbed) -> None:
+async def test_generate_resumes_to_the_tokens_of_an_undisturbed_run(engine, shipped_tokenizer, undisturbed) -> None:
     for first_limit in range(20, 600, 40):  # until the flag goes up in the middle of an episode
         samples, limit, aborts = new_samples(), first_limit, 0
         while any(map(is_open, samples)):

@@ -31,7 +31,7 @@ LOOPS: dict[str, dict[str, Any]] = {"without hooks": {}, "with hooks": {"hooks":
     ],
     ids=["iterations before calls", "calls before parallel calls", "calls that are run count", "length before calls"],
 )
-async def test_a_turn_that_reaches_several_limits_ends_by_the_first(shipped_tokenizer, loop, limits, turns, reason):
+async def test_generate_ends_at_the_first_of_several_limits(shipped_tokenizer, loop, limits, turns, reason):
     cut = Reply.tokens(ids_of(shipped_tokenizer, TWO_CALLS)[:30], "length")
     script = [cut if turn == "cut" else turn for turn in turns]
     done = await run(shipped_tokenizer, script, settings={**limits, **LOOPS[loop]})
@@ -41,7 +41,7 @@ async def test_a_turn_that_reaches_several_limits_ends_by_the_first(shipped_toke
 
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("then", ["length", "iterations", "calls", "budget", "answer"])
-async def test_an_abort_comes_before_limits_on_tools_and_budgets(shipped_tokenizer, loop, then):
+async def test_generate_abort_precedes_tool_limits_and_budgets(shipped_tokenizer, loop, then):
     """The flag goes up while the turn is sampled, and is up when the turn is there."""
     is_up: list[int] = []
     ids = ids_of(shipped_tokenizer, ANSWER if then == "answer" else call_text())

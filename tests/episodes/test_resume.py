@@ -107,7 +107,7 @@ def is_valid(sample: Any, tokenizer: Any) -> bool:
     return True
 
 
-async def test_a_cut_turn_goes_on_from_its_own_tokens(shipped_tokenizer: Any) -> None:
+async def test_generate_resumes_an_aborted_turn(shipped_tokenizer: Any) -> None:
     sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
     first = await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample)
     assert (sample.status, sample.tokens[-4:]) == (Sample.Status.ABORTED, turn[:4])
@@ -126,7 +126,7 @@ async def test_a_cut_turn_goes_on_from_its_own_tokens(shipped_tokenizer: Any) ->
     assert "resume" not in facts
 
 
-async def test_the_rest_of_a_cut_turn_has_the_rest_of_every_budget(shipped_tokenizer: Any) -> None:
+async def test_generate_resumes_with_the_remaining_budgets(shipped_tokenizer: Any) -> None:
     turn = ids_of(shipped_tokenizer, ANSWER)
     for settings, params, left in (({}, {"max_new_tokens": 20}, 16), ({"max_turn_tokens": 9}, {}, 5)):
         sample = new_sample()
@@ -137,7 +137,7 @@ async def test_the_rest_of_a_cut_turn_has_the_rest_of_every_budget(shipped_token
         assert fake.requests[0].body["sampling_params"]["max_new_tokens"] == left
 
 
-async def test_finished_tools_are_not_run_again(shipped_tokenizer: Any) -> None:
+async def test_generate_resumes_without_rerunning_finished_tools(shipped_tokenizer: Any) -> None:
     sample, calls = new_sample(), ids_of(shipped_tokenizer, CALLS)
     world.stuck.add("b")
     await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(calls), sample)
@@ -155,7 +155,7 @@ async def test_finished_tools_are_not_run_again(shipped_tokenizer: Any) -> None:
     assert is_valid(sample, shipped_tokenizer)
 
 
-async def test_several_aborts_in_a_row_lose_nothing(shipped_tokenizer: Any) -> None:
+async def test_generate_resumes_after_several_aborts(shipped_tokenizer: Any) -> None:
     sample = new_sample()
     calls, answer = ids_of(shipped_tokenizer, CALLS), ids_of(shipped_tokenizer, ANSWER)
     await attempt(shipped_tokenizer, lambda _b, _n: aborted(calls[:5]), sample, version="1")
@@ -173,7 +173,7 @@ async def test_several_aborts_in_a_row_lose_nothing(shipped_tokenizer: Any) -> N
 
 
 @pytest.mark.parametrize("journey", ["deepcopy", "pickle", "json"])
-async def test_the_state_survives_and_the_end_is_that_of_an_episode_that_nobody_cut(shipped_tokenizer, journey) -> None:
+async def test_generate_resumes_a_copied_sample(shipped_tokenizer, journey) -> None:
     turns = [Reply.tokens(ids_of(shipped_tokenizer, text)) for text in (MIXED, ANSWER)]
     sample, undisturbed = new_sample(), new_sample()
     await attempt(shipped_tokenizer, lambda _b, n: turns[n], undisturbed)
@@ -194,7 +194,7 @@ async def test_the_state_survives_and_the_end_is_that_of_an_episode_that_nobody_
     assert is_valid(moved, shipped_tokenizer)
 
 
-async def test_masked_tokens_of_old_weights_stay_masked(shipped_tokenizer: Any) -> None:
+async def test_generate_resumes_with_slimes_mask(shipped_tokenizer: Any) -> None:
     sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
     await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample)
     sample.loss_mask = [0] * sample.response_length  # as --mask-offpolicy-in-partial-rollout does
@@ -204,7 +204,7 @@ async def test_masked_tokens_of_old_weights_stay_masked(shipped_tokenizer: Any) 
 
 
 @pytest.mark.parametrize(("staleness", "trained"), [(None, 4), (2, 4), (1, 0), (0, 0)])
-async def test_tokens_of_too_old_weights_are_not_trained(shipped_tokenizer, staleness, trained) -> None:
+async def test_max_staleness_masks_tokens_of_old_weights(shipped_tokenizer, staleness, trained) -> None:
     sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
     settings = {"max_staleness": staleness}
     await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample, version="7", settings=settings)
@@ -214,9 +214,7 @@ async def test_tokens_of_too_old_weights_are_not_trained(shipped_tokenizer, stal
 
 
 @pytest.mark.parametrize(("staleness", "trained"), [(None, 4), (99, 0)])
-async def test_tokens_from_before_a_restart_are_older_than_any_limit(
-    shipped_tokenizer, monkeypatch, staleness, trained
-) -> None:
+async def test_max_staleness_masks_tokens_of_an_earlier_run(shipped_tokenizer, monkeypatch, staleness, trained) -> None:
     sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
     settings = {"max_staleness": staleness}
     await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample, version="1", settings=settings)
@@ -261,7 +259,7 @@ DAMAGES: dict[str, Callable[[Sample], None]] = {
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-async def test_a_state_that_cant_be_used_means_a_clean_restart_and_a_warning(shipped_tokenizer, caplog, how) -> None:
+async def test_generate_restarts_from_an_unusable_state_with_a_warning(shipped_tokenizer, caplog, how) -> None:
     sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
     first = await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample)
     DAMAGES[how](sample)
@@ -275,7 +273,7 @@ async def test_a_state_that_cant_be_used_means_a_clean_restart_and_a_warning(shi
     assert is_valid(sample, shipped_tokenizer)
 
 
-async def test_resuming_can_be_switched_off(shipped_tokenizer: Any) -> None:
+async def test_resume_aborted_false_starts_afresh(shipped_tokenizer: Any) -> None:
     sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
     settings = {"resume_aborted": False}
     await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample, settings=settings)
@@ -299,7 +297,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(("change", "name"), CHANGES.values(), ids=CHANGES)
-async def test_an_aborted_sample_is_not_resumed_under_other_conditions(shipped_tokenizer, caplog, change, name) -> None:
+async def test_generate_restarts_under_changed_conditions(shipped_tokenizer, caplog, change, name) -> None:
     sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
     await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample)
     rest = turn if name else turn[4:]
@@ -310,7 +308,7 @@ async def test_an_aborted_sample_is_not_resumed_under_other_conditions(shipped_t
     assert (words in caplog.text) is (name is not None)
 
 
-async def test_an_aborted_sample_is_not_resumed_under_other_settings_of_its_row(shipped_tokenizer, caplog) -> None:
+async def test_generate_restarts_under_changed_row_settings(shipped_tokenizer, caplog) -> None:
     sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
     await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample)
     sample.metadata["strands_rollout_settings"] = {"max_tool_iterations": 1}
@@ -319,7 +317,7 @@ async def test_an_aborted_sample_is_not_resumed_under_other_settings_of_its_row(
     assert "it was begun with other values of max_tool_iterations" in caplog.text
 
 
-async def test_an_abort_before_the_first_token_starts_afresh_without_a_warning(shipped_tokenizer, caplog) -> None:
+async def test_generate_restarts_silently_without_tokens(shipped_tokenizer, caplog) -> None:
     sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
     await attempt(shipped_tokenizer, lambda _b, _n: aborted([]), sample)
     assert sample.status is Sample.Status.ABORTED
@@ -329,7 +327,7 @@ async def test_an_abort_before_the_first_token_starts_afresh_without_a_warning(s
     assert [record for record in caplog.records if record.levelname == "WARNING"] == []
 
 
-async def test_limits_count_over_all_attempts(shipped_tokenizer: Any) -> None:
+async def test_generate_resumes_with_the_limits_of_all_attempts(shipped_tokenizer: Any) -> None:
     sample, calls = new_sample(), ids_of(shipped_tokenizer, CALLS)
     settings = {"max_tool_iterations": 2}
     await attempt(
@@ -358,7 +356,7 @@ def blocks_until_the_abort(job: str) -> str:
     return f"{job} is done"
 
 
-async def test_a_call_that_ends_as_it_is_cut_is_finished(shipped_tokenizer, monkeypatch) -> None:
+async def test_generate_resumes_with_a_call_that_ended_in_the_abort(shipped_tokenizer, monkeypatch) -> None:
     monkeypatch.setattr("strands_rollout.agent.tool_call.CLEANUP_TIMEOUT_S", 2.0)
     monkeypatch.setattr("strands_rollout.own_thread._GRACE_PERIOD_S", 20.0)
     call = json.dumps({"name": blocks_until_the_abort.tool_name, "arguments": {"job": "a"}})

@@ -62,7 +62,7 @@ async def episode(
         return await generate(namespace, sample, {"max_new_tokens": 1024}), fake, script
 
 
-async def test_each_history_is_a_sample_and_each_sampled_token_is_trained_once(shipped_tokenizer: Any) -> None:
+async def test_conversation_manager_histories_are_samples(shipped_tokenizer: Any) -> None:
     samples, fake, script = await episode(shipped_tokenizer, "keeps_three")
     kinds = [sample.metadata["strands_rollout"]["fan_out"]["kind"] for sample in samples]
     assert kinds == ["main", "segment", "segment"]
@@ -85,7 +85,7 @@ async def test_each_history_is_a_sample_and_each_sampled_token_is_trained_once(s
     assert (facts["segments"], facts["stop_reason"], facts["tool_calls"]) == (3, "completed", 3)
 
 
-async def test_a_full_context_is_the_managers_business(shipped_tokenizer: Any) -> None:
+async def test_conversation_manager_reduces_a_full_context(shipped_tokenizer: Any) -> None:
     samples, fake, _ = await episode(shipped_tokenizer, "drops_on_overflow", rollout_max_context_len=345)
     assert [sample.status for sample in samples] == [Sample.Status.COMPLETED] * len(samples)
     assert len(samples) > 1
@@ -93,7 +93,7 @@ async def test_a_full_context_is_the_managers_business(shipped_tokenizer: Any) -
         assert len(request.input_ids) + request.body["sampling_params"]["max_new_tokens"] <= 345
 
 
-async def test_without_fan_out_the_last_history_is_the_sample(shipped_tokenizer: Any) -> None:
+async def test_conversation_manager_without_fan_out_keeps_the_last(shipped_tokenizer: Any) -> None:
     sample, fake, _ = await episode(shipped_tokenizer, "keeps_three", fan_out=False)
     assert sample.tokens == fake.requests[-1].input_ids + ids_of(shipped_tokenizer, ANSWER)
     assert sample.metadata["strands_rollout"]["segments"] == 3
@@ -103,7 +103,7 @@ async def test_without_fan_out_the_last_history_is_the_sample(shipped_tokenizer:
     ("manager", "words"),
     [("no_such_name", "no_such_name"), ("not_a_manager", "expected a Strands ConversationManager")],
 )
-async def test_a_path_that_is_no_manager_fails_in_words(shipped_tokenizer: Any, manager: str, words: str) -> None:
+async def test_conversation_manager_refuses_other_objects(shipped_tokenizer: Any, manager: str, words: str) -> None:
     [sample], _, _ = await episode(shipped_tokenizer, manager)
     assert sample.status is Sample.Status.FAILED
     assert words in sample.metadata["strands_rollout"]["error"]
@@ -131,7 +131,7 @@ HEADS = {
 
 @pytest.mark.parametrize("is_open", [False, True], ids=["after a turn", "inside an aborted turn"])
 @pytest.mark.parametrize(("named", "changes"), HEADS.values(), ids=HEADS)
-async def test_another_system_prompt_or_tool_is_refused_by_name_unless_it_may_begin_a_segment(
+async def test_on_rewritten_history_with_another_prompt_or_tool(
     shipped_tokenizer: Any, named: str | None, changes: dict[str, Any], is_open: bool
 ) -> None:
     answer = ids_of(shipped_tokenizer, ANSWER)
@@ -154,7 +154,7 @@ async def test_another_system_prompt_or_tool_is_refused_by_name_unless_it_may_be
                 assert len(model.conversation.branches) - 1 == bool(named)
 
 
-async def test_the_response_budget_holds_over_all_histories(shipped_tokenizer: Any) -> None:
+async def test_conversation_manager_histories_share_the_budget(shipped_tokenizer: Any) -> None:
     settings_budget = 190
     script = Script(shipped_tokenizer, TURNS)
     settings = {"conversation_manager": f"{__name__}.keeps_three", "fan_out": True, "executor": "subprocess"}
@@ -187,7 +187,7 @@ class SumsUp(HookProvider):
         messages[:] = [{"role": "user", "content": [{"text": summary}]}]
 
 
-async def test_what_a_manager_asks_the_policy_is_an_aside(shipped_tokenizer: Any) -> None:
+async def test_conversation_manager_request_is_a_side_conversation(shipped_tokenizer: Any) -> None:
     turns = [call_text("print(1)"), call_text("print(2)"), "So far: 2.<|im_end|>", ANSWER]
     script = Script(shipped_tokenizer, turns)
     async with FakeSGLang(script, context_length=4096, episode_of=lambda received: received.rid) as fake:
@@ -216,12 +216,12 @@ def sums_up() -> SummarizingConversationManager:
     return SummarizingConversationManager()
 
 
-async def test_a_manager_that_blocks_the_event_loop_is_refused(shipped_tokenizer: Any) -> None:
+async def test_conversation_manager_that_blocks_the_loop_is_refused(shipped_tokenizer: Any) -> None:
     [sample], _, _ = await episode(shipped_tokenizer, "sums_up")
     assert "blocks the event loop" in sample.metadata["strands_rollout"]["error"]
 
 
-async def test_an_aborted_episode_with_several_histories_starts_afresh_with_a_warning(
+async def test_generate_restarts_with_several_histories(
     shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     aborting = False

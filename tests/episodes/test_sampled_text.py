@@ -205,7 +205,9 @@ def check(samples: Sequence[Any], caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("known", TEMPLATES)
-async def test_every_value_can_be_an_argument(checkpoints: Any, known: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_generate_plays_calls_with_any_argument(
+    checkpoints: Any, known: str, caplog: pytest.LogCaptureFixture
+) -> None:
     tokenizer, values = checkpoints(known), [value for value in VALUES if len(value) < 4_500]
     template = ChatTemplate(tokenizer)
     turn = "\n".join(raw_turn(family(known), [("echo", {"n": value}), ("raw", {"value": value})]) for value in values)
@@ -223,7 +225,7 @@ async def test_every_value_can_be_an_argument(checkpoints: Any, known: str, capl
 
 
 @pytest.mark.parametrize("known", TEMPLATES)
-async def test_whatever_is_sampled_is_trained(checkpoints: Any, known: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_generate_trains_hostile_turns(checkpoints: Any, known: str, caplog: pytest.LogCaptureFixture) -> None:
     rng = random.Random(known)
     check(await play_hostile(checkpoints(known), known, rng, VARIANTS[rng.choice(playable(known))]), caplog)
 
@@ -247,7 +249,7 @@ UNPARSED = '<tool_call>\n{"name": "invalid_tool_call", "arguments": 1}\n</tool_c
 
 
 @pytest.mark.parametrize("variant", ["simple", "hooks", "forgetful"])
-async def test_a_tool_of_an_internal_name_is_an_unknown_one(shipped_tokenizer: Any, variant: str) -> None:
+async def test_generate_treats_internal_tool_names_as_unknown(shipped_tokenizer: Any, variant: str) -> None:
     turns = [called(*INTERNAL_NAMES), UNPARSED + called(INTERNAL_NAMES[0], "echo"), called(INTERNAL_NAMES[0]), ANSWER]
     done = await run(shipped_tokenizer, turns, settings=VARIANTS[variant])
     assert (done.facts["stop_reason"], done.sample.status) == ("completed", Sample.Status.COMPLETED)
@@ -265,7 +267,7 @@ ODD_NAMES = ("no.such", "x" * 65, "a b", "é")
 
 
 @pytest.mark.parametrize("variant", ["simple", "hooks", "forgetful", "structured"])
-async def test_results_stand_in_the_order_of_their_calls(shipped_tokenizer: Any, variant: str) -> None:
+async def test_generate_orders_results_by_their_calls(shipped_tokenizer: Any, variant: str) -> None:
     turns = [called("echo", "no.such", "echo", *ODD_NAMES, "echo"), ANSWER, "34<|im_end|>"]
     done = await run(shipped_tokenizer, turns, settings=VARIANTS[variant])
     errors = ["Er"] * len(ODD_NAMES)
@@ -285,7 +287,7 @@ class Falling:
     parse = segments
 
 
-async def test_a_bug_in_a_parser_is_a_failed_call_of_the_policy(shipped_tokenizer, caplog, monkeypatch) -> None:
+async def test_generate_tool_parser_bug_is_a_parse_failure(shipped_tokenizer, caplog, monkeypatch) -> None:
     monkeypatch.setitem(tool_parsers._factories, "falling", Falling)  # type: ignore[arg-type]
     settings = {**VARIANTS["simple"], "tool_parser": "falling"}
     turns = ["I call<|im_end|>", "I call again<|im_end|>", "34<|im_end|>"]

@@ -263,7 +263,7 @@ def the_table() -> dict[str, tuple[str, str]]:
     return {name: (samples, more) for name, samples, more in lines[1:]}
 
 
-def test_the_page_has_the_rows_that_are_played() -> None:
+def test_strands_interfaces_table_matches_the_rows() -> None:
     rows = the_table()
     assert rows.keys() == ROWS.keys()
     newer = {name for name, (_, more) in rows.items() if "1.56" in more or "a2a" in more}
@@ -272,7 +272,7 @@ def test_the_page_has_the_rows_that_are_played() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*(deprecated|experimental|A2A)", "ignore::ResourceWarning")
 @pytest.mark.parametrize("name", ROWS)
-async def test_an_interface_plays_as_the_page_says(shipped_tokenizer, name, tmp_path, capsys) -> None:
+async def test_strands_interface_plays_as_documented(shipped_tokenizer, name, tmp_path, capsys) -> None:
     row, (claim, _) = ROWS[name], the_table()[name]
     if row.needs is not None and row.needs not in inspect.signature(Agent).parameters:
         pytest.importorskip(row.needs)

@@ -66,7 +66,7 @@ def _facts(samples: list[Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", SPECIALISTS)
-async def test_the_specialist_that_a_graph_routes_to_is_the_main_agent(shipped_tokenizer: Any, name: str) -> None:
+async def test_graph_main_agent_is_the_routed_specialist(shipped_tokenizer: Any, name: str) -> None:
     said = {"router": [f"Ask {name}.<|im_end|>"], name: [tool_call("double", number=17), RIGHT]}
     samples = await _graded(shipped_tokenizer, _routed, said)
     facts = _facts(samples)
@@ -78,14 +78,14 @@ async def test_the_specialist_that_a_graph_routes_to_is_the_main_agent(shipped_t
     assert (len(alone), alone[0].reward, sum(alone[0].loss_mask)) == (1, 1.0, sum(samples[0].loss_mask))
 
 
-async def test_limits_are_those_of_the_specialist_that_answers(shipped_tokenizer: Any) -> None:
+async def test_graph_limits_are_the_main_agents(shipped_tokenizer: Any) -> None:
     said = {"router": ["Ask geometry.<|im_end|>"], "geometry": [tool_call("double", number=17)] * 3}
     samples = await _graded(shipped_tokenizer, _routed, said, max_tool_iterations=2)
     assert (samples[0].status, _facts(samples)["stop_reason"]) == (Sample.Status.TRUNCATED, "max_tool_iterations")
     assert (_facts(samples)["tool_iterations"], _facts(samples)["budgets"]["tool_iterations"]) == (2, 1.0)
 
 
-async def test_a_specialist_whose_turn_is_cut_says_by_what(shipped_tokenizer: Any) -> None:
+async def test_graph_stop_reason_of_a_cut_main_agent(shipped_tokenizer: Any) -> None:
     said = {"router": ["Ask geometry.<|im_end|>"], "geometry": [" word" * 30]}
 
     def cut(text: str, number: int) -> Any:
@@ -108,7 +108,7 @@ def _revised(model: SGLangModel, _task: Task) -> Any:
     return builder.build()
 
 
-async def test_a_graph_with_a_loop_is_graded_by_the_node_that_left_it(shipped_tokenizer: Any) -> None:
+async def test_graph_with_a_loop_main_agent_is_the_last_node(shipped_tokenizer: Any) -> None:
     said = {"writer": ["A draft.<|im_end|>", RIGHT], "critic": ["Again.<|im_end|>"]}
     samples = await _graded(shipped_tokenizer, _revised, said)
     assert (_facts(samples)["stop_reason"], _facts(samples)["turns"]) == ("completed", 2)
@@ -128,7 +128,7 @@ def _nested(model: SGLangModel, _task: Task) -> Any:
     return outer.build()
 
 
-async def test_the_last_node_of_a_nested_graph_answers_for_both(shipped_tokenizer: Any) -> None:
+async def test_graph_nested_main_agent_is_the_inner_leaf(shipped_tokenizer: Any) -> None:
     said = {"planner": ["Plan.<|im_end|>"], "first": [WRONG], "second": [RIGHT]}
     samples = await _graded(shipped_tokenizer, _nested, said)
     assert "You are second." in shipped_tokenizer.decode(samples[0].tokens)
@@ -162,9 +162,7 @@ class _Foreign:
 
 
 @pytest.mark.parametrize("leaf", [_Function, _Foreign])
-async def test_before_a_leaf_that_is_no_agent_of_the_policy_the_last_agent_answers(
-    shipped_tokenizer: Any, leaf: Any
-) -> None:
+async def test_graph_main_agent_precedes_a_leaf_without_policy(shipped_tokenizer: Any, leaf: Any) -> None:
     def factory(model: SGLangModel, task: Task) -> Any:
         builder = GraphBuilder().set_max_node_executions(10)
         builder.add_node(_agent(model, "first"), "first")
@@ -180,9 +178,7 @@ async def test_before_a_leaf_that_is_no_agent_of_the_policy_the_last_agent_answe
 
 
 @pytest.mark.parametrize("runs", [1, 2])
-async def test_a_graph_that_a_limit_of_its_own_ends_is_graded_by_who_spoke_last(
-    shipped_tokenizer: Any, runs: int
-) -> None:
+async def test_graph_at_its_own_limit_main_agent_is_the_last_node(shipped_tokenizer: Any, runs: int) -> None:
     def factory(model: SGLangModel, task: Task) -> Any:
         builder = GraphBuilder().set_max_node_executions(runs)
         for name in ("first", "second", "third"):
@@ -209,7 +205,7 @@ def _leaves(model: SGLangModel, _task: Task) -> Any:
 
 
 @pytest.mark.parametrize("slow", ["left", "right"])
-async def test_of_leaves_that_ran_at_once_the_first_that_was_added_answers(shipped_tokenizer: Any, slow: str) -> None:
+async def test_graph_parallel_leaves_main_agent_is_the_first_added(shipped_tokenizer: Any, slow: str) -> None:
     others_done = asyncio.Event()
 
     class Slow(RecordingPolicy):
@@ -243,9 +239,7 @@ class _Relay(MultiAgentBase):
 
 
 @pytest.mark.parametrize("is_inner", [False, True])
-async def test_of_a_users_own_structure_who_spoke_last_is_the_main_agent(
-    shipped_tokenizer: Any, is_inner: bool
-) -> None:
+async def test_multi_agent_base_main_agent_is_the_last_speaker(shipped_tokenizer: Any, is_inner: bool) -> None:
     def factory(model: SGLangModel, task: Task) -> Any:
         relay = _Relay([_agent(model, name) for name in ("second", "first")])
         if not is_inner:
@@ -271,9 +265,7 @@ HAND_OVERS = {
 
 
 @pytest.mark.parametrize(("order", "last"), HAND_OVERS.values(), ids=HAND_OVERS)
-async def test_who_a_swarm_is_handed_over_to_last_is_its_main_agent(
-    shipped_tokenizer: Any, order: list[str], last: str
-) -> None:
+async def test_swarm_main_agent_is_the_last_handoff_target(shipped_tokenizer: Any, order: list[str], last: str) -> None:
     said: dict[str, list[str]] = {name: [] for name in order}
     for name, to in itertools.pairwise(order):
         said[name] += [tool_call("handoff_to_agent", agent_name=to, message="You."), WRONG]
@@ -284,7 +276,7 @@ async def test_who_a_swarm_is_handed_over_to_last_is_its_main_agent(
     assert {sample.reward for sample in samples} == {1.0}
 
 
-async def test_the_only_agent_on_the_factorys_model_is_the_main_one_wherever_it_stands(shipped_tokenizer: Any) -> None:
+async def test_graph_only_agent_on_the_policy_model_is_the_main_agent(shipped_tokenizer: Any) -> None:
     def factory(model: SGLangModel, task: Task) -> Any:
         builder = GraphBuilder().set_max_node_executions(10)
         builder.add_node(_agent(model, "first"), "first")
@@ -307,7 +299,7 @@ class Hears(HookProvider):
         registry.add_callback(AfterModelCallEvent, lambda event: heard.append(event.agent.name))
 
 
-async def test_hooks_of_the_settings_hear_each_agent_that_may_answer(shipped_tokenizer: Any) -> None:
+async def test_graph_hooks_setting_applies_to_each_candidate(shipped_tokenizer: Any) -> None:
     heard.clear()
     said = {"router": ["Ask numbers.<|im_end|>"], "numbers": [RIGHT]}
     await _graded(shipped_tokenizer, _routed, said, hooks=["test_team_answers.Hears"])
@@ -332,7 +324,7 @@ def asks(_task: Task) -> Asks:
     return Asks()
 
 
-async def test_an_environment_hears_who_answered_each_of_its_questions(shipped_tokenizer: Any) -> None:
+async def test_graph_environment_gets_the_main_agents_answers(shipped_tokenizer: Any) -> None:
     said = {
         "router": ["Ask algebra.<|im_end|>", "Ask geometry.<|im_end|>"],
         "algebra": [WRONG],

@@ -78,7 +78,7 @@ SLOW = [pytest.param(exits, id=name, marks=pytest.mark.slow) for name, exits in 
 
 @pytest.mark.parametrize("exits", [pytest.param(EXITS["SystemExit"], id="SystemExit"), *SLOW])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_an_exit_of_users_code_ends_no_run(shipped_tokenizer, monkeypatch, case, exits) -> None:
+def test_generate_survives_exits_in_user_code(shipped_tokenizer, monkeypatch, case, exits) -> None:
     monkeypatch.setattr(user_exits, "raises", exits)
     (script, settings, *metadata), expected = case
     if settings.get("agent_factory") == here("agent_with_middleware") and not HAS_MIDDLEWARE:

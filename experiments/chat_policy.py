@@ -24,7 +24,7 @@ from strands_rollout.errors import (
     EngineResponseError,
     EngineUnavailableError,
 )
-from strands_rollout.model.sampling import Room, TokenLimits, turn_allowance, turn_seed
+from strands_rollout.model.sampling import RemainingBudget, TokenLimits, turn_allowance, turn_seed
 from strands_rollout.slime_plugin.episode import ROUTING_HEADER
 
 ChatMessage: TypeAlias = dict[str, Any]
@@ -130,15 +130,15 @@ class RecordedChat:
 
     def _allowance(self, prompt_tokens: int) -> tuple[int | None, str]:
         """Return the tokens that the next turn may sample, and the limit that would cut it."""
-        limits, rooms = self._limits, []
+        limits, candidates = self._limits, []
         if limits.max_response_tokens is not None and self.turns:
-            rooms.append((limits.max_response_tokens - (prompt_tokens - len(self.prompt_ids)), "response"))
+            candidates.append((limits.max_response_tokens - (prompt_tokens - len(self.prompt_ids)), "response"))
         # SGLang refuses a request that would fill its context to the last token
         engine = None if self._engine_context is None else self._engine_context - 1
         contexts = [limit for limit in (limits.max_context_tokens, engine) if limit is not None]
-        rooms += [(limit - prompt_tokens, "context") for limit in contexts]
-        room = Room(*min(rooms)) if rooms else Room(None, "context")
-        return turn_allowance(limits, room, 0, is_first=not self.turns)
+        candidates += [(limit - prompt_tokens, "context") for limit in contexts]
+        remaining = RemainingBudget(*min(candidates)) if candidates else RemainingBudget(None, "context")
+        return turn_allowance(limits, remaining, 0, is_first=not self.turns)
 
     async def _asked(self, request: Mapping[str, Any]) -> Any:
         try:
@@ -215,7 +215,7 @@ class ChatPolicy(OpenAIModel):
         """The limit that cut the last turn."""
         return self._chat.cut_by
 
-    def know_tools(self, conversation: object, tool_specs: object) -> None:
+    def bind_tools(self, conversation: object, tool_specs: object) -> None:
         """Do nothing: the endpoint parses calls."""
 
 

@@ -270,7 +270,7 @@ class _AgentRun:
         if setup.journal is not None and not team.is_single_agent:
             setup.journal.close(SEVERAL_AGENTS)
         conversation.bind(main, getattr(main, "_cancel_signal", None))  # private in older Strands
-        self.model.know_tools(conversation, main.tool_registry.get_all_tool_specs())
+        self.model.bind_tools(conversation, main.tool_registry.get_all_tool_specs())
 
     async def _turn(self, team: Team) -> StopReason | None:
         """Let the agents answer `next_prompt`; return the stop reason, or None if another user message follows."""
@@ -308,7 +308,9 @@ class _AgentRun:
         """Make the candidate that answered last the main agent: its answer is the swarm's or graph's."""
         record = self.model.record
         conversations = {
-            agent: conversation for agent in team.candidates if (conversation := record.last_of(agent)) is not None
+            agent: conversation
+            for agent in team.candidates
+            if (conversation := record.last_conversation_of(agent)) is not None
         }
         if not conversations:
             return

@@ -108,7 +108,7 @@ class Replay:
                 own.reply = node.reply
         record.touch(main.branch)
         main.branch.head = branch.head
-        model.know_tools(main, branch.head.tools if branch.head is not None else ())
+        model.bind_tools(main, branch.head.tools if branch.head is not None else ())
         return kept
 
 

@@ -143,7 +143,7 @@ class Session:
         record = self.model.record
         if self._main_was_interrupted and not record.main.turn_count:
             return record.main
-        return next((one for one in record if record.is_begun(one)), record.main)
+        return next((one for one in record if record.has_begun(one)), record.main)
 
     @property
     def main_messages(self) -> list[dict[str, Any]]:

@@ -8,9 +8,9 @@ from typing import Any
 
 from strands_rollout.errors import TrajectoryError
 from strands_rollout.model.images import ReadImage, further_tokens, place_images, read_images
-from strands_rollout.model.sampling import Room
+from strands_rollout.model.sampling import RemainingBudget
 from strands_rollout.record.agent_request import AgentRequest
-from strands_rollout.record.branch import Branch, Head, StrandsMessages, copied
+from strands_rollout.record.branch import Branch, Head, StrandsMessages, copy_content
 from strands_rollout.record.place import ExtendBranch
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.template.messages import ChatMessage, system_text, to_chat_messages, to_chat_tools
@@ -27,7 +27,7 @@ async def first_prompt(template: ChatTemplate, branch: Branch, head: Head, messa
     """
     branch.chat_tools = to_chat_tools(head.tools)
     # a copy, since the caller may change its tool specifications
-    branch.head = Head(head.system, copied([*head.tools]))
+    branch.head = Head(head.system, copy_content([*head.tools]))
     system = [{"role": "system", "content": head.system}] if head.system else []
     chat = [*system, *_under_shown_ids(branch, to_chat_messages(messages))]
     images = await _read_images(template, chat)
@@ -37,7 +37,7 @@ async def first_prompt(template: ChatTemplate, branch: Branch, head: Head, messa
 
 
 async def turn_context(
-    template: ChatTemplate, place: ExtendBranch, head: Head, room: Room, min_turn_tokens: int
+    template: ChatTemplate, place: ExtendBranch, head: Head, remaining: RemainingBudget, min_turn_tokens: int
 ) -> list[int]:
     """Render the messages after the last answer of a branch; cut tool results so that `min_turn_tokens` are left.
 
@@ -61,11 +61,11 @@ async def turn_context(
     _under_shown_ids(branch, chat)
     last_id = branch.trajectory.token_ids[-1]
     images = await _read_images(template, chat)
-    if images and room.tokens is not None:
-        room = Room(room.tokens - further_tokens(images), room.budget)
+    if images and remaining.tokens is not None:
+        remaining = RemainingBudget(remaining.tokens - further_tokens(images), remaining.budget)
 
     def encode() -> list[int]:
-        return _fitted_turn_ids(template, chat, branch.chat_tools, last_id, room, min_turn_tokens)
+        return _fitted_turn_ids(template, chat, branch.chat_tools, last_id, remaining, min_turn_tokens)
 
     ids = await _off_loop_if_long(chat, encode)
     return _with_images(template, branch, ids, images, len(branch.trajectory.token_ids)) if images else ids
@@ -92,7 +92,7 @@ def _fitted_turn_ids(
     chat: list[ChatMessage],
     tools: list[dict[str, Any]],
     last_id: int | None,
-    room: Room,
+    remaining: RemainingBudget,
     min_turn_tokens: int,
 ) -> list[int]:
     """Return the ids of new messages; cut tool results evenly until they leave `min_turn_tokens`."""
@@ -101,9 +101,9 @@ def _fitted_turn_ids(
     tool_indices = [
         index for index, message in enumerate(chat) if message["role"] == "tool" and isinstance(texts[index], str)
     ]
-    if room.tokens is None or not tool_indices:
+    if remaining.tokens is None or not tool_indices:
         return template.turn_ids(chat, tools, last_id=last_id)
-    allowed = max(room.tokens - min_turn_tokens, 0)
+    allowed = max(remaining.tokens - min_turn_tokens, 0)
     if not clearly_exceed([texts[index] for index in tool_indices], allowed, template.encoder):
         ids = template.turn_ids(chat, tools, last_id=last_id)
         if len(ids) <= allowed:

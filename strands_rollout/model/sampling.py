@@ -82,7 +82,7 @@ def updated_config(config: SGLangModelConfig, changes: Mapping[str, Any]) -> SGL
     """
     for name in changes:
         if name not in config:
-            raise errors.ConfigError(unknown_name("setting", name, config))
+            raise errors.ConfigError(unknown_name_message("setting", name, config))
     merged = {**config, **changes}
     return cast(
         "SGLangModelConfig",
@@ -90,7 +90,7 @@ def updated_config(config: SGLangModelConfig, changes: Mapping[str, Any]) -> SGL
     )
 
 
-def unknown_name(what: str, got: str, known: Mapping[str, Any]) -> str:
+def unknown_name_message(what: str, got: str, known: Mapping[str, Any]) -> str:
     """Return the error message for a name that is not among `known`, with the nearest one."""
     near = get_close_matches(got, known, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -183,9 +183,9 @@ class TurnSampler:
             logger.debug("context length unknown error=%s", e)
         self._learns_from = None  # kept if this is cancelled: `engine_fault` reads it
 
-    def room(self, config: SGLangModelConfig, trajectory: Trajectory) -> Room:
+    def remaining_budget(self, config: SGLangModelConfig, trajectory: Trajectory) -> RemainingBudget:
         """Return the tokens left for new context and the next turn."""
-        return room_left(config["limits"], trajectory, self.context_limit(config["context_window_limit"]))
+        return remaining_budget(config["limits"], trajectory, self.context_limit(config["context_window_limit"]))
 
     async def sample(self, asked: SamplingRequest, *, turn: int | str) -> Generation:
         """Sample one turn into the trajectory, or the rest of its open one; return the engine's last answer.
@@ -264,7 +264,7 @@ class TurnSampler:
         client, config, trajectory = asked.client, asked.config, asked.trajectory
         images = [*trajectory.images, *asked.images]
         allowance, limit = self._allowance(asked, params.get("max_new_tokens"))
-        params_now = part_params(params, trajectory, allowance)
+        params_now = request_params(params, trajectory, allowance)
         extra = request_fields(config["extra"], known_tokens=len(trajectory.token_ids)) if config["extra"] else {}
         try:
             with asked.span(allowance) if asked.span else nullcontext() as note:
@@ -318,7 +318,7 @@ class TurnSampler:
         turn_so_far = trajectory.turns[-1].end - trajectory.turns[-1].start if trajectory.is_open else 0
         return turn_allowance(
             asked.config["limits"],
-            self.room(asked.config, trajectory),
+            self.remaining_budget(asked.config, trajectory),
             len(asked.context_ids),
             is_first=not trajectory.turns,
             turn_so_far=turn_so_far,
@@ -395,7 +395,7 @@ def turn_params(params: Mapping[str, Any], turn: int | str) -> dict[str, Any]:
     return dict(params) if seed is None else {**params, "sampling_seed": turn_seed(seed, turn)}
 
 
-def part_params(params: Mapping[str, Any], trajectory: Trajectory, allowance: int | None) -> dict[str, Any]:
+def request_params(params: Mapping[str, Any], trajectory: Trajectory, allowance: int | None) -> dict[str, Any]:
     """Return the next request's parameters: at most `allowance` tokens, at least the rest of `min_new_tokens`.
 
     SGLang refuses a minimum above the maximum, so the budget limits both.
@@ -450,7 +450,7 @@ DEFAULT_CONFIG: Final[SGLangModelConfig] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class RemainingBudget:
     """Tokens left for new context and the next turn together.
 
     Attributes:
@@ -462,7 +462,7 @@ class Room:
     budget: str
 
 
-def room_left(limits: TokenLimits, trajectory: Trajectory, engine_context: int | None) -> Room:
+def remaining_budget(limits: TokenLimits, trajectory: Trajectory, engine_context: int | None) -> RemainingBudget:
     """Return the tokens that the budgets leave after `trajectory`.
 
     Args:
@@ -481,14 +481,14 @@ def room_left(limits: TokenLimits, trajectory: Trajectory, engine_context: int |
     if engine_context is not None:
         candidates.append((engine_context - 1 - length, "context"))
     if not candidates:
-        return Room(None, "context")
+        return RemainingBudget(None, "context")
     tokens, budget = min(candidates)
-    return Room(tokens, budget)
+    return RemainingBudget(tokens, budget)
 
 
 def turn_allowance(
     limits: TokenLimits,
-    room: Room,
+    remaining: RemainingBudget,
     context_length: int,
     *,
     is_first: bool,
@@ -499,7 +499,7 @@ def turn_allowance(
 
     Args:
         limits: The budgets.
-        room: The tokens left before the new context.
+        remaining: The tokens left before the new context.
         context_length: New context tokens of this request; in the first turn, the whole prompt.
         is_first: True for the first turn, whose prompt does not count as response.
         turn_so_far: Tokens that an aborted turn, which is continued, has already.
@@ -509,8 +509,8 @@ def turn_allowance(
         BudgetExhaustedError: No token is left.
     """
     candidates: list[tuple[int, str]] = []
-    if room.tokens is not None:
-        candidates.append((room.tokens - context_length, room.budget))
+    if remaining.tokens is not None:
+        candidates.append((remaining.tokens - context_length, remaining.budget))
     if is_first and limits.max_response_tokens is not None:
         candidates.append((limits.max_response_tokens, "response"))
     caps = [cap for cap in (limits.max_turn_tokens, turn_cap) if cap is not None]

@@ -271,7 +271,7 @@ class SGLangModel(Model):
         request: AgentRequest | None,
     ) -> Answer:
         """Sample the next turn of a conversation, or the rest of its open turn, and parse it."""
-        self.know_tools(conversation, head.tools)
+        self.bind_tools(conversation, head.tools)
         branch, sampler, trajectory = conversation.branch, conversation.sampler, conversation.branch.trajectory
         config = sampling.config_after(self.config, conversation.earlier_response_length)
         if params:
@@ -279,9 +279,9 @@ class SGLangModel(Model):
         may_rewrite = self._may_rewrite(conversation)
         client = self.client()
         await sampler.learn_context(client)
-        room = sampler.room(config, trajectory)
-        if may_rewrite and room.budget == "context":
-            room = sampling.Room(None, "context")  # the conversation manager decides what to drop
+        remaining = sampler.remaining_budget(config, trajectory)
+        if may_rewrite and remaining.budget == "context":
+            remaining = sampling.RemainingBudget(None, "context")  # the conversation manager decides what to drop
         branch.new_images = ()
         new_messages = place.new_messages
         continues_turn = branch.is_open and not new_messages
@@ -290,7 +290,7 @@ class SGLangModel(Model):
         elif continues_turn:
             context_ids = []
         else:
-            context_ids = await turn_context(self.template, place, head, room, config["limits"].min_turn_tokens)
+            context_ids = await turn_context(self.template, place, head, remaining, config["limits"].min_turn_tokens)
             if place.answer is not None:
                 new_messages = (place.answer, *new_messages)
         asked = sampling.SamplingRequest(
@@ -317,7 +317,7 @@ class SGLangModel(Model):
         """Return whether a request may rewrite the history of a conversation."""
         return conversation is not self.conversation or self.config["on_rewritten_history"] == "segment"
 
-    def know_tools(self, conversation: Conversation, tool_specs: StrandsMessages | None) -> None:
+    def bind_tools(self, conversation: Conversation, tool_specs: StrandsMessages | None) -> None:
         """Parse the calls of a conversation by the schemas of its first tools, if the format needs schemas.
 
         Resumed turns, which were parsed without schemas, are parsed again.

@@ -1,7 +1,7 @@
 """An agent's request, and the branch that it continues.
 
-Strands usually says which agent asks. Its history is then compared with what the policy has read, message by message:
-agents hand back what they were given, or change it.
+Strands usually passes the calling agent, whose conversation is then known. The request's history is compared with what
+the policy has read there, message by message, since an agent may have changed it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from strands_rollout.record.branch import (
     Head,
     Message,
     StrandsMessages,
-    copied,
+    copy_content,
     role_and_content,
 )
 from strands_rollout.record.place import BeginBranch, Match
@@ -38,11 +38,11 @@ class AgentRequest:
         tool_specs: The tools that the policy may call.
         system_prompt: The agent's system prompt as text.
         system_blocks: The system prompt as content blocks, which win if both are given.
-        agent: The agent that asks; None if that is not known.
-        signal: The agent's cancel signal, which no other agent has; None if that is not known.
+        agent: The calling agent; None if it is not known.
+        signal: The agent's cancel signal, which no other agent has; None if it is not known.
         is_sole: True if all requests come from one agent.
-        only_grew: True if messages were only appended since the agent's last answer, so that the earlier ones need not
-            be compared with what the policy has read. For a long history, that comparison costs more than all else.
+        only_grew: True if messages were only appended since the agent's last answer. They are then not compared with
+            what the policy has read, which for a long history is the most expensive step of a turn.
     """
 
     messages: StrandsMessages
@@ -61,12 +61,12 @@ class AgentRequest:
 
     @property
     def history(self) -> StrandsMessages:
-        """The agent's own messages, without texts added for this request; the request's if those are not known."""
+        """The agent's own messages, without texts added for this request; the request's if the agent is unknown."""
         own = getattr(self.agent, "messages", None)
         return own if isinstance(own, list) and len(own) == len(self.messages) else self.messages
 
     def matches(self, record: Record) -> list[Match]:
-        """Compare it with the branch that grows in its agent's conversation; empty if the agent has none."""
+        """Compare the request with the growing branch of its agent's conversation; return [] if there is none."""
         conversation = record.main if self.is_sole else self._conversation(record)
         return [] if conversation is None else [self._match(conversation)]
 
@@ -81,28 +81,28 @@ class AgentRequest:
     def _conversation(self, record: Record) -> Conversation | None:
         """Return the agent's conversation; for an unknown agent, the conversation whose history the request extends."""
         known = record.conversation_of(self.agent, self.signal)
-        return known if known is not None else next((one for one in record if self._may_belong_to(one)), None)
+        return known if known is not None else next(filter(self._may_belong_to, record), None)
 
     def _may_belong_to(self, conversation: Conversation) -> bool:
-        """Return whether it may be of a conversation although its agent, or the conversation's, is not known."""
+        """Return whether the request may belong to a conversation, where the agent of either is unknown."""
         if conversation.is_busy:
             return False
         if (agent := conversation.agent) is not None:
             is_unknown = self.agent is None and self.signal is None
             return is_unknown and is_same_history(agent.messages, self.messages)
         if conversation.is_bound:
-            return False  # its agent is gone
+            return False  # its agent was garbage-collected
         branch = conversation.branch
         if branch.is_new:
             return conversation.kind == "main"
         is_unfinished = branch.is_open or conversation.has_unread_turn
-        return self._continues_answer(branch) or (is_unfinished and is_covered(branch, self.messages))
+        return self._continues_answer(branch) or (is_unfinished and has_read_exactly(branch, self.messages))
 
     def _continues_answer(self, branch: Branch) -> bool:
-        """Return whether it begins with what the policy has read and then exactly the policy's answer."""
-        # an answer that the agent has not got yet is not among the branch's messages
+        """Return whether the request begins with what the policy has read, followed by exactly the policy's answer."""
+        # an answer that no agent has received yet is not among the branch's messages, so it is taken from the node
         answer = branch.nodes[-1].answer if branch.nodes else None
-        if answer is None or not is_extended(branch, self.messages):
+        if answer is None or not is_extended_by(branch, self.messages):
             return False
         return clean_message(role_and_content(self.messages[branch.covered])) == clean_message(
             role_and_content(answer.message)
@@ -117,105 +117,113 @@ class AgentRequest:
             return Match(
                 conversation, branch, extends=True, answer=messages[covered], new_messages=messages[covered + 1 :]
             )
-        # also without the texts that were added for this request only
-        is_repeated = is_covered(branch, messages) or is_covered(branch, self.history)
+        # compared with and without the texts that were added for this request only
+        is_repeated = has_read_exactly(branch, messages) or has_read_exactly(branch, self.history)
         if is_repeated and conversation.has_unread_turn:
             return Match(conversation, branch, repeated=branch.nodes[-1])
         if not changes and is_repeated and branch.is_open:
             return Match(conversation, branch, extends=True)
-        if not changes and not is_repeated and is_extended(branch, messages):
+        if not changes and not is_repeated and is_extended_by(branch, messages):
             return Match(
                 conversation, branch, extends=True, answer=messages[covered], new_messages=messages[covered + 1 :]
             )
         return Match(conversation, branch, difference=difference(branch, messages, changes), head_changes=changes)
 
     def without_transient(self, start: int, new_messages: StrandsMessages) -> dict[int, Message]:
-        """Return those new messages that show a transient text, as the agent has them without it.
+        """Return the new messages that have a transient text, without that text, as the agent's history has them.
 
         Args:
-            start: Index in the branch of the first new message, which is that of each key in the result.
+            start: Index in the branch of the first new message.
             new_messages: The messages as the policy reads them.
+
+        Returns:
+            By index in the branch, role and content of each such message.
         """
         history = self.history
         if self.messages is getattr(self.agent, "messages", None):
             return {}
         pairs = zip(map(role_and_content, new_messages), map(role_and_content, history[start:]), strict=False)
         return {
-            index: (kept[0], copied(kept[1]))
-            for index, (read, kept) in enumerate(pairs, start)
-            if kept != read and clean_message(kept) != clean_message(read)
+            index: (own[0], copy_content(own[1]))
+            for index, (read, own) in enumerate(pairs, start)
+            if own != read and clean_message(own) != clean_message(read)
         }
 
 
-def is_covered(branch: Branch, messages: StrandsMessages) -> bool:
+def has_read_exactly(branch: Branch, messages: StrandsMessages) -> bool:
     """Return whether the policy has read exactly these messages on a branch."""
-    return len(messages) == branch.covered and _begin_as_read(branch, messages)
+    return len(messages) == branch.covered and _starts_as_read(branch, messages)
 
 
-def is_extended(branch: Branch, messages: StrandsMessages) -> bool:
-    """Return whether the messages are those that the policy has read, then an answer, then any others."""
+def is_extended_by(branch: Branch, messages: StrandsMessages) -> bool:
+    """Return whether the messages are those that the policy has read on a branch, then an answer, then any others."""
     covered = branch.covered
-    return len(messages) > covered and messages[covered]["role"] == "assistant" and _begin_as_read(branch, messages)
+    return len(messages) > covered and messages[covered]["role"] == "assistant" and _starts_as_read(branch, messages)
 
 
-def _begin_as_read(branch: Branch, messages: StrandsMessages) -> bool:
-    """Return whether the messages begin with those that were read.
+def _starts_as_read(branch: Branch, messages: StrandsMessages) -> bool:
+    """Return whether the messages begin with those that the policy has read on a branch.
 
-    Equal messages are compared in C. Strands cleans messages on some ways to a model only, so others are cleaned first.
+    Most messages are equal, which is compared in C. Strands cleans messages before some of its calls of a model and not
+    before others, so unequal messages are cleaned and compared again.
     """
-    given, read = [*map(role_and_content, messages[: branch.covered])], branch.messages[: branch.covered]
-    if given == read:
+    start, read = [*map(role_and_content, messages[: branch.covered])], branch.messages[: branch.covered]
+    if start == read:
         return True
-    for index, shown in branch.with_transient.items():  # a text that was shown once may be shown again
-        if index < len(given) and given[index] == shown:
-            given[index] = read[index]
-    return given == read or [*map(clean_message, given)] == [*map(clean_message, read)]
+    for index, shown in branch.with_transient.items():  # a plugin may add its text again
+        if index < len(start) and start[index] == shown:
+            start[index] = read[index]
+    return start == read or [*map(clean_message, start)] == [*map(clean_message, read)]
 
 
-def head_changes(read: Head | None, asked: Head) -> list[str]:
+def head_changes(read: Head | None, requested: Head) -> list[str]:
     """Name the parts of a request's system prompt and tools that the policy has not read.
 
-    Fewer tools are no change: Strands leaves out all but the tool that it forces. After a resume nothing is known to
-    have changed.
+    Missing tools are no change: Strands leaves out all but the tool that it forces. After a resume, the head that the
+    policy has read is unknown (None), and nothing counts as changed.
     """
     if read is None:
         return []
     named: list[str] = []
-    if asked.tools != read.tools:  # usually all are the same
+    if requested.tools != read.tools:  # rarely
         known = to_chat_tools(read.tools)
-        changed = to_chat_tools([spec for spec in asked.tools if spec not in read.tools])
+        changed = to_chat_tools([spec for spec in requested.tools if spec not in read.tools])
         # by repr too, since a NaN in a schema is unequal to itself
         unread = [tool for tool in changed if tool not in known and repr(tool) not in map(repr, known)]
         named = [f"the tool {tool['function']['name']!r}" for tool in unread]
-    return named if asked.system == read.system else ["the system prompt", *named]
+    return named if requested.system == read.system else ["the system prompt", *named]
 
 
 def difference(branch: Branch, messages: StrandsMessages, changes: Sequence[str]) -> str:
-    """Describe how a request leaves a branch: by its head, by a message, or by repeating a request."""
+    """Describe how a request departs from a branch: in its head, in a message, or by asking for another answer."""
     if changes:
         return f"the request changed {', '.join(changes)}"
     read = branch.messages[: branch.covered]
-    for number, (kept, given) in enumerate(zip(read, map(role_and_content, messages), strict=False)):
-        shown = branch.with_transient.get(number, kept)
-        if clean_message(shown) != clean_message(given):
-            before, now = _text_of(shown[1]), _text_of(given[1])
-            only_text_differs = _without_text(shown[1]) == _without_text(given[1])
-            if only_text_differs and (lines := lines_around(before, now)):
+    for number, (recorded, sent) in enumerate(zip(read, map(role_and_content, messages), strict=False)):
+        shown = branch.with_transient.get(number, recorded)
+        if clean_message(shown) != clean_message(sent):
+            before, now = text_of(shown[1]), text_of(sent[1])
+            only_text_differs = _without_text(shown[1]) == _without_text(sent[1])
+            if only_text_differs and (lines := surrounding_lines(before, now)):
                 return f"{TRANSIENT}: message {number} had {lines!r:.300}"
             return f"message {number} of the history was rewritten"
     is_shorter = len(messages) < branch.covered
     return "messages were taken from the history" if is_shorter else "the policy was asked for another answer"
 
 
-def lines_around(before: str, now: str) -> str:
-    """Return the lines of a text around those of another text, such as a reminder's; "" if it is not around them."""
-    had, has = ([" ".join(line.split()) for line in text.splitlines() if line.strip()] for text in (before, now))
-    starts = range(len(had) - len(has) + 1)
-    start = next((at for at in starts if had[at : at + len(has)] == has), None)
-    return "" if start is None else "\n".join([*had[:start], *had[start + len(has) :]])
+def surrounding_lines(before: str, now: str) -> str:
+    """Return the lines of `before` around those of `now`, such as a reminder's; "" if `before` does not contain `now`.
+
+    White space within lines, and blank lines, don't count.
+    """
+    outer, inner = ([" ".join(line.split()) for line in text.splitlines() if line.strip()] for text in (before, now))
+    starts = range(len(outer) - len(inner) + 1)
+    start = next((at for at in starts if outer[at : at + len(inner)] == inner), None)
+    return "" if start is None else "\n".join([*outer[:start], *outer[start + len(inner) :]])
 
 
-def _text_of(content: Sequence[Block]) -> str:
+def text_of(content: Sequence[Block]) -> str:
+    """Return the text blocks of a message's content, one per line."""
     return "\n".join(block["text"] for block in content if "text" in block)
 
 
@@ -224,7 +232,7 @@ def _without_text(content: Sequence[Block]) -> list[Block]:
 
 
 def is_same_history(history: StrandsMessages, messages: StrandsMessages) -> bool:
-    """Return whether a request sends an agent's own history, judged by its length and its last message.
+    """Return whether a request sends an agent's own history, to judge by its length and its last message.
 
     Strands cleans messages before it sends them, and plugins add text to them.
     """
@@ -234,9 +242,9 @@ def is_same_history(history: StrandsMessages, messages: StrandsMessages) -> bool
 
 
 def calling_agent(state: Mapping[str, Any] | None, signal: object, messages: StrandsMessages) -> object:
-    """Return the agent that an invocation's state names; None if another agent may be asking.
+    """Return the agent in an invocation's state; None if another agent may be the caller.
 
-    Agents that work at once in a graph share one state. Newer versions of Strands pass the agent's signal as well.
+    Concurrent agents of a graph share one state. Newer versions of Strands pass the agent's cancel signal as well.
     """
     agent = (state or {}).get("agent")
     if signal is not None:

@@ -121,12 +121,12 @@ class CallNames:
 
 @dataclass(slots=True)
 class ClientView:
-    """A branch as its client of the gateway knows it.
+    """A branch as the gateway's client knows it.
 
     Attributes:
         messages: The messages of the client's last request, as the client spelled them.
-        call_ids: By the ids that the client uses for calls, the tool-use ids that it was sent, where they differ;
-            several where calls of one turn share an id.
+        call_ids: The client's id of a call -> the tool-use ids under which the call was sent to it, where they differ;
+            several ids if calls of one turn share the client's id.
         answered_at: Time of the last answer, by `time.monotonic`; 0.0 before the first.
     """
 
@@ -159,12 +159,12 @@ class Branch:
         calls: Names and ids of the calls that the policy wrote.
         chat_tools: The tools as the template reads them.
         new_images: Images in the context of the turn that is being sampled; they stay if that fails.
-        ended_by: Why a request began another branch, as text; "" while this branch may grow.
+        ended_by: Reason for which a request began another branch, as text; "" while this branch may grow.
         with_transient: By index, messages as the policy read them, with a text that was shown in one request only and
             stays in the tokens (`transient_context="keep"`); `messages` has them without that text.
-        transient_texts: Number of messages that were shown with such a text, whether or not it stays.
-        client: The branch as its client knows it; empty outside of the gateway.
-        touched: Grows with each beginning and answer of any branch of the record.
+        transient_texts: Number of messages that were shown with such a text, also where it does not stay.
+        client: The branch as the gateway's client knows it; empty outside of the gateway.
+        touched: The record's count of beginnings and answers when this branch was last begun or answered.
     """
 
     def __init__(self, shown_ids: Mapping[str, str] | None = None) -> None:
@@ -198,7 +198,7 @@ class Branch:
         return self.trajectory.is_open
 
     @property
-    def answered(self) -> Message | None:
+    def last_answer(self) -> Message | None:
         """The answer at the end of its messages; None before the first answer and while a turn is open."""
         return self.messages[self.covered] if len(self.messages) > self.covered else None
 
@@ -216,21 +216,21 @@ class Branch:
 
     def node_at(self, position: int) -> Node | None:
         """Return the turn that answered this number of messages; None if no turn did."""
-        at = bisect_left(self.nodes, position, key=attrgetter("position"))
-        if at < len(self.nodes) and self.nodes[at].position == position:
-            return self.nodes[at]
+        index = bisect_left(self.nodes, position, key=attrgetter("position"))
+        if index < len(self.nodes) and self.nodes[index].position == position:
+            return self.nodes[index]
         node = self.origin
         while node is not None and node.position > position:
             node = node.parent
         return node if node is not None and node.position == position else None
 
     def history(self) -> list[dict[str, Any]]:
-        """Return its messages as Strands messages; the policy's answers carry their usage."""
+        """Return its messages as Strands messages; the policy's answers have their usage in the metadata."""
         answers = ((node.position, node.answer or node.reply) for node in self.path())
         usages = {position: answer.usage for position, answer in answers if answer is not None}
         return [
-            {"role": role, "content": content, **({"metadata": {"usage": usages[at]}} if at in usages else {})}
-            for at, (role, content) in enumerate(self.messages)
+            {"role": role, "content": content, **({"metadata": {"usage": usages[index]}} if index in usages else {})}
+            for index, (role, content) in enumerate(self.messages)
         ]
 
     def snapshot(self) -> Branch:
@@ -239,16 +239,18 @@ class Branch:
         frozen.trajectory = self.trajectory.snapshot()
         return frozen
 
-    def append_read(self, messages: StrandsMessages, kept: Mapping[int, Message] | None = None) -> None:
+    def append_read(self, messages: StrandsMessages, without_transient: Mapping[int, Message] | None = None) -> None:
         """Append the messages that the policy read in a turn whose first token was sampled.
 
         Args:
             messages: The answer before them as the agent has it by now, then all later ones; copies are stored.
-            kept: By index in the branch, messages as the agent has them, for those that have a transient text in
-                `messages`.
+            without_transient: By index in the branch, the messages that have a transient text in `messages`, without
+                that text, as the agent has them.
         """
-        self.messages[self.covered :] = [(role, copied(content)) for role, content in map(role_and_content, messages)]
-        for index, message in (kept or {}).items():
+        self.messages[self.covered :] = [
+            (role, copy_content(content)) for role, content in map(role_and_content, messages)
+        ]
+        for index, message in (without_transient or {}).items():
             self.with_transient[index], self.messages[index] = self.messages[index], message
         self.covered = len(self.messages)
         self.nodes.append(Node(self.tip, self.covered, len(self.trajectory.turns) - 1))
@@ -257,7 +259,7 @@ class Branch:
     def append_answer(self, answer: Answer) -> None:
         """Append the answer of the last turn, which has ended."""
         self.nodes[-1].answer = answer
-        if self.answered is None:
+        if self.last_answer is None:
             self.messages.append(("assistant", answer.message["content"]))
 
     def restore(self, trajectory: Trajectory, messages: StrandsMessages, covered: int) -> None:
@@ -271,17 +273,17 @@ class Branch:
         """
         self.trajectory = trajectory
         self.prompt_ids = trajectory.token_ids[: trajectory.prompt_length]
-        known = messages[: covered if trajectory.is_open else covered + 1]
-        self.messages = [(role, copied(content)) for role, content in map(role_and_content, known)]
+        recorded = messages[: covered if trajectory.is_open else covered + 1]
+        self.messages = [(role, copy_content(content)) for role, content in map(role_and_content, recorded)]
         self.covered = covered
-        earlier = [at for at, (role, _) in enumerate(self.messages[:covered]) if role == "assistant"]
+        earlier = [index for index, (role, _) in enumerate(self.messages[:covered]) if role == "assistant"]
         # the last assistant messages are the policy's; any before them came with the prompt
         pairs = zip(reversed([*earlier, covered]), reversed(range(len(trajectory.turns))), strict=False)
         for position, turn in reversed([*pairs]):
             self.nodes.append(Node(self.tip, position, turn))
 
     def forget_history(self) -> None:
-        """Forget all messages, since the agent's history is another one by now."""
+        """Forget all messages, since the agent's history no longer matches them."""
         self.messages, self.covered = [], 0
 
 
@@ -293,7 +295,7 @@ class Conversation:
     """All that one agent asks the policy: the branch that grows, and the branches that its history left.
 
     Args:
-        sampler: Asks the engine for its turns.
+        sampler: Samples its turns.
         kind: "main" for the main agent's, "agent" for another agent's, "aside" for requests outside of any agent's
             conversation, such as those of a context manager.
         number: Tells its tool-use ids and seeds from those of the other conversations; 0 for the first.
@@ -302,9 +304,9 @@ class Conversation:
     Attributes:
         branches: In the order in which they were last entered; the last one grows.
         call: Id of the tool call in which it began; "" outside of a call.
-        is_busy: True while a turn is in progress.
+        is_busy: True while a turn is being sampled.
         has_unread_turn: True if its last turn was sampled in an earlier attempt, which ended before the agent got it.
-        parser: Reads its calls by the schemas of its tools; None until these are known.
+        parser: Parser of its tool calls, bound to its tools' schemas; None until these are known.
     """
 
     def __init__(
@@ -323,7 +325,7 @@ class Conversation:
         self.is_busy = False
         self.has_unread_turn = False
         self.parser: ToolParser | None = None
-        # weak references: an agent refers to its model, and so to this
+        # weak references: an agent refers to its model, and so to this conversation
         self._agent: Callable[[], Any] = _no_owner
         self._signal: Callable[[], Any] = _no_owner
 
@@ -337,12 +339,12 @@ class Conversation:
 
     @property
     def agent(self) -> Any:  # noqa: ANN401 - a Strands agent
-        """The agent that it is bound to; None if that is not known or is gone."""
+        """The agent that it is bound to; None if it was never bound, or its agent was garbage-collected."""
         return self._agent()
 
     @property
     def is_bound(self) -> bool:
-        """True if it was bound to an agent, which may be gone."""
+        """True if it was bound to an agent, even if that was garbage-collected."""
         return self._agent is not _no_owner or self._signal is not _no_owner
 
     @property
@@ -362,12 +364,12 @@ class Conversation:
         return turns[-1].parts[-1].at_s or 0.0
 
     def bind(self, agent: object, signal: object = None) -> None:
-        """Bind it to an agent and the agent's cancel signal; None changes nothing."""
+        """Bind it to an agent and the agent's cancel signal; an argument that is None changes nothing."""
         self._agent = self._agent if agent is None else weakref.ref(agent)
         self._signal = self._signal if signal is None else weakref.ref(signal)
 
     def is_sampling(self, branch: Branch) -> bool:
-        """Return whether a turn of this branch is in progress."""
+        """Return whether a turn of this branch is being sampled."""
         return self.is_busy and branch is self.branch
 
     def belongs_to(self, agent: object, signal: object) -> bool:
@@ -375,11 +377,11 @@ class Conversation:
         return (agent is not None and self._agent() is agent) or (signal is not None and self._signal() is signal)
 
     def begin_branch(self, reason: str) -> Branch:
-        """Begin another branch, and note the reason on the last one."""
+        """Begin another branch, and note the reason on the branch that ends."""
         last = self.branch
         last.ended_by = reason
         self.branches.append(Branch(last.calls.shown_ids))
-        # until there is another answer
+        # what the policy wrote last stays its final text until the new branch has an answer
         self.branch.final_text, self.branch.stop_reason = last.final_text, last.stop_reason
         return self.branch
 
@@ -392,7 +394,7 @@ class Conversation:
         self.branches.append(branch)
 
     def drop_new_branch(self) -> bool:
-        """Drop the last branch if its first generation failed and it is not the only one; return whether it was."""
+        """Drop the last branch if its first generation failed and it is not the only one; return True if dropped."""
         if not self.branch.is_new or len(self.branches) == 1:
             return False
         self.branches.pop()
@@ -400,10 +402,10 @@ class Conversation:
         return True
 
 
-def copied(content: object) -> Json:
+def copy_content(content: object) -> Json:
     """Return a copy of the content's dicts and lists, with the same strings."""
     if isinstance(content, dict):
-        return {key: value if isinstance(value, str) else copied(value) for key, value in content.items()}
+        return {key: value if isinstance(value, str) else copy_content(value) for key, value in content.items()}
     if isinstance(content, list):
-        return [copied(value) for value in content]
+        return [copy_content(value) for value in content]
     return content

@@ -1,7 +1,7 @@
 """A gateway client's request, and the branch that it continues.
 
-Clients spell a history as they like. It is compared with what the client was sent (ids of calls, text, reasoning), and
-sampled text is never tokenised again.
+Clients reword a history when they send it back: they drop reasoning, reformat arguments, or change ids of calls. It is
+compared with what the client was sent, and recognised messages keep the tokens that were sampled.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from strands_rollout.record.agent_request import lines_around
+from strands_rollout.record.agent_request import surrounding_lines, text_of
 from strands_rollout.record.branch import (
     UNPARSED,
     Block,
@@ -41,9 +41,9 @@ class ClientMatch(Match):
     Attributes:
         given: The request's messages, with all calls of a turn in one message.
         call_ids: The branch's `ClientView.call_ids`, updated by this request; stored on the branch that is entered.
-        changed_calls: Shared calls that the client spells otherwise than it was sent them, each described as text.
-        has_same_head: True if the system prompt and the tools are the branch's.
-        reaches_end: True if it continues where the branch ends, apart from its system prompt and tools.
+        changed_calls: Descriptions of shared calls that the client gave back with changes.
+        has_same_head: True if the request has the branch's system prompt and tools.
+        reaches_end: True if the request continues where the branch ends, apart from its system prompt and tools.
     """
 
     given: StrandsMessages = ()
@@ -61,7 +61,8 @@ class ClientRequest:
         messages: The client's history as Strands messages, ending with a user message.
         head: The system prompt and the tools.
         grammar: Sampling parameters that constrain the turn's text. A turn is repeated only for the same grammar.
-        keeps_transient: True if a text that the next request lacks stays where the policy has read it.
+        keeps_transient: True if a text that the next request lacks stays in the policy's history
+            (`transient_context="keep"`).
     """
 
     messages: StrandsMessages
@@ -70,34 +71,39 @@ class ClientRequest:
     keeps_transient: bool = False
 
     def matches(self, record: Record) -> list[ClientMatch]:
-        """Compare it with each branch; longest match first, then the branch that was touched last."""
-        branches = [(one, branch) for one in record for branch in one if not branch.is_new or one.is_sampling(branch)]
+        """Compare the request with each branch; longest match first, then the branch that was touched last."""
+        branches = [
+            (conversation, branch)
+            for conversation in record
+            for branch in conversation
+            if not branch.is_new or conversation.is_sampling(branch)
+        ]
         branches.sort(key=lambda pair: -pair[1].touched)
         matches = [self.match(conversation, branch) for conversation, branch in branches]
         matches.sort(key=lambda match: -match.length)
         return matches
 
     def match(self, conversation: Conversation, branch: Branch) -> ClientMatch:
-        """Compare it with a branch, message by message."""
+        """Compare the request with a branch, message by message."""
         given, call_ids = self.messages, dict(branch.client.call_ids)
         length = shared_length(branch.client.messages, given)
-        last = next((at for at in range(length - 1, -1, -1) if given[at]["role"] == "assistant"), None)
-        if last is not None:  # a client may use an id again, which then means the last call
-            _note_ids(_pairs(sent(branch, last).calls, reply_of(given[last]["content"]).calls), call_ids)
+        last = next((index for index in reversed(range(length)) if given[index]["role"] == "assistant"), None)
+        if last is not None:  # a client may use an id again; it then refers to the last call with that id
+            _note_ids(_pairs(sent_reply(branch, last).calls, reply_of(given[last]["content"]).calls), call_ids)
         changed_calls: list[str] = []
         difference = ""
         while length < min(len(given), len(branch.messages)):
             role, content = branch.messages[length]
-            if role == "assistant" and given[length]["role"] == "user" and sent(branch, length).is_silent:
+            if role == "assistant" and given[length]["role"] == "user" and sent_reply(branch, length).is_silent:
                 given = [*given[:length], {"role": "assistant", "content": []}, *given[length:]]
             if role == "user" == given[length]["role"]:
-                message = _under_sent_ids(given, length, call_ids, length)
+                message = _with_sent_ids(given, length, call_ids, length)
                 difference = _user_difference(content, message["content"], keeps_transient=self.keeps_transient)
             elif role != given[length]["role"]:
-                difference = f"got one of the {given[length]['role']}, in the place of one of the {role}"
+                difference = f"got a message of the {given[length]['role']} instead of one of the {role}"
             else:
-                reply = sent(branch, length)
-                given = _with_whole_turn(given, length, reply)
+                reply = sent_reply(branch, length)
+                given = _with_joined_calls(given, length, reply)
                 difference = _assistant_difference(reply, reply_of(given[length]["content"]), call_ids, changed_calls)
             if difference:
                 break
@@ -110,7 +116,7 @@ class ClientRequest:
         has_next = (len(given) == length and not self.grammar) if branch.is_open else len(given) > length
         is_end = not difference and length == len(branch.messages)
         reaches_end = is_end and has_next and not conversation.is_busy
-        answer = branch.answered if reaches_end else None
+        answer = branch.last_answer if reaches_end else None
         return ClientMatch(
             conversation,
             branch,
@@ -118,7 +124,7 @@ class ClientRequest:
             extends=reaches_end and has_same_head,
             difference=difference or _end_difference(conversation, len(given) - length),
             answer=None if answer is None else {"role": answer[0], "content": answer[1]},
-            new_messages=own_messages(given, call_ids, length) if reaches_end else (),
+            new_messages=messages_after(given, call_ids, length) if reaches_end else (),
             length=length,
             given=given,
             call_ids=call_ids,
@@ -128,65 +134,65 @@ class ClientRequest:
         )
 
     def begin_branch(self, record: Record, matches: Sequence[ClientMatch]) -> BeginBranch:
-        """Begin a branch in the conversation that it shares most with, or in a conversation of its own."""
+        """Begin a branch in the conversation with the longest shared history, or in a new conversation."""
         has_answers = any(message["role"] == "assistant" for message in self.messages)
         same_head = [match for match in matches if match.has_same_head]
-        near = next((match for match in same_head if match.length or not has_answers), None)
-        near = near or next(iter(same_head), None) or next((match for match in matches if match.reaches_end), None)
-        is_free = near is not None and not near.conversation.is_busy
-        conversation = near.conversation if near is not None and is_free else self._new_conversation(record)
-        reason = self._reason(near)
-        if near is None:
+        best = next((match for match in same_head if match.length or not has_answers), None)
+        best = best or next(iter(same_head), None) or next((match for match in matches if match.reaches_end), None)
+        is_free = best is not None and not best.conversation.is_busy
+        conversation = best.conversation if best is not None and is_free else self._new_conversation(record)
+        reason = self._reason(best)
+        if best is None:
             return BeginBranch(conversation, self.messages, reason)
-        # the shared beginning is read as it was recorded, not as the client spells it
-        shared = near.branch.messages[: near.length]
-        beginning = [{"role": role, "content": [*map(sent_block, content)]} for role, content in shared]
-        new_messages = [*beginning, *own_messages(near.given, near.call_ids, near.length)]
-        origin = next((node for node in near.branch.path() if node.position < near.length), None)
-        return BeginBranch(conversation, new_messages, reason, match=near, shared=near.length, origin=origin)
+        # the policy reads the shared messages as they were recorded, not as the client words them
+        recorded = best.branch.messages[: best.length]
+        shared = [{"role": role, "content": [*map(sent_block, content)]} for role, content in recorded]
+        new_messages = [*shared, *messages_after(best.given, best.call_ids, best.length)]
+        origin = next((node for node in best.branch.path() if node.position < best.length), None)
+        return BeginBranch(conversation, new_messages, reason, match=best, shared=best.length, origin=origin)
 
     def _new_conversation(self, record: Record) -> Conversation | ConversationKind:
-        """Return the main conversation for the first request with tools, else the kind of conversation to begin."""
+        """Return the main conversation for the first request with tools, else the kind of the conversation to begin."""
         if not self.head.tools:
             return "aside"
-        return "agent" if record.is_begun(record.main) else record.main
+        return "agent" if record.has_begun(record.main) else record.main
 
-    def _reason(self, near: ClientMatch | None) -> str:
-        """Describe why it extends no branch."""
-        if near is None:
-            return "its beginning is of no conversation so far"
-        if near.has_same_head:
-            return f"message {near.length}: {near.difference}"
-        system = near.branch.head.system if near.branch.head is not None else None
+    def _reason(self, best: ClientMatch | None) -> str:
+        """Describe why the request extends no branch, given its best match."""
+        if best is None:
+            return "no conversation so far begins like this history"
+        if best.has_same_head:
+            return f"message {best.length}: {best.difference}"
+        system = best.branch.head.system if best.branch.head is not None else None
         return "the system prompt changed" if system != self.head.system else "the tools changed"
 
 
-def own_messages(given: StrandsMessages, call_ids: Mapping[str, Sequence[str]], shared: int) -> StrandsMessages:
-    """Return the messages after the shared ones, with results under the ids that the calls were sent with."""
-    return [_under_sent_ids(given, at, call_ids, shared) for at in range(shared, len(given))]
+def messages_after(given: StrandsMessages, call_ids: Mapping[str, Sequence[str]], shared: int) -> StrandsMessages:
+    """Return the messages after the first `shared` messages; tool results get the ids with which calls were sent."""
+    return [_with_sent_ids(given, index, call_ids, shared) for index in range(shared, len(given))]
 
 
 def _end_difference(conversation: Conversation, more: int) -> str:
-    """Describe why a history does not extend a branch that it follows to the end, with `more` messages after it."""
+    """Describe why a history that matches to the end of either side, with `more` messages left, extends no branch."""
     if not more:
-        return "messages were taken from its end"
+        return "messages were removed from its end"
     if conversation.is_busy:
-        return "another request that goes on there is being answered"
-    return f"got {more} more; the turn before it was interrupted"
+        return "another request that continues this branch is being answered"
+    return f"got {more} more message{'s' * (more > 1)} after a turn that was interrupted"
 
 
-def sent(branch: Branch, at: int) -> Reply:
-    """Return the assistant message at an index as its client was sent it, or as the client spelled it."""
-    node = branch.node_at(at)
-    return node.reply if node is not None and node.reply is not None else reply_of(branch.messages[at][1])
+def sent_reply(branch: Branch, index: int) -> Reply:
+    """Return the assistant message at an index as it was sent to the client; as the client sent it if it wasn't."""
+    node = branch.node_at(index)
+    return node.reply if node is not None and node.reply is not None else reply_of(branch.messages[index][1])
 
 
 def reply_of(
     content: Sequence[Block], stop_reason: str = "", usage: Mapping[str, int] | None = None, stop: str | None = None
 ) -> Reply:
-    """Return an assistant message with this content as a client is sent it.
+    """Return an assistant message with this content in the form in which it is sent to a client.
 
-    A call that can't be parsed becomes text, as in the engines' own endpoints, since it names no tool for sure.
+    A call that can't be parsed becomes text, as in the engines' own endpoints, since its tool is not certain.
     """
     reasoning, texts, calls = [], [], []
     for block in map(sent_block, content):
@@ -202,7 +208,7 @@ def reply_of(
 
 
 def sent_block(block: Block) -> Block:
-    """Return an assistant's block as a client is sent it: a call that can't be parsed becomes text."""
+    """Return an assistant's block as it is sent to a client: a call that can't be parsed becomes text."""
     is_unparsed = "toolUse" in block and block["toolUse"]["toolUseId"].endswith(UNPARSED)
     return {"text": str(block["toolUse"]["input"].get("raw", ""))} if is_unparsed else block
 
@@ -210,38 +216,39 @@ def sent_block(block: Block) -> Block:
 def _pairs(sent: Sequence[Call], got: Sequence[Call]) -> list[tuple[Call, Call]]:
     """Pair the calls that were sent with those that a client gives back: by unique ids, else in order."""
     by_id, counts = {call["toolUseId"]: call for call in sent}, Counter(call["toolUseId"] for call in got)
-    own = {use_id for use_id, count in counts.items() if count == 1 and use_id in by_id}
-    others = (call for call in sent if call["toolUseId"] not in own)
+    unique_ids = {use_id for use_id, count in counts.items() if count == 1 and use_id in by_id}
+    others = (call for call in sent if call["toolUseId"] not in unique_ids)
     return [
-        (one, call)
+        (was_sent, call)
         for call in got
-        if (one := by_id[call["toolUseId"]] if call["toolUseId"] in own else next(others, None)) is not None
+        if (was_sent := by_id[call["toolUseId"]] if call["toolUseId"] in unique_ids else next(others, None)) is not None
     ]
 
 
 def _note_ids(pairs: Sequence[tuple[Call, Call]], call_ids: dict[str, list[str]]) -> None:
-    """Add the ids that a client uses for the calls of a turn to `call_ids`; they replace those of earlier turns."""
-    used = dict[str, list[str]]()
-    for was_sent, given in pairs:
-        used.setdefault(given["toolUseId"], []).append(was_sent["toolUseId"])
-    for use_id, sent_ids in used.items():
+    """Add the ids that a client uses for a turn's calls to `call_ids`; they replace equal ids of earlier turns."""
+    sent_ids_of = dict[str, list[str]]()
+    for was_sent, got in pairs:
+        sent_ids_of.setdefault(got["toolUseId"], []).append(was_sent["toolUseId"])
+    for use_id, sent_ids in sent_ids_of.items():
         call_ids.pop(use_id, None)
         if sent_ids != [use_id]:
             call_ids[use_id] = sent_ids
 
 
-def _with_whole_turn(given: StrandsMessages, at: int, sent: Reply) -> StrandsMessages:
+def _with_joined_calls(given: StrandsMessages, index: int, sent: Reply) -> StrandsMessages:
     """Return the messages with all calls of the turn at an index in one message, and their results in the next.
 
-    Some clients give back a turn's calls one by one, each with its result, as if the policy had waited for it.
+    Some clients give back a turn's calls one by one, each followed by its result, as if they were turns of their own.
     """
-    calls, results, end = [*given[at]["content"]], list[Block](), at + 1
+    calls, results, end = [*given[index]["content"]], list[Block](), index + 1
     sent_ids = {call["toolUseId"] for call in sent.calls}
     while (count := sum("toolUse" in block for block in calls)) < len(sent.calls) and end + 1 < len(given):
         answered, more = given[end]["content"], given[end + 1]["content"]
         candidates = zip(sent.calls[count:], (block.get("toolUse") for block in more), strict=False)
         is_of_turn = all(
-            call is not None and (call["toolUseId"] in sent_ids or _is_same(one, call)) for one, call in candidates
+            call is not None and (call["toolUseId"] in sent_ids or _is_same(was_sent, call))
+            for was_sent, call in candidates
         )
         are_results = bool(answered) and all("toolResult" in block for block in answered)
         if not (more and is_of_turn and len(more) <= len(sent.calls) - count and are_results):
@@ -249,8 +256,8 @@ def _with_whole_turn(given: StrandsMessages, at: int, sent: Reply) -> StrandsMes
         calls, results, end = [*calls, *more], [*results, *answered], end + 2
     if not results or end >= len(given):
         return given
-    turn, answers = {**given[at], "content": calls}, {**given[end], "content": [*results, *given[end]["content"]]}
-    return [*given[:at], turn, answers, *given[end + 1 :]]
+    turn, answers = {**given[index], "content": calls}, {**given[end], "content": [*results, *given[end]["content"]]}
+    return [*given[:index], turn, answers, *given[end + 1 :]]
 
 
 def _is_same(one: Call, other: Call) -> bool:
@@ -258,90 +265,86 @@ def _is_same(one: Call, other: Call) -> bool:
 
 
 def _assistant_difference(sent: Reply, got: Reply, call_ids: dict[str, list[str]], changed_calls: list[str]) -> str:
-    """Describe how a client's assistant message differs from the one that it was sent; "" if it does not.
+    """Describe how a client's assistant message differs from the message that was sent to it; "" if they are the same.
 
-    These do not count:
+    These differences do not count:
 
-    - whitespace, a text that is left out beside calls, and reasoning that is left out, or changed beside text or calls;
-    - other arguments of a call under its own id, since agents give calls back as their tools took them;
-    - calls that are left out beside such calls, since some agents leave out calls that they have not run.
+    - white space, text that is omitted beside calls, and reasoning that is omitted, or changed beside text or calls;
+    - other arguments of a call under the id with which it was sent, since agents return calls as their tools took them;
+    - calls that are omitted beside calls with such ids, since some agents omit calls that they have not run.
 
     Args:
         sent: The message that was sent.
         got: The client's message.
-        call_ids: Gets the ids that the client uses for the calls.
-        changed_calls: Gets a description of each call that was changed or left out.
+        call_ids: Receives the ids that the client uses for the calls.
+        changed_calls: Receives a description of each call that was changed or omitted.
     """
     sent_ids = {call["toolUseId"] for call in sent.calls}
     has_sent_ids = bool(got.calls) and len({call["toolUseId"] for call in got.calls} & sent_ids) == len(got.calls)
     if not has_sent_ids and len(sent.calls) != len(got.calls):
         return f"got {len(got.calls)} calls; {len(sent.calls)} were sent"
     pairs = _pairs(sent.calls, got.calls)
-    for one, other in pairs:
-        if not _is_same(one, other):
-            shown = [_short(call["name"], call["input"]) for call in (other, one)]
+    for was_sent, returned in pairs:
+        if not _is_same(was_sent, returned):
+            shown = [_quote(call["name"], call["input"]) for call in (returned, was_sent)]
             description = "got the call {}; {} was sent".format(*shown)
-            if one["toolUseId"] != other["toolUseId"]:
+            if was_sent["toolUseId"] != returned["toolUseId"]:
                 return description
             changed_calls.append(description)
-    given_back = [one for one, _ in pairs]
-    left_out = [call for call in sent.calls if call not in given_back]
-    changed_calls += [f"got no call {_short(call['name'], call['input'])}, which was sent" for call in left_out]
+    matched = [was_sent for was_sent, _ in pairs]
+    omitted = [call for call in sent.calls if call not in matched]
+    changed_calls += [f"got no call {_quote(call['name'], call['input'])}, which was sent" for call in omitted]
     has_no_text = not got.text and bool(got.calls)
     if sent.text.split() != got.text.split() and not has_no_text:
-        return f"got the text {_short(got.text)}; {_short(sent.text)} was sent"
+        return f"got the text {_quote(got.text)}; {_quote(sent.text)} was sent"
     if sent.is_silent and got.reasoning.strip() and sent.reasoning.split() != got.reasoning.split():
-        return "got other reasoning than was sent"
+        return "got reasoning that differs from what was sent"
     _note_ids(pairs, call_ids)
     return ""
 
 
-def _user_difference(kept: Sequence[Block], given: Sequence[Block], *, keeps_transient: bool) -> str:
-    """Describe how a user message differs from the one that the policy has read; "" if it reads the same."""
-    if kept == given:
+def _user_difference(read: Sequence[Block], got: Sequence[Block], *, keeps_transient: bool) -> str:
+    """Describe how a user message differs from the message that the policy has read; "" if it would read the same."""
+    if read == got:
         return ""
-    before, now = _plain(kept), _plain(given)
-    if before == now:
+    (read_parts, read_words), (got_parts, got_words) = _comparable(read), _comparable(got)
+    if read_parts != got_parts:
+        return "the tool results or images differ"
+    if read_words == got_words:
         return ""
-    if before[0] != now[0]:
-        return "the results or images are others"
-    if keeps_transient and (now[0] or now[1]) and lines_around(_texts(kept), _texts(given)):
+    if keeps_transient and (got_parts or got_words) and surrounding_lines(text_of(read), text_of(got)):
         return ""
-    at = next((n for n, (a, b) in enumerate(zip(before[1], now[1], strict=False)) if a != b), 0)
-    return f"got the text {_short(*now[1][at:])}; the policy has read {_short(*before[1][at:])}"
+    start = next((n for n, (a, b) in enumerate(zip(read_words, got_words, strict=False)) if a != b), 0)
+    return f"got the text {_quote(*got_words[start:])}; the policy has read {_quote(*read_words[start:])}"
 
 
-def _plain(content: Sequence[Block]) -> tuple[list[Any], list[str]]:
-    """Return a user message's results, sorted by call id, and images; and the words of its texts."""
+def _comparable(content: Sequence[Block]) -> tuple[list[Any], list[str]]:
+    """Return a user message's tool results, sorted by call id, and images; and the words of its texts."""
     results = [block["toolResult"] for block in content if "toolResult" in block]
     images = [block["image"]["source"]["bytes"] for block in content if "image" in block]
-    by_id = sorted(((one["toolUseId"], _plain(one["content"])) for one in results), key=itemgetter(0))
-    return [*by_id, *images], _texts(content).split()
+    by_id = sorted(((result["toolUseId"], _comparable(result["content"])) for result in results), key=itemgetter(0))
+    return [*by_id, *images], text_of(content).split()
 
 
-def _texts(content: Sequence[Block]) -> str:
-    return "\n".join(block["text"] for block in content if "text" in block)
-
-
-def _short(*given: object) -> str:
-    text = " ".join(map(str, given))
+def _quote(*values: object) -> str:
+    text = " ".join(map(str, values))
     return repr(text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}...")
 
 
-def _under_sent_ids(
-    given: StrandsMessages, at: int, call_ids: Mapping[str, Sequence[str]], shared: int
+def _with_sent_ids(
+    given: StrandsMessages, index: int, call_ids: Mapping[str, Sequence[str]], shared: int
 ) -> Mapping[str, Any]:
-    """Return a message with its results under the ids that their calls were sent with.
+    """Return the message at an index; its tool results get the ids with which their calls were sent.
 
-    Results that share an id belong to the calls in order. Results of a turn after the `shared` messages keep the ids of
-    the client, as its calls do.
+    Results that share an id belong to the calls in order. Results of a turn after the first `shared` messages keep the
+    client's ids, as the turn's calls do.
     """
-    message = given[at]
+    message = given[index]
     if not call_ids or message["role"] == "assistant" or not any("toolResult" in block for block in message["content"]):
         return message
     counts = Counter[str]()
-    begin = at
-    while begin and given[begin - 1]["role"] == "user":  # the first results of the turn
+    begin = index
+    while begin and given[begin - 1]["role"] == "user":  # a turn's results may be in several messages
         begin -= 1
         counts.update(block["toolResult"]["toolUseId"] for block in given[begin]["content"] if "toolResult" in block)
     if begin > shared:
@@ -351,11 +354,7 @@ def _under_sent_ids(
         if (result := block.get("toolResult")) is not None:
             sent_ids, number = call_ids.get(result["toolUseId"], ()), counts[result["toolUseId"]]
             counts[result["toolUseId"]] += 1
-            block = {
-                "toolResult": {
-                    **result,
-                    "toolUseId": sent_ids[number] if number < len(sent_ids) else result["toolUseId"],
-                }
-            }
+            use_id = sent_ids[number] if number < len(sent_ids) else result["toolUseId"]
+            block = {"toolResult": {**result, "toolUseId": use_id}}
         blocks.append(block)
     return {**message, "content": blocks}

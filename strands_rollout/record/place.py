@@ -16,13 +16,13 @@ class Match:
     Attributes:
         conversation: The branch's conversation.
         branch: The branch.
-        repeated: The turn that answers this very request already; None if there is none.
+        repeated: The recorded turn that answers this very request; None if there is none.
         extends: True if the request continues where the branch ends.
-        difference: Where and how the request leaves the branch, as text; meaningless if it extends the branch.
+        difference: Description of where the request departs from the branch; meaningless if it extends the branch.
         head_changes: Names of what differs from the branch's system prompt and tools.
-        answer: The branch's last answer as the request spells it; None before the first answer and in an open turn.
+        answer: The branch's last answer as the request words it; None before the first answer and in an open turn.
         new_messages: The messages after that answer.
-        length: How many messages of the branch the request shares; only counted for clients of the gateway.
+        length: Number of messages that the request shares with the branch; only counted for clients of the gateway.
     """
 
     conversation: Conversation
@@ -58,7 +58,7 @@ class ExtendBranch:
     Attributes:
         conversation: The conversation of the branch.
         branch: The branch.
-        answer: The branch's last answer as the request spells it; None if the branch's last turn is open.
+        answer: The branch's last answer as the request words it; None if the branch's last turn is open.
         new_messages: The messages that the policy has to read; none if the branch's last turn is open.
         match: The comparison with the branch.
     """
@@ -76,11 +76,11 @@ class BeginBranch:
 
     Attributes:
         conversation: The conversation that gets the branch, or the kind of the conversation to begin.
-        new_messages: All messages of the request. A shared beginning is spelled as it was recorded.
-        reason: Why the request extends no branch, as text; "" for the first branch of a conversation.
+        new_messages: All messages of the request. Those that it shares with a branch are worded as recorded.
+        reason: Reason why the request extends no branch, as text; "" for the first branch of a conversation.
         head_changes: Names of what differs from the system prompt and tools of the conversation's last branch.
         match: The comparison with the branch that shares the beginning; None without one.
-        shared: How many of `new_messages` are shared with that branch.
+        shared: Number of `new_messages` that are shared with that branch.
         origin: The last turn among the shared messages; None without one.
     """
 
@@ -94,9 +94,9 @@ class BeginBranch:
 
     @property
     def rewrites(self) -> Conversation | None:
-        """The conversation whose history the request rewrites; None if it is the first history there."""
-        one = self.conversation
-        return None if isinstance(one, str) or one.branch.is_new else one
+        """The conversation whose history the request rewrites; None if it has no history yet."""
+        conversation = self.conversation
+        return None if isinstance(conversation, str) or conversation.branch.is_new else conversation
 
 
 Place: TypeAlias = RepeatTurn | ExtendBranch | BeginBranch

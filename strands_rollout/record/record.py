@@ -32,10 +32,10 @@ class Request(Protocol):
         """The system prompt and the tools."""
 
     def matches(self, record: Record) -> Sequence[Match]:
-        """Compare the request with the branches that it may continue; the best match comes first."""
+        """Compare the request with the branches that it may continue; return the matches, the best first."""
 
     def begin_branch(self, record: Record, matches: Sequence[Any]) -> BeginBranch:
-        """Choose where a request begins a branch that neither repeats a turn nor extends a branch."""
+        """Return where a branch begins with this request, which neither repeats a turn nor extends a branch."""
 
 
 class Record:
@@ -46,20 +46,21 @@ class Record:
     the others are its siblings.
 
     Args:
-        new_sampler: Returns the sampler of a new conversation, which asks the engine for its turns.
+        new_sampler: Returns the sampler of a new conversation.
 
     Attributes:
-        main: The main agent's conversation: the first one, until another is promoted.
+        main: The main agent's conversation: the first conversation, until another is promoted.
         others: The other conversations, in the order of their beginnings.
     """
 
     def __init__(self, new_sampler: Callable[[], TurnSampler]) -> None:
         self._new_sampler = new_sampler
         self._numbers = itertools.count(1)
-        self._times = itertools.count(1)
+        self._touches = itertools.count(1)
         self.main = Conversation(new_sampler())
         self.others: list[Conversation] = []
-        self._known: dict[int, Conversation] = {}  # by the ids of agents and signals, which may have died
+        # by `id()` of agents and cancel signals, which may have been garbage-collected
+        self._by_owner: dict[int, Conversation] = {}
         self._is_closed = False
 
     def __iter__(self) -> Iterator[Conversation]:
@@ -82,7 +83,7 @@ class Record:
     def enter(self, place: ExtendBranch | BeginBranch, head: Head) -> Conversation:
         """Make a place the end of its conversation, so that a turn can be sampled there.
 
-        The conversation is busy from here on. The caller sets `is_busy` back, as `SGLangModel.answer_at` does.
+        The conversation is busy from here on. The caller resets `is_busy`, as `SGLangModel.answer_at` does.
 
         Raises:
             EngineAbortedError: The place needs a new conversation, and the episode is over.
@@ -96,67 +97,69 @@ class Record:
             branch = conversation.branch
             branch.head = head
             branch.messages = [*map(role_and_content, place.new_messages[: place.shared])]
-            branch.client = ClientView()  # not that of a first request which failed
+            branch.client = ClientView()  # an earlier first request, which failed, may have left its own
             branch.origin = place.origin
             self.touch(branch)
         conversation.is_busy, conversation.has_unread_turn = True, False
         return conversation
 
     def touch(self, branch: Branch) -> None:
-        """Note that a branch was begun or answered now; of equal matches, the branch touched last wins."""
-        branch.touched = next(self._times)
+        """Note that a branch has just begun or been answered; of equal matches, the branch touched last wins."""
+        branch.touched = next(self._touches)
 
-    def is_begun(self, conversation: Conversation) -> bool:
+    def has_begun(self, conversation: Conversation) -> bool:
         """Return whether a turn of a conversation was sampled or is being sampled."""
         return conversation.is_busy or conversation.turn_count > 0
 
     def conversation_of(self, agent: object, signal: object) -> Conversation | None:
-        """Return the conversation that is bound to an agent or its cancel signal; None if that is busy or unknown."""
-        bound = [self._known.get(id(owner)) for owner in (agent, signal) if owner is not None]
-        for found in (self.main, next((one for one in bound if one is not None), None)):
-            if found is not None and not found.is_busy and found.belongs_to(agent, signal):
-                return found
+        """Return the conversation bound to an agent or its cancel signal; None if there is none, or it is busy."""
+        bound = [self._by_owner.get(id(owner)) for owner in (agent, signal) if owner is not None]
+        for conversation in (self.main, next((found for found in bound if found is not None), None)):
+            if conversation is not None and not conversation.is_busy and conversation.belongs_to(agent, signal):
+                return conversation
         return None
 
     def bind(self, conversation: Conversation, agent: object, signal: object = None) -> None:
         """Bind a conversation to an agent and its cancel signal, unless it is bound to them; None changes nothing.
 
-        An agent that asks twice at once has two conversations: it continues the first, and the second stays bound.
+        An agent with two concurrent requests has two conversations, which are both bound to it.
         """
         if conversation.belongs_to(agent, signal):
             return
         conversation.bind(agent, signal)
-        self._known.update((id(owner), conversation) for owner in (agent, signal) if owner is not None)
+        self._by_owner.update((id(owner), conversation) for owner in (agent, signal) if owner is not None)
 
-    def last_of(self, agent: object) -> Conversation | None:
+    def last_conversation_of(self, agent: object) -> Conversation | None:
         """Return the newest conversation that is bound to an agent and has a turn."""
-        return next((one for one in (*reversed(self.others), self.main) if one.agent is agent and one.turn_count), None)
+        newest_first = (*reversed(self.others), self.main)
+        return next((found for found in newest_first if found.agent is agent and found.turn_count), None)
 
     def begin(self, kind: ConversationKind) -> Conversation:
-        """Begin a conversation beside the others.
+        """Begin a further conversation.
 
         Raises:
             EngineAbortedError: The episode is over.
         """
         if self._is_closed:
             raise EngineAbortedError("the episode has ended before an agent's first request")
-        shown_ids = {use_id: shown for one in self for use_id, shown in one.branch.calls.shown_ids.items()}
+        # its history may begin with another conversation's
+        shown_ids = {use_id: shown for each in self for use_id, shown in each.branch.calls.shown_ids.items()}
         self.others.append(Conversation(self._new_sampler(), kind, next(self._numbers), shown_ids))
         return self.others[-1]
 
     def promote(self, conversation: Conversation) -> None:
-        """Make a conversation the main one; the main one before is kept among the others if it has begun."""
+        """Make a conversation the main conversation; the former one joins the others if it has begun."""
         before = self.main
         if conversation is before:
             return
         self.others.remove(conversation)
         self.main, conversation.kind = conversation, "main"
-        if self.is_begun(before):
+        if self.has_begun(before):
             before.kind = "agent"
             self.others.insert(0, before)
-            self._known[id(before.agent)] = before
-        else:  # its agent gets another conversation, of this record
-            self._known = {key: one for key, one in self._known.items() if one is not before}
+            self._by_owner[id(before.agent)] = before
+        else:  # it is dropped: its agent's first request begins another conversation
+            self._by_owner = {key: found for key, found in self._by_owner.items() if found is not before}
 
     def restart_main(self) -> None:
         """Replace the main conversation with an empty one."""
@@ -165,5 +168,5 @@ class Record:
     def close(self) -> None:
         """Refuse all further requests."""
         self._is_closed = True
-        for one in self:
-            one.sampler.is_closed = True
+        for conversation in self:
+            conversation.sampler.is_closed = True

@@ -75,8 +75,8 @@ async def test_growing_history_is_one_trajectory_in_any_spelling(stage, client):
         (lambda m: [{**m[0], "content": "What is 18 * 2?"}, *m[1:]], "got the text '18 * 2?'; the policy has read '17"),
         (lambda m: [m[0], {**m[1], "content": "No."}, *m[2:]], "got the text 'No.'; 'Let me see.' was sent"),
         (lambda m: [m[0], {**m[1], "tool_calls": []}, *m[2:]], "got 0 calls; 1 were sent"),
-        (lambda m: [*m[:2], {**m[2], "content": "35"}, *m[3:]], "the results or images are others"),
-        (lambda m: [*m[:3], ASK], "got one of the user, in the place of one of the assistant"),
+        (lambda m: [*m[:2], {**m[2], "content": "35"}, *m[3:]], "the tool results or images differ"),
+        (lambda m: [*m[:3], ASK], "got a message of the user instead of one of the assistant"),
         (lambda m: [*m[:3], {**m[3], "content": "No."}, ASK], "got the text 'No.'; 'It is 34.' was sent"),
     ],
 )
@@ -134,7 +134,7 @@ async def test_concurrent_requests_on_one_history_fork(stage):
         both = [made.chat([ASK, first, {"role": "user", "content": text}], tools=TOOLS) for text in ("left", "right")]
         await asyncio.gather(*both)
         facts = made.session.facts
-    assert facts.differences == ["request 3: message 2: another request that goes on there is being answered"]
+    assert facts.differences == ["request 3: message 2: another request that continues this branch is being answered"]
 
 
 async def test_first_request_with_tools_begins_the_main_conversation(stage):
@@ -162,7 +162,7 @@ async def test_unknown_history_is_context_and_not_trained(stage):
     async with stage([END]) as made:
         await made.chat(forged, tools=TOOLS)
         trajectory = made.session.model.trajectory
-    assert made.session.facts.differences == ["request 1: its beginning is of no conversation so far"]
+    assert made.session.facts.differences == ["request 1: no conversation so far begins like this history"]
     assert "forged" in made.tokenizer.decode(trajectory.token_ids[: trajectory.prompt_length])
     assert sum(trajectory.loss_mask) == trajectory.sampled_length
 
@@ -240,7 +240,7 @@ async def test_turn_of_other_reasoning_only_does_not_match(stage):
         answer = await made.chat([ASK])
         assert (answer["content"], answer["reasoning_content"]) == ("", "Hm, hm.")
         await made.chat([ASK, {**answer, "reasoning_content": "Oh."}, ASK])
-    assert "got other reasoning than was sent" in made.session.facts.differences[0]
+    assert "got reasoning that differs from what was sent" in made.session.facts.differences[0]
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,9 @@ async def test_aborted_turn_is_continued_by_the_same_request_only(stage, shipped
         assert (await made.chat([ASK, ASK], tools=TOOLS))["content"] == "It is 34."
         segments = list(made.session.model.conversation)
     assert [one.trajectory.sampled_length for one in segments] == [3, len(ids)]
-    assert made.session.facts.differences == ["request 2: message 1: got 1 more; the turn before it was interrupted"]
+    assert made.session.facts.differences == [
+        "request 2: message 1: got 1 more message after a turn that was interrupted"
+    ]
 
 
 async def test_count_tokens_endpoint_counts_as_the_policy_reads(stage):

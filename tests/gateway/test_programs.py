@@ -249,7 +249,7 @@ async def test_replay_counts_dropped_tokens_of_each_restart(shipped_tokenizer):
     assert (sample.status.value, facts["error"], asked) == ("completed", None, [2, 1, 3, 2])
     assert sum(sample.loss_mask) == facts["sampled_tokens"] == sum(lengths[1:])
     assert facts["dropped_sampled_tokens"] == lengths[0] + 5 + 6 + sum(lengths[:2]) + 4
-    assert "message 2: the results or images are others" in facts["gateway"]["diverged"]
+    assert "message 2: the tool results or images differ" in facts["gateway"]["diverged"]
     assert violations(sample) == []
 
 
@@ -392,7 +392,7 @@ async def test_replay_restarts_for_more_messages_at_an_open_turn(shipped_tokeniz
     assert (sample.status.value, facts["error"], asked) == ("completed", None, [1, 3])
     assert sum(sample.loss_mask) == sum(len(ids_of(shipped_tokenizer, text)) for text in TURNS)
     assert facts["dropped_sampled_tokens"] == 5
-    assert facts["gateway"]["diverged"] == "message 1: got 1 more; the turn before it was interrupted"
+    assert facts["gateway"]["diverged"] == "message 1: got 1 more message after a turn that was interrupted"
     assert violations(sample) == []
 
 

@@ -18,7 +18,7 @@ from strands import tool
 from tokenizers import Tokenizer
 
 from strands_rollout.model.context import first_prompt
-from strands_rollout.record.agent_request import is_covered, is_extended
+from strands_rollout.record.agent_request import has_read_exactly, is_extended_by
 from strands_rollout.record.branch import Branch, Head
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.template.tokens import TokenEncoder
@@ -138,9 +138,9 @@ def test_history_rewritten_in_place_is_noticed(rewrite: Callable[[Any], object])
     messages = [{"role": "user", "content": [{"text": "first"}]}, copy.deepcopy(ASKED), answered("result 1")]
     branch.append_read(messages)
     messages[1]["metadata"] = {"usage": {"inputTokens": 1}}  # notes beside a message are no rewriting
-    assert is_covered(branch, messages)
+    assert has_read_exactly(branch, messages)
     messages += [copy.deepcopy(ASKED), answered("result 2")]
-    assert is_extended(branch, messages)
+    assert is_extended_by(branch, messages)
     rewrite(messages)
-    assert not is_extended(branch, messages)
-    assert not is_covered(branch, messages[: branch.covered])
+    assert not is_extended_by(branch, messages)
+    assert not has_read_exactly(branch, messages[: branch.covered])

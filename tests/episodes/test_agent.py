@@ -1,4 +1,4 @@
-"""Episodes: why they end, in which order limits hold, and that nothing outlives them."""
+"""`run_episode`: the stop reason of each limit, and tools that change values they received or returned."""
 
 from typing import Any
 
@@ -12,19 +12,19 @@ from strands_rollout.agent.episode import EpisodeSetup, run_episode
 from strands_rollout.agent.loop import IMPORT_FAULT
 from strands_rollout.control import Control
 
-ran: list[str] = []
+executed: list[str] = []
 
 
 @tool
 async def execute_python_code(code: str) -> str:
     """Run code."""
-    ran.append(code)
+    executed.append(code)
     return "ok"
 
 
 @pytest.fixture(autouse=True)
-def _nothing_ran() -> None:
-    ran.clear()
+def _clear_executed() -> None:
+    executed.clear()
 
 
 async def episode(tokenizer, script, limits=None, tokens=None, tools=(execute_python_code,), **more):
@@ -53,7 +53,7 @@ async def test_run_episode_ends_at_tool_limits(
 ) -> None:
     done, _, fake = await episode(shipped_tokenizer, [call_text("1"), call_text("2"), ANSWER], limits)
     assert done.stop_reason is reason
-    assert (ran, len(fake.requests)) == (["1"], 2)
+    assert (executed, len(fake.requests)) == (["1"], 2)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Whatever goes wrong, `generate` returns a sample that slime can take, says why, and the loop lives on."""
+"""`generate` with bad input and faulty engines: an untrained sample that slime can take, with the reason."""
 
 import asyncio
 from types import SimpleNamespace
@@ -24,13 +24,13 @@ def assert_untrained(sample: Any, status: Any = Status.FAILED) -> None:
 
 
 def assert_valid(sample: Any) -> None:
-    sample.reward = 0.0  # slime asks the reward function later
+    sample.reward = 0.0  # slime calls the reward function later
     assert contract_violations(sample) == []
 
 
 @pytest.fixture(autouse=True)
-def _quick_retries(retry_waits: list[float]) -> None:
-    """An engine's patience is over in no time."""
+def _fast_retries(retry_waits: list[float]) -> None:
+    """Retry without waiting."""
 
 
 async def test_generate_with_a_dead_engine_fails_untrained(
@@ -48,7 +48,7 @@ async def test_generate_with_a_dead_engine_fails_untrained(
 
 
 @pytest.mark.parametrize(
-    ("reply", "words"),
+    ("reply", "message"),
     [
         (Reply.status(503, "no workers"), "503"),
         (Reply.raw(b"<html>hello</html>"), "not JSON"),
@@ -57,11 +57,13 @@ async def test_generate_with_a_dead_engine_fails_untrained(
     ],
     ids=["503", "garbage", "422", "id outside the vocabulary"],
 )
-async def test_generate_with_a_faulty_engine_fails_untrained(shipped_tokenizer: Any, reply: Reply, words: str) -> None:
+async def test_generate_with_a_faulty_engine_fails_untrained(
+    shipped_tokenizer: Any, reply: Reply, message: str
+) -> None:
     done = await run(shipped_tokenizer, lambda request, number: reply)
     assert_untrained(done.sample)
     assert done.facts["stop_reason"] == "engine_error"
-    assert words in done.facts["error"]
+    assert message in done.facts["error"]
 
 
 async def test_generate_masks_turns_before_an_engine_death(shipped_tokenizer: Any) -> None:
@@ -74,7 +76,7 @@ async def test_generate_masks_turns_before_an_engine_death(shipped_tokenizer: An
 @pytest.mark.parametrize("fault", [Reply.reset(), Reply.status(503), Reply.status(500)], ids=repr)
 @pytest.mark.parametrize("turn", [0, 1])
 async def test_generate_survives_an_engine_outage(shipped_tokenizer, retry_waits, fault, turn) -> None:
-    """It goes away before a turn of 16 episodes, for 30 s of waiting."""
+    """The engine fails before a turn of 16 episodes, for 30 s of retry waits."""
     arrived = 0
 
     async def reply(request: dict[str, Any], _number: int) -> Reply:
@@ -91,7 +93,7 @@ async def test_generate_survives_an_engine_outage(shipped_tokenizer, retry_waits
         args = args_for(fake.base_url, shipped_tokenizer)
 
         async def come_back() -> None:
-            while sum(retry_waits) < 30:  # noqa: ASYNC110 - it is no event
+            while sum(retry_waits) < 30:  # noqa: ASYNC110 - no event is set for a wait
                 await asyncio.sleep(0.001)
             fake.away = None
 
@@ -127,27 +129,27 @@ async def test_generate_unusable_prompt_is_a_setup_error(shipped_tokenizer: Any,
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "message"),
     [
         ({"max_tool_iteration": 3}, "did you mean 'max_tool_iterations'"),
         ({"tools": ["no.such.tool"]}, "no.such.tool"),
         ({"reward": "no.such.reward"}, "no.such.reward"),
     ],
 )
-async def test_generate_invalid_setting_fails_untrained(shipped_tokenizer: Any, settings: Any, words: str) -> None:
+async def test_generate_invalid_setting_fails_untrained(shipped_tokenizer: Any, settings: Any, message: str) -> None:
     done = await run(shipped_tokenizer, [ANSWER], settings=settings)
     assert_untrained(done.sample)
-    assert words in done.facts["error"]
+    assert message in done.facts["error"]
 
 
 @pytest.mark.parametrize(
-    ("args", "words"), [({}, "hf_checkpoint"), ({"hf_checkpoint": "/nonexistent/model"}, "/nonexistent/model")]
+    ("args", "message"), [({}, "hf_checkpoint"), ({"hf_checkpoint": "/nonexistent/model"}, "/nonexistent/model")]
 )
-async def test_generate_missing_args_fail_untrained(args: dict[str, Any], words: str) -> None:
+async def test_generate_missing_args_fail_untrained(args: dict[str, Any], message: str) -> None:
     namespace = SimpleNamespace(sglang_router_ip="127.0.0.1", sglang_router_port=1, **args)
     sample = await generate(namespace, Sample(prompt="x"), {"max_new_tokens": 5})
     assert_untrained(sample)
-    assert words in sample.metadata["strands_rollout"]["error"]
+    assert message in sample.metadata["strands_rollout"]["error"]
 
 
 async def test_generate_overwrites_stale_sample_fields(shipped_tokenizer: Any) -> None:
@@ -192,7 +194,7 @@ async def test_generate_refuses_objects_other_than_samples(sample: Any) -> None:
         await generate(SimpleNamespace(), sample, {"max_new_tokens": 5})
 
 
-class Raising:
+class ArgsThatRaise:
     def __init__(self, args: SimpleNamespace, name: str, error: BaseException) -> None:
         self._args, self._name, self._error = args, name, error
 
@@ -209,9 +211,9 @@ class Raising:
 )
 async def test_generate_with_args_that_raise(shipped_tokenizer: Any, name: str, error: BaseException) -> None:
     async with FakeSGLang([Reply.tokens(ids_of(shipped_tokenizer, ANSWER))] * 2) as fake:
-        args = Raising(args_for(fake.base_url, shipped_tokenizer), name, error)
+        args = ArgsThatRaise(args_for(fake.base_url, shipped_tokenizer), name, error)
         sample = await generate(args, Sample(prompt="x"), {"max_new_tokens": 500})
     if sample.status is Status.FAILED:
         assert_untrained(sample)
-    else:  # not read in such an episode
+    else:  # this episode doesn't read the argument
         assert_valid(sample)

@@ -1,4 +1,4 @@
-"""What a sample says of each tool call and each turn: for whoever looks at an episode afterwards."""
+"""Records of tool calls and requests in a sample's metadata: tool, status, start and seconds."""
 
 import asyncio
 import json
@@ -12,27 +12,27 @@ from strands_rollout import Sample, generate
 
 
 @tool
-async def fails() -> str:
+async def fail() -> str:
     """Raise."""
     raise ValueError("no")
 
 
 @tool
-async def hangs() -> str:
-    """Wait for ever."""
+async def hang() -> str:
+    """Wait forever."""
     await asyncio.Event().wait()
     return ""
 
 
 @tool
-async def waits() -> str:
-    """Wait for the other call, and a little."""
-    await both.wait()
+async def wait() -> str:
+    """Wait until both calls run, then 30 ms more."""
+    await both_started.wait()
     await asyncio.sleep(0.03)
     return ""
 
 
-both = asyncio.Barrier(2)
+both_started = asyncio.Barrier(2)
 
 
 def call(name: str) -> str:
@@ -40,15 +40,15 @@ def call(name: str) -> str:
 
 
 async def test_facts_calls_have_tool_status_and_seconds(shipped_tokenizer: Any) -> None:
-    settings = {"tools": [f"{__name__}.fails", f"{__name__}.hangs"], "tool_timeout_s": 0.05}
-    played = await run(shipped_tokenizer, [call("fails"), call("hangs"), ANSWER], settings=settings)
+    settings = {"tools": [f"{__name__}.fail", f"{__name__}.hang"], "tool_timeout_s": 0.05}
+    played = await run(shipped_tokenizer, [call("fail"), call("hang"), ANSWER], settings=settings)
     calls = played.facts["calls"]
-    assert [(one["id"], one["tool"], one["status"]) for one in calls] == [
-        ("call_1_0", "fails", "error"),
-        ("call_2_0", "hangs", "timeout"),
+    assert [(call["id"], call["tool"], call["status"]) for call in calls] == [
+        ("call_1_0", "fail", "error"),
+        ("call_2_0", "hang", "timeout"),
     ]
     assert calls[1]["s"] >= 0.05
-    assert sum(one["s"] for one in calls) <= played.facts["duration_s"]
+    assert sum(call["s"] for call in calls) <= played.facts["duration_s"]
     assert [len(played.facts["turn_s"]), sum(played.facts["turn_s"])] == [3, played.facts["generate_s"]]
     json.dumps(played.facts)
 
@@ -57,25 +57,25 @@ async def test_facts_calls_of_the_code_tool_have_exit_codes(shipped_tokenizer: A
     settings = {"executor": {"name": "subprocess"}}
     codes = [call_text("print(1)"), call_text("raise SystemExit(3)"), ANSWER]
     played = await run(shipped_tokenizer, codes, settings=settings)
-    right, left = (one["sandbox"] for one in played.facts["calls"])
-    assert (right["exit_code"], right["killed_by"], left["exit_code"]) == (0, None, 3)
-    assert 0 < right["run_s"] <= played.facts["calls"][0]["s"]
+    success, failure = (call["sandbox"] for call in played.facts["calls"])
+    assert (success["exit_code"], success["killed_by"], failure["exit_code"]) == (0, None, 3)
+    assert 0 < success["run_s"] <= played.facts["calls"][0]["s"]
 
 
 async def test_facts_requests_and_calls_have_start_times(shipped_tokenizer: Any) -> None:
     def slow(_body: dict[str, Any], number: int) -> Reply:
-        text = (call("waits") + call("waits"), ANSWER)[number]
+        text = (call("wait") + call("wait"), ANSWER)[number]
         return Reply.tokens(ids_of(shipped_tokenizer, text)).paced(0.0, queued_s=0.05)
 
     async with FakeSGLang(slow, context_length=8192) as fake:
-        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout={"tools": [f"{__name__}.waits"]})
+        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout={"tools": [f"{__name__}.wait"]})
         sample = await generate(args, Sample(prompt="?", index=0), {"max_new_tokens": 512})
     facts = sample.metadata["strands_rollout"]
     (first, first_at, first_s), (second, second_at, second_s) = facts["requests"]
     calls = facts["calls"]
     assert (first, second, facts["tool_parser"]) == (0, 1, "hermes")
-    assert 0 <= first_at <= first_at + first_s <= min(one["at_s"] for one in calls) + 0.001
-    # at once, one beside the other
-    assert max(one["at_s"] for one in calls) < min(one["at_s"] + one["s"] for one in calls)
-    assert max(one["at_s"] + one["s"] for one in calls) <= second_at + 0.001
+    assert 0 <= first_at <= first_at + first_s <= min(call["at_s"] for call in calls) + 0.001
+    # the calls overlap
+    assert max(call["at_s"] for call in calls) < min(call["at_s"] + call["s"] for call in calls)
+    assert max(call["at_s"] + call["s"] for call in calls) <= second_at + 0.001
     assert second_at + second_s <= facts["duration_s"] + 0.01

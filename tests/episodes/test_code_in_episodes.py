@@ -1,4 +1,4 @@
-"""The code tool inside episodes: its executor, its sessions, what the policy is told, and whose fault a fault is."""
+"""The code tool in episodes: executors, sessions, messages to the policy, and sandbox errors."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from harness import ANSWER, call_text, run
 
 from strands_rollout.code_tool import ExecutionResult, ExecutorFacts
 
-RUNS: list[tuple[str, str | None]] = []
-CLOSED: list[str] = []
+runs: list[tuple[str, str | None]] = []
+closed_sessions: list[str] = []
 
 
 class FaultyExecutor:
-    """Fails as often as it is told, then answers; remembers sessions."""
+    """Executor that records runs and closed sessions, and fails with `fault` and `close_fault` if they are given."""
 
     facts = ExecutorFacts(libraries=("numpy",), memory_mb=None, isolated=False, keeps_sessions=True)
 
@@ -24,11 +24,11 @@ class FaultyExecutor:
         self.close_fault = close_fault
 
     async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
-        RUNS.append((code, session))
+        runs.append((code, session))
         return ExecutionResult("34\n", "", 0, infra_error=self.fault or None, queued_s=0.25, duration_s=0.5)
 
     async def close_session(self, session: str) -> None:
-        CLOSED.append(session)
+        closed_sessions.append(session)
         if self.close_fault:
             raise RuntimeError(self.close_fault)
 
@@ -41,12 +41,12 @@ class FaultyExecutor:
 
 
 @pytest.fixture(autouse=True)
-def nothing_remembered() -> None:
-    RUNS.clear()
-    CLOSED.clear()
+def clear_records() -> None:
+    runs.clear()
+    closed_sessions.clear()
 
 
-def own(**options: Any) -> dict[str, Any]:
+def faulty_executor(**options: Any) -> dict[str, Any]:
     return {"executor": {"name": f"{__name__}.FaultyExecutor", **options}}
 
 
@@ -73,10 +73,10 @@ async def test_code_session_lasts_for_one_episode(shipped_tokenizer: Any) -> Non
 
 @pytest.mark.parametrize("turns", [[call_text("1"), ANSWER], [ANSWER]])
 async def test_code_session_is_closed_after_the_episode(shipped_tokenizer: Any, turns: list[str]) -> None:
-    settings = own(close_fault="no") | {"code_session": True}
+    settings = faulty_executor(close_fault="no") | {"code_session": True}
     done = await run(shipped_tokenizer, turns, settings=settings)
-    assert (done.sample.status.value, len(CLOSED)) == ("completed", 1)
-    assert {session for _, session in RUNS} <= set(CLOSED)
+    assert (done.sample.status.value, len(closed_sessions)) == ("completed", 1)
+    assert {session for _, session in runs} <= set(closed_sessions)
 
 
 async def test_code_session_refuses_executors_without_sessions(shipped_tokenizer: Any) -> None:
@@ -86,7 +86,7 @@ async def test_code_session_refuses_executors_without_sessions(shipped_tokenizer
 
 
 async def test_sandbox_error_masks_the_sample_and_ends_the_episode(shipped_tokenizer: Any) -> None:
-    done = await run(shipped_tokenizer, [call_text("1"), ANSWER], settings=own(fault="disk on fire"))
+    done = await run(shipped_tokenizer, [call_text("1"), ANSWER], settings=faulty_executor(fault="disk on fire"))
     assert (done.sample.status.value, set(done.sample.loss_mask)) == ("failed", {0})
     assert done.facts["stop_reason"] == "sandbox_error"
     assert "disk on fire" in done.facts["error"]
@@ -102,7 +102,7 @@ async def test_sandbox_start_error_fails_before_the_first_request(shipped_tokeni
 
 
 async def test_facts_code_counts_calls_and_seconds(shipped_tokenizer: Any) -> None:
-    done = await run(shipped_tokenizer, [call_text("1"), call_text("2"), ANSWER], settings=own())
+    done = await run(shipped_tokenizer, [call_text("1"), call_text("2"), ANSWER], settings=faulty_executor())
     assert done.facts["code"] == {
         "calls": 2,
         "queued_s": 0.5,

@@ -1,4 +1,4 @@
-"""Agents on one model object have a conversation each; what is sampled is trained once, or it is said."""
+"""Several agents on one `SGLangModel`: a conversation each, and every sampled token trained once or counted."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ from strands_rollout.samples import finished_samples
 from strands_rollout.slime_plugin.drift import DriftMeter, measure_some
 
 REMINDER = "<reminder>Mind the time.</reminder>"
-DONE = "Done.<|im_end|>"
+DONE_TURN = "Done.<|im_end|>"
 
 
 def _graph(model: SGLangModel, _task: Task) -> Any:
@@ -42,32 +42,32 @@ def _swarm(model: SGLangModel, _task: Task) -> Any:
     return Swarm([one, two], entry_point=one)
 
 
-def _as_tool(model: SGLangModel, _task: Task) -> Agent:
+def _agent_as_tool(model: SGLangModel, _task: Task) -> Agent:
     inner = Agent(name="expert", model=model, system_prompt="You are asked.", tools=[user_agents.double])
     return Agent(model=model, tools=[inner.as_tool()])
 
 
 @tool(context=True)
 async def ask_all(questions: list[str], tool_context: ToolContext) -> str:
-    """Ask several at once."""
+    """Ask several agents concurrently."""
     model = tool_context.agent.model
     agents = [Agent(model=model, system_prompt="You are asked.", tools=[user_agents.double]) for _ in questions]
     return " ".join(map(str, await asyncio.gather(*(agent.invoke_async("Go on.") for agent in agents))))
 
 
-def _many_at_once(model: SGLangModel, _task: Task) -> Agent:
+def _concurrent_agents(model: SGLangModel, _task: Task) -> Agent:
     return Agent(model=model, tools=[ask_all])
 
 
-def _inner(text: str, outer: str) -> str:
-    """What an agent beside the main one says: it calls a tool once, and answers."""
+def _team_turn(text: str, outer: str) -> str:
+    """Return `outer` or an answer for the main agent; for another agent, a tool call and then an answer."""
     if "You are asked." not in text:
         return outer if "Done." not in text else ANSWER
-    return DONE if "<tool_response>" in text else tool_call("double", number=17)
+    return DONE_TURN if "<tool_response>" in text else tool_call("double", number=17)
 
 
 TEAMS: dict[str, tuple[Any, Any, int]] = {
-    "the nodes of a graph, two at once": (_graph, lambda _text, number: ANSWER if number == 2 else DONE, 3),
+    "a graph with two parallel nodes": (_graph, lambda _text, number: ANSWER if number == 2 else DONE_TURN, 3),
     "a swarm": (
         _swarm,
         lambda text, _number: (
@@ -79,73 +79,75 @@ TEAMS: dict[str, tuple[Any, Any, int]] = {
         ),
         2,
     ),
-    "an agent as a tool": (_as_tool, lambda text, _number: _inner(text, tool_call("expert", input="?")), 2),
-    "eight at once, with the same words": (
-        _many_at_once,
-        lambda text, _number: _inner(text, tool_call("ask_all", questions=["?"] * 8)),
+    "an agent as a tool": (_agent_as_tool, lambda text, _number: _team_turn(text, tool_call("expert", input="?")), 2),
+    "eight concurrent agents with the same prompt": (
+        _concurrent_agents,
+        lambda text, _number: _team_turn(text, tool_call("ask_all", questions=["?"] * 8)),
         9,
     ),
 }
 
 
-@pytest.mark.parametrize(("factory", "said", "count"), TEAMS.values(), ids=TEAMS)
-async def test_generate_gives_each_agent_on_one_model_a_sample(shipped_tokenizer, capsys, factory, said, count):
-    result, wire = await play_agent(shipped_tokenizer, factory, said)
+@pytest.mark.parametrize(("factory", "script", "count"), TEAMS.values(), ids=TEAMS)
+async def test_generate_gives_each_agent_on_one_model_a_sample(shipped_tokenizer, capsys, factory, script, count):
+    result, wire = await play_agent(shipped_tokenizer, factory, script)
     samples = wire.check(result)
     assert len(samples) == count
     assert {sample.metadata["strands_rollout"]["stop_reason"] for sample in samples} == {"completed"}
     assert samples[0].metadata["strands_rollout"].get("dropped_sampled_tokens") == 0
     sent = [request + answer for request, answer in wire.requests]
-    for sample in samples:  # what was read and written is one request and its answer
+    for sample in samples:  # the sample's tokens are those of one request and its answer
         assert sample.tokens in sent
     if factory is not _swarm:
         assert "34" in samples[0].response
     assert capsys.readouterr().out == ""
-    alone, wire = await play_agent(shipped_tokenizer, factory, said, fan_out=False)
-    assert alone.metadata["strands_rollout"]["dropped_sampled_tokens"] == len(wire.sampled) - sum(alone.loss_mask)
+    single, wire = await play_agent(shipped_tokenizer, factory, script, fan_out=False)
+    assert single.metadata["strands_rollout"]["dropped_sampled_tokens"] == len(wire.sampled) - sum(single.loss_mask)
 
 
-def _reminded(model: SGLangModel, _task: Task) -> Agent:
+def _reminded_agent(model: SGLangModel, _task: Task) -> Agent:
     plugin = ContextInjector(lambda _context: REMINDER, name="reminder", trigger="everyTurn")
     return Agent(model=model, tools=[user_agents.double], plugins=[plugin])
 
 
-def _doubles(text: str, _number: int) -> str:
+def _double_twice(text: str, _number: int) -> str:
     return ANSWER if text.count("</tool_response>") == 2 else tool_call("double", number=17)
 
 
-REMINDED = {
-    "segments, each trained": ({}, 3, 0),
-    "segments, the last trained": ({"fan_out": False}, 1, 2),
+REMINDERS = {
+    "segments, all trained": ({}, 3, 0),
+    "segments, only the last trained": ({"fan_out": False}, 1, 2),
     "one sample": ({"fan_out": False, "transient_context": "keep"}, 1, 0),
 }
 
 
-@pytest.mark.parametrize(("settings", "count", "dropped"), REMINDED.values(), ids=REMINDED)
+@pytest.mark.parametrize(("settings", "count", "dropped"), REMINDERS.values(), ids=REMINDERS)
 async def test_transient_context_tokens_are_trained_or_counted(
     shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture, settings: Any, count: int, dropped: int
 ) -> None:
-    result, wire = await play_agent(shipped_tokenizer, _reminded, _doubles, **settings)
+    result, wire = await play_agent(shipped_tokenizer, _reminded_agent, _double_twice, **settings)
     samples = wire.check(result)
     assert len(samples) == count
     facts = samples[0].metadata["strands_rollout"]
     drifts = measure_some(finished_samples(samples), DriftMeter(shipped_tokenizer))
     assert [drift.mismatches for drift in drifts] == [[]] * count
     assert facts["dropped_sampled_tokens"] == dropped * len(ids_of(shipped_tokenizer, tool_call("double", number=17)))
-    warned = [record.getMessage() for record in caplog.records if "event=sampled_tokens_dropped" in record.getMessage()]
-    assert len(warned) == (dropped > 0)
-    for message in warned:
+    warnings = [
+        record.getMessage() for record in caplog.records if "event=sampled_tokens_dropped" in record.getMessage()
+    ]
+    assert len(warnings) == (dropped > 0)
+    for message in warnings:
         assert f"message 0 had {REMINDER!r}" in message
         assert "fan_out: true, or transient_context: keep" in message
     if settings.get("transient_context"):
-        # the policy has read each reminder where it was shown, and reads it on
+        # each reminder stays where the policy read it
         assert shipped_tokenizer.decode(samples[0].tokens).count(REMINDER) == 3
         for (before, answer), (after, _) in zip(wire.requests, wire.requests[1:], strict=False):
             assert after[: len(before) + len(answer)] == before + answer
 
 
-class Who:
-    """An agent as far as a model looks at it."""
+class StandInAgent:
+    """The attributes of an agent that a model reads."""
 
     def __init__(self, messages: list[Any]) -> None:
         self.messages = messages
@@ -155,135 +157,132 @@ def _user(*texts: str) -> dict[str, Any]:
     return {"role": "user", "content": [{"text": text} for text in texts]}
 
 
-REPEATED = {
+REPEATED_TEXTS = {
     "shown again": ([_user("One", "R")], [_user("One", "R")], 1),
     "shown once": ([_user("One", "R")], [_user("One")], 1),
     "another text": ([_user("One", "R")], [_user("One", "S")], 2),
-    "at its beginning": ([_user("R", "One")], [_user("One")], 1),
+    "at the beginning": ([_user("R", "One")], [_user("One")], 1),
 }
 
 
-@pytest.mark.parametrize(("first", "second", "segments"), REPEATED.values(), ids=REPEATED)
+@pytest.mark.parametrize(("first", "second", "segments"), REPEATED_TEXTS.values(), ids=REPEATED_TEXTS)
 async def test_transient_context_keep_segments_only_at_other_text(
     shipped_tokenizer: Any, first: Any, second: Any, segments: int
 ) -> None:
-    wire = RecordingPolicy(shipped_tokenizer, lambda _text, _number: DONE)
+    wire = RecordingPolicy(shipped_tokenizer, lambda _text, _number: DONE_TURN)
     async with FakeSGLang(wire, context_length=4096) as fake:
         choices: Any = {"on_rewritten_history": "segment", "transient_context": "keep"}
         model = SGLangModel(shipped_tokenizer, fake.base_url, **choices)
-        who = Who([_user("One")])
-        answer = (await model.answer(first, agent=who)).message
-        who.messages = [_user("One"), answer, _user("Two")]
-        await model.answer([*second, answer, _user("Two")], agent=who)
+        agent = StandInAgent([_user("One")])
+        answer = (await model.answer(first, agent=agent)).message
+        agent.messages = [_user("One"), answer, _user("Two")]
+        await model.answer([*second, answer, _user("Two")], agent=agent)
         assert len(list(model.conversation)) == segments
 
 
 @pytest.mark.parametrize("choice", ["one", "many"])
 async def test_sglang_model_conversations_one_or_many(shipped_tokenizer, choice):
-    wire = RecordingPolicy(shipped_tokenizer, lambda _text, _number: DONE)
+    wire = RecordingPolicy(shipped_tokenizer, lambda _text, _number: DONE_TURN)
     async with FakeSGLang(wire, context_length=4096) as fake:
         model = SGLangModel(shipped_tokenizer, fake.base_url, conversations=choice)
         agents = [Agent(model=model, callback_handler=None) for _ in range(3)]
-        asked = await asyncio.gather(*(agent.invoke_async("One") for agent in agents), return_exceptions=True)
+        results = await asyncio.gather(*(agent.invoke_async("One") for agent in agents), return_exceptions=True)
         if choice == "one":
-            assert sum("got a second turn while one is running" in str(one) for one in asked) == 2
+            assert sum("got a second turn while one is running" in str(result) for result in results) == 2
             return
         await asyncio.gather(*(agent.invoke_async("Two") for agent in agents))
-        assert [len(one.branch.trajectory.turns) for one in model.record] == [2, 2, 2]
-        assert len({turn.parts[0].rid for one in model.record for turn in one.branch.trajectory.turns}) == 6
-        # who is unknown is told by its history
-        said = [await model.answer([_user("Three")]) for _ in range(2)]
-        await model.answer([_user("Three"), said[0].message, _user("Four")])
-        assert [one.kind for one in model.record] == ["main", "agent", "agent", "aside", "aside"]
+        assert [len(conversation.branch.trajectory.turns) for conversation in model.record] == [2, 2, 2]
+        assert len({turn.parts[0].rid for entry in model.record for turn in entry.branch.trajectory.turns}) == 6
+        # an unknown agent is recognized by its history
+        answers = [await model.answer([_user("Three")]) for _ in range(2)]
+        await model.answer([_user("Three"), answers[0].message, _user("Four")])
+        assert [conversation.kind for conversation in model.record] == ["main", "agent", "agent", "aside", "aside"]
         with pytest.raises(TrajectoryError, match="does not extend"):
             await model.answer([_user("Five")], agent=agents[0])
 
 
 @pytest.mark.parametrize("is_known", [True, False])
 async def test_resume_gives_the_sampled_turn_to_the_first_caller(shipped_tokenizer, is_known):
-    wire = RecordingPolicy(shipped_tokenizer, lambda _text, number: "<tool_call>\n{<|im_end|>" if number == 0 else DONE)
+    wire = RecordingPolicy(
+        shipped_tokenizer, lambda _text, number: "<tool_call>\n{<|im_end|>" if number == 0 else DONE_TURN
+    )
     async with FakeSGLang(wire, context_length=4096) as fake:
         first = SGLangModel(shipped_tokenizer, fake.base_url, conversations="many")
-        who = Who([_user("One")])
-        agent = who if is_known else None
-        await first.answer(who.messages, agent=who)
+        agent = StandInAgent([_user("One")])
+        caller = agent if is_known else None
+        await first.answer(agent.messages, agent=agent)
         model = SGLangModel(shipped_tokenizer, fake.base_url, conversations="many")
-        model.resume(first.trajectory, who.messages, 1)
-        answer = await model.answer(who.messages, agent=agent)
-        who.messages += [answer.message, _user("Two")]
-        await model.answer(who.messages, agent=agent)
+        model.resume(first.trajectory, agent.messages, 1)
+        answer = await model.answer(agent.messages, agent=caller)
+        agent.messages += [answer.message, _user("Two")]
+        await model.answer(agent.messages, agent=caller)
     assert len(wire.requests) == 2
-    assert [[len(branch.trajectory.turns) for branch in one] for one in model.record] == [[2]]
+    assert [[len(branch.trajectory.turns) for branch in conversation] for conversation in model.record] == [[2]]
     assert len(model.parse_failures) == 1
 
 
 async def test_resume_keeps_the_sampled_turn_after_a_refused_request(shipped_tokenizer: Any) -> None:
-    wire = RecordingPolicy(shipped_tokenizer, lambda _text, _number: DONE)
+    wire = RecordingPolicy(shipped_tokenizer, lambda _text, _number: DONE_TURN)
     async with FakeSGLang(wire, context_length=4096) as fake:
         first = SGLangModel(shipped_tokenizer, fake.base_url)
-        said = await first.answer([_user("One")])
+        answer = await first.answer([_user("One")])
         model = SGLangModel(shipped_tokenizer, fake.base_url)
         model.resume(first.trajectory, [_user("One")], 1)
         with pytest.raises(TrajectoryError, match="does not extend"):
             await model.answer([_user("Two")])
-        assert (await model.answer([_user("One")])).message == said.message
+        assert (await model.answer([_user("One")])).message == answer.message
     assert len(wire.requests) == 1
 
 
 async def test_answer_concurrent_requests_share_two_conversations(shipped_tokenizer: Any) -> None:
-    wire = RecordingPolicy(shipped_tokenizer, lambda _text, _number: DONE)
+    wire = RecordingPolicy(shipped_tokenizer, lambda _text, _number: DONE_TURN)
     async with FakeSGLang(wire, context_length=4096) as fake:
         config: Any = {"conversations": "many", "on_rewritten_history": "segment"}
         model = SGLangModel(shipped_tokenizer, fake.base_url, **config)
-        who = Who([_user("One")])
+        agent = StandInAgent([_user("One")])
         for _ in range(3):
-            await asyncio.gather(*(model.answer(who.messages, agent=who) for _ in range(2)))
-            await model.answer(who.messages, agent=who)
-        assert [one.turn_count for one in model.record] == [6, 3]
+            await asyncio.gather(*(model.answer(agent.messages, agent=agent) for _ in range(2)))
+            await model.answer(agent.messages, agent=agent)
+        assert [conversation.turn_count for conversation in model.record] == [6, 3]
 
 
-async def test_answer_after_a_failed_request_and_a_promotion(
-    shipped_tokenizer,
-):
-    wire, one, other = (
-        RecordingPolicy(shipped_tokenizer, lambda _text, _number: DONE),
-        Who([_user("One")]),
-        Who([_user("Two")]),
-    )
+async def test_answer_after_a_failed_request_and_a_promotion(shipped_tokenizer: Any) -> None:
+    wire = RecordingPolicy(shipped_tokenizer, lambda _text, _number: DONE_TURN)
+    failing, other = StandInAgent([_user("One")]), StandInAgent([_user("Two")])
     async with FakeSGLang(wire, context_length=4096) as fake:
         model = SGLangModel(shipped_tokenizer, fake.base_url, conversations="many")
         with pytest.raises(PromptError):
-            await model.answer([{"role": "user", "content": [{"video": {}}]}], agent=one)
+            await model.answer([{"role": "user", "content": [{"video": {}}]}], agent=failing)
         await model.answer(other.messages, agent=other)
         model.record.promote(list(model.record)[1])
-        await model.answer(one.messages, agent=one)
+        await model.answer(failing.messages, agent=failing)
     assert [conversation.turn_count for conversation in model.record] == [1, 1]
 
 
 async def test_answer_refuses_a_refused_agent_again(shipped_tokenizer: Any) -> None:
-    wire = RecordingPolicy(shipped_tokenizer, lambda _text, _number: DONE)
+    wire = RecordingPolicy(shipped_tokenizer, lambda _text, _number: DONE_TURN)
     async with FakeSGLang(wire, context_length=4096) as fake:
         model = SGLangModel(shipped_tokenizer, fake.base_url, conversations="many")
-        said = await model.answer([_user("One")])
-        who = Who([_user("One"), said.message, _user("Two")])
+        answer = await model.answer([_user("One")])
+        agent = StandInAgent([_user("One"), answer.message, _user("Two")])
         with pytest.raises(TrajectoryError, match="changes the system prompt"):
-            await model.answer(who.messages, system_prompt="Be long.", agent=who)
+            await model.answer(agent.messages, system_prompt="Be long.", agent=agent)
         with pytest.raises(TrajectoryError, match="does not extend"):
-            await model.answer([_user("Three")], agent=who)
+            await model.answer([_user("Three")], agent=agent)
 
 
 async def test_answer_ignores_messages_added_during_the_request(shipped_tokenizer: Any) -> None:
-    """Its list of messages is handed over as it is, and grows by the answer to another request at once."""
-    wire = RecordingPolicy(shipped_tokenizer, lambda _text, _number: DONE)
+    """The agent's own list of messages is passed, and grows while the request is in flight."""
+    wire = RecordingPolicy(shipped_tokenizer, lambda _text, _number: DONE_TURN)
     async with FakeSGLang(wire, context_length=4096) as fake:
         model = SGLangModel(shipped_tokenizer, fake.base_url, conversations="many")
-        who = Who([_user("One")])
-        asked = asyncio.create_task(model.answer(who.messages, agent=who))
+        agent = StandInAgent([_user("One")])
+        asking = asyncio.create_task(model.answer(agent.messages, agent=agent))
         await fake.arrived()
-        who.messages.append(_user("Two"))
-        answer = await asked
-        who.messages[1:] = [answer.message, _user("Two")]
-        await model.answer(who.messages, agent=who)
+        agent.messages.append(_user("Two"))
+        answer = await asking
+        agent.messages[1:] = [answer.message, _user("Two")]
+        await model.answer(agent.messages, agent=agent)
         assert [len(branch.trajectory.turns) for branch in model.conversation] == [2]
 
 
@@ -292,26 +291,26 @@ async def test_answer_conversations_have_distinct_ids_and_seeds(shipped_tokenize
     async with FakeSGLang(wire, context_length=4096) as fake:
         params = {"sampling_seed": 7}
         model = SGLangModel(shipped_tokenizer, fake.base_url, conversations="many", sampling_params=params)
-        answers = [await model.answer([_user("One")], agent=Who([])) for _ in range(3)]
+        answers = [await model.answer([_user("One")], agent=StandInAgent([])) for _ in range(3)]
         ids = [answer.message["content"][-1]["toolUse"]["toolUseId"] for answer in answers]
         seeds = [request.body["sampling_params"]["sampling_seed"] for request in fake.requests]
     assert len(set(ids)) == len(set(seeds)) == 3
 
 
-class _Trouble(HookProvider):
-    """Asks for another answer, sums the history up through the policy, or interrupts; by chance."""
+class _RandomTrouble(HookProvider):
+    """Retry an answer, or replace the history by a summary from the policy, at random."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
 
     def register_hooks(self, registry: HookRegistry, **_more: Any) -> None:
-        registry.add_callback(AfterModelCallEvent, self._again)
-        registry.add_callback(BeforeModelCallEvent, self._sum_up)
+        registry.add_callback(AfterModelCallEvent, self._retry)
+        registry.add_callback(BeforeModelCallEvent, self._summarize)
 
-    def _again(self, event: AfterModelCallEvent) -> None:
+    def _retry(self, event: AfterModelCallEvent) -> None:
         event.retry = event.exception is None and self._chance.random() < 0.05
 
-    async def _sum_up(self, event: BeforeModelCallEvent) -> None:
+    async def _summarize(self, event: BeforeModelCallEvent) -> None:
         messages = event.agent.messages
         if len(messages) > 4 and self._chance.random() < 0.2:
             request: Any = [_user("Sum up.", json.dumps(messages, default=str)[:200])]
@@ -320,8 +319,8 @@ class _Trouble(HookProvider):
             messages[:] = [_user("It was summed up. Go on.")]
 
 
-def _nested(chance: random.Random) -> Any:
-    """A factory of agents with plugins, managers, hooks, sub-agents and tools, by chance."""
+def _random_agent_factory(chance: random.Random) -> Any:
+    """Return a factory of agents with random plugins, conversation managers, hooks, sub-agents and tools."""
 
     def agent(model: Any, depth: int) -> Agent:
         @tool
@@ -343,7 +342,7 @@ def _nested(chance: random.Random) -> Any:
         )
         manager = SlidingWindowConversationManager(window_size=chance.choice([3, 5, 40]), per_turn=True)
         tools = [user_agents.double, wait_for, *([delegate] if depth < 2 else [])]
-        hooks = [_Trouble(chance)] if chance.random() < 0.4 else []
+        hooks = [_RandomTrouble(chance)] if chance.random() < 0.4 else []
         return Agent(
             model=model, tools=tools, plugins=plugins, conversation_manager=manager, hooks=hooks, callback_handler=None
         )
@@ -354,11 +353,11 @@ def _nested(chance: random.Random) -> Any:
 @pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 540), marks=pytest.mark.slow)], ids=["40", "500"])
 async def test_generate_random_agents_train_each_token_at_most_once(shipped_tokenizer, seeds, caplog):
     caplog.set_level(logging.CRITICAL)
-    ends: Counter[str] = Counter()
+    stop_reasons: Counter[str] = Counter()
     for seed in seeds:
         chance, state = random.Random(seed), SimpleNamespace(aborting=False)
 
-        def said(_text: str, _number: int, chance: random.Random = chance, state: Any = state) -> Any:
+        def script(_text: str, _number: int, chance: random.Random = chance, state: Any = state) -> Any:
             state.aborting = state.aborting or chance.random() < 0.01
             turns = [
                 tool_call("double", number=1),
@@ -377,31 +376,35 @@ async def test_generate_random_agents_train_each_token_at_most_once(shipped_toke
             "max_tool_iterations": 6,
             "should_abort": lambda state=state: state.aborting,
         }
-        result, wire = await play_agent(shipped_tokenizer, _nested(chance), said, **settings)
-        ends[wire.check(result)[0].metadata["strands_rollout"]["stop_reason"]] += 1
-    assert {"completed", "aborted", "setup_error"} <= ends.keys()
-    assert "internal_error" not in ends, ends
+        result, wire = await play_agent(shipped_tokenizer, _random_agent_factory(chance), script, **settings)
+        stop_reasons[wire.check(result)[0].metadata["strands_rollout"]["stop_reason"]] += 1
+    assert {"completed", "aborted", "setup_error"} <= stop_reasons.keys()
+    assert "internal_error" not in stop_reasons, stop_reasons
 
 
 @pytest.mark.parametrize("fan_out", [True, False])
 async def test_generate_resumes_a_turn_with_transient_context(shipped_tokenizer, fan_out) -> None:
     state = SimpleNamespace(aborting=False)
 
-    def said(text: str, number: int) -> Any:
+    def script(text: str, number: int) -> Any:
         state.aborting = number == 0
-        whole = tool_call("double", number=17)
-        return (whole[:12], "abort") if number == 0 else whole[12:] if number == 1 else _doubles(text, number)
+        turn = tool_call("double", number=17)
+        return (turn[:12], "abort") if number == 0 else turn[12:] if number == 1 else _double_twice(text, number)
 
-    user_agents.from_the_test[:] = [_reminded]
-    wire = RecordingPolicy(shipped_tokenizer, said)
+    user_agents.from_the_test[:] = [_reminded_agent]
+    wire = RecordingPolicy(shipped_tokenizer, script)
     async with FakeSGLang(wire, context_length=16384) as fake:
-        ours = {"agent_factory": "user_agents.made_by_the_test", "tools": [], "should_abort": lambda: state.aborting}
-        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=ours)
+        settings = {
+            "agent_factory": "user_agents.made_by_the_test",
+            "tools": [],
+            "should_abort": lambda: state.aborting,
+        }
+        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=settings)
         params = {"temperature": 1.0, "max_new_tokens": 8192}
         sample = await generate(args, Sample(prompt="What is 17 * 2?", label="34", index=0), params)
         assert sample.status is Sample.Status.ABORTED
-        state.aborting, args.strands_rollout = False, ours | {"fan_out": fan_out}
-        sample.loss_mask[0] = 0  # as slime masks what older weights sampled
+        state.aborting, args.strands_rollout = False, settings | {"fan_out": fan_out}
+        sample.loss_mask[0] = 0  # as slime masks tokens that older weights sampled
         result = await generate(args, sample, params)
     samples = wire.check(result, masked=1) if fan_out else [result]
     assert (sample.status, sample.tokens) == (Sample.Status.COMPLETED, [*wire.requests[-1][0], *wire.requests[-1][1]])

@@ -1,4 +1,4 @@
-"""An engine that aborts a turn by itself, as for a weight update: the turn goes on in place, and nobody notices."""
+"""Engine aborts, as for a weight update: the episode continues the turn from its own tokens."""
 
 import time
 from typing import Any
@@ -124,7 +124,7 @@ async def test_min_new_tokens_is_capped_by_the_remaining_budget(shipped_tokenize
     done = await run(shipped_tokenizer, script, params={"min_new_tokens": 90, "max_new_tokens": 100})
     asked = [request.body["sampling_params"] for request in done.fake.requests]
     assert [params["min_new_tokens"] for params in asked[:2]] == [90, 84]
-    # SGLang refuses a least length above the greatest one
+    # SGLang refuses min_new_tokens above max_new_tokens
     assert asked[2]["min_new_tokens"] == asked[2]["max_new_tokens"] < 90
 
 

@@ -1,4 +1,4 @@
-"""An episode ends soon after an abort, whatever it waits for, and a tool that cancels itself ends only its call."""
+"""Aborts and time limits end an episode during any wait; a tool that cancels itself ends only its call."""
 
 import asyncio
 import contextlib
@@ -17,82 +17,82 @@ from strands_rollout.agent.episode import Episode, EpisodeSetup, run_episode
 from strands_rollout.control import Control
 from strands_rollout.errors import EngineAbortedError
 
-began, released = threading.Event(), threading.Event()
+started, released = threading.Event(), threading.Event()
 
 
 @pytest.fixture(autouse=True)
 def _release() -> Iterator[None]:
-    """What hangs in a tool hangs until the test is over."""
-    began.clear()
+    """Release hanging tools at the end of the test."""
+    started.clear()
     released.clear()
     yield
     released.set()
 
 
 @tool(name="execute_python_code")
-async def waits(code: str) -> str:
+async def wait(code: str) -> str:
     """Wait."""
-    began.set()
+    started.set()
     await asyncio.sleep(600)
     return code
 
 
 @tool(name="execute_python_code")
-def blocks(code: str) -> str:
+def block(code: str) -> str:
     """Block a thread."""
-    began.set()
+    started.set()
     released.wait(60)
     return code
 
 
 @tool(name="execute_python_code")
-async def cancels(code: str) -> str:
-    """Cancel itself."""
+async def cancel_itself(code: str) -> str:
+    """Cancel the tool's own task."""
     raise asyncio.CancelledError
 
 
-async def episode(tokenizer: Any, script: Any, inner: Any, **more: Any) -> tuple[Episode, SGLangModel, FakeSGLang]:
+async def episode(tokenizer: Any, script: Any, inner_tool: Any, **more: Any) -> tuple[Episode, SGLangModel, FakeSGLang]:
     async with FakeSGLang(script, context_length=4096) as fake:
         model = SGLangModel(tokenizer=tokenizer, base_url=fake.base_url)
         question = [{"role": "user", "content": [{"text": "go"}]}]
-        setup = EpisodeSetup(system_prompt=None, tools=[inner], limits=EpisodeLimits(), **more)
+        setup = EpisodeSetup(system_prompt=None, tools=[inner_tool], limits=EpisodeLimits(), **more)
         done = await run_episode(model, question, setup)
     return done, model, fake
 
 
-@pytest.mark.parametrize("caught", ["async tool", "sync tool", "retry", "generation"])
-async def test_run_episode_abort_ends_any_wait(shipped_tokenizer: Any, caught: str) -> None:
-    called = Reply.tokens(ids_of(shipped_tokenizer, call_text()))
-    then = {"retry": Reply.status(503, "busy"), "generation": Reply.hang()}.get(caught)
+@pytest.mark.parametrize("waits_in", ["async tool", "sync tool", "retry", "generation"])
+async def test_run_episode_abort_ends_any_wait(shipped_tokenizer: Any, waits_in: str) -> None:
+    call_turn = Reply.tokens(ids_of(shipped_tokenizer, call_text()))
+    second_reply = {"retry": Reply.status(503, "busy"), "generation": Reply.hang()}.get(waits_in)
 
     def script(_request: dict[str, Any], number: int) -> Reply:
-        if number == 0 or then is None:
-            return called
-        began.set()
-        return then
+        if number == 0 or second_reply is None:
+            return call_turn
+        started.set()
+        return second_reply
 
-    inner = {"async tool": waits, "sync tool": blocks}.get(caught, instant)
-    done, model, _ = await episode(shipped_tokenizer, script, inner, control=Control(began.is_set))
+    inner_tool = {"async tool": wait, "sync tool": block}.get(waits_in, return_immediately)
+    done, model, _ = await episode(shipped_tokenizer, script, inner_tool, control=Control(started.is_set))
     assert done.stop_reason is StopReason.ABORTED
-    assert model.trajectory.token_ids[-len(called.ids) :] == list(called.ids)
+    assert model.trajectory.token_ids[-len(call_turn.ids) :] == list(call_turn.ids)
 
 
 @tool(name="execute_python_code")
-async def instant(code: str) -> str:
-    """Return at once."""
+async def return_immediately(code: str) -> str:
+    """Return immediately."""
     return code
 
 
 async def test_run_episode_tool_that_cancels_itself_is_an_error(shipped_tokenizer: Any) -> None:
     script = [Reply.tokens(ids_of(shipped_tokenizer, text)) for text in (call_text(), ANSWER)]
-    done, _, fake = await episode(shipped_tokenizer, script, cancels)
+    done, _, fake = await episode(shipped_tokenizer, script, cancel_itself)
     assert done.stop_reason is StopReason.COMPLETED
     assert done.tools.errors == 1
     assert "the tool was cancelled by its own code" in shipped_tokenizer.decode(fake.requests[1].input_ids)
 
 
 async def test_run_episode_empty_turn_is_an_engine_error(shipped_tokenizer: Any) -> None:
-    done, model, _ = await episode(shipped_tokenizer, [Reply.tokens([])], instant)
+    done, model, _ = await episode(shipped_tokenizer, [Reply.tokens([])], return_immediately)
     assert done.stop_reason is StopReason.ENGINE_ERROR
     assert "got no token with the finish reason 'stop'" in str(done.error)
     assert model.trajectory.turns == []
@@ -111,8 +111,8 @@ async def test_control_deadline_with_a_broken_abort_of_another() -> None:
     assert [str(error) for error in reported] == ["the flag is gone"]
 
 
-class _Generating:
-    """A model whose request is at an engine that does not answer."""
+class _SilentModel:
+    """Model whose request waits for an engine that does not answer."""
 
     def __init__(self) -> None:
         self.sent_at, self.stopped = time.monotonic(), 0
@@ -124,7 +124,7 @@ class _Generating:
 
 @pytest.mark.parametrize(("limit_s", "grace_s"), [(0.2, 600.0), (600.0, 0.2), (None, 0.2)])
 async def test_control_deadline_ends_at_grace_or_limit(limit_s, grace_s) -> None:
-    model = _Generating()
+    model = _SilentModel()
     deadline = Control(lambda: True, engine_grace_s=lambda _sent_at: grace_s).deadline(limit_s, model=model)
     async with asyncio.timeout(60):
         with pytest.raises(EngineAbortedError):
@@ -134,9 +134,9 @@ async def test_control_deadline_ends_at_grace_or_limit(limit_s, grace_s) -> None
 
 
 @tool(name="execute_python_code")
-async def swallows(code: str) -> str:
-    """Wait, and take no notice of being cancelled."""
-    began.set()
+async def ignore_cancellation(code: str) -> str:
+    """Wait and ignore cancellation."""
+    started.set()
     while not released.is_set():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(0.01)
@@ -156,11 +156,11 @@ async def test_run_episode_does_not_wait_for_a_hanging_tool(shipped_tokenizer: A
             [{"role": "user", "content": [{"text": "go"}]}],
             EpisodeSetup(
                 system_prompt=None,
-                tools=[swallows],
+                tools=[ignore_cancellation],
                 limits=limits,
-                control=Control(began.is_set if end == "abort" else lambda: False),
+                control=Control(started.is_set if end == "abort" else lambda: False),
             ),
         )
-    released.set()  # nothing before this line has waited for the tool
+    released.set()  # the episode ended before this line, so it did not wait for the tool
     reasons = {"abort": StopReason.ABORTED, "episode time-out": StopReason.EPISODE_TIMEOUT}
     assert done.stop_reason is reasons.get(end, StopReason.COMPLETED)

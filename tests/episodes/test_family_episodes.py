@@ -1,4 +1,4 @@
-"""Episodes in each family's format: what the policy reads is what its template makes of the whole history."""
+"""Chat templates of all model families: the context of each turn equals the rendering of the whole history."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -17,8 +17,10 @@ TOOLS = [{"type": "function", "function": {"name": "f", "description": "Does it.
 
 
 def results(*contents: str) -> list[dict[str, Any]]:
-    named = enumerate(contents)
-    return [{"role": "tool", "name": f"f{at}", "tool_call_id": f"c0000{at}000", "content": text} for at, text in named]
+    numbered = enumerate(contents)
+    return [
+        {"role": "tool", "name": f"f{at}", "tool_call_id": f"c0000{at}000", "content": text} for at, text in numbered
+    ]
 
 
 @pytest.mark.parametrize("episodes", [25, pytest.param(200, marks=pytest.mark.slow)])
@@ -32,11 +34,13 @@ def test_check_template_random_episodes_match_the_rendering(known: str, episodes
     assert faults == (set() if ending.users > 1 else {"user turns with tools", "system message"}), found
     assert found["calls"].facts == {"tool_parser": parser}
     assert (found["several calls"].found == "append-only") == ending.is_parallel
-    left_out = [] if ending.users > 1 else ["system messages", "more user turns with tools"]
-    assert found["random episodes"].facts["random_episodes"]["without"] == left_out
-    own = ChatTemplate(tokenizer)
-    ends = [own.encoder.decode([token]) for token in (own.end_of_turn_id, own.end_of_calls_id)]
-    assert (*ends, own.opens_reasoning) == (ending.answer, ending.calls, ending.opens_reasoning)
+    omitted = [] if ending.users > 1 else ["system messages", "more user turns with tools"]
+    assert found["random episodes"].facts["random_episodes"]["without"] == omitted
+    chat_template = ChatTemplate(tokenizer)
+    ends = [
+        chat_template.encoder.decode([token]) for token in (chat_template.end_of_turn_id, chat_template.end_of_calls_id)
+    ]
+    assert (*ends, chat_template.opens_reasoning) == (ending.answer, ending.calls, ending.opens_reasoning)
     call = {"type": "function", "id": "Ab3456780", "function": {"name": "add", "arguments": {"a": 1}}}
     with pytest.raises(TypeError) if ending.arguments_as_text else nullcontext():
         tokenizer.apply_chat_template(

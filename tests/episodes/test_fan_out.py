@@ -1,4 +1,4 @@
-"""One episode, several samples: what the policy wrote as a sub-agent is trained too, where the settings say so."""
+"""`fan_out`: one episode becomes several samples, and sub-agents' turns are trained."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +13,8 @@ from strands_rollout import Sample, generate, reward_func, sub_agent_model
 from strands_rollout.errors import ConfigError
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 
-ASKS = '<tool_call>\n{"name": "ask", "arguments": {"question": "How much?"}}\n</tool_call><|im_end|>'
-EXPERT = "Thirty-four.<|im_end|>"
+ASK_TURN = '<tool_call>\n{"name": "ask", "arguments": {"question": "How much?"}}\n</tool_call><|im_end|>'
+EXPERT_TURN = "Thirty-four.<|im_end|>"
 
 
 def _expert() -> Agent:
@@ -47,12 +47,12 @@ def ask_in_a_thread(question: str) -> str:
 
 
 def policy(tokenizer: Any) -> Any:
-    """Asks the expert, who answers, and answers itself."""
+    """Return a script: the main agent asks the expert, the expert answers, the main agent answers."""
 
     def reply(body: dict[str, Any], _number: int) -> Reply:
         text = tokenizer.decode(body["input_ids"])
-        said = EXPERT if "You are an expert." in text else ANSWER if "Thirty-four" in text else ASKS
-        return Reply.tokens(ids_of(tokenizer, said))
+        turn = EXPERT_TURN if "You are an expert." in text else ANSWER if "Thirty-four" in text else ASK_TURN
+        return Reply.tokens(ids_of(tokenizer, turn))
 
     return reply
 
@@ -60,9 +60,9 @@ def policy(tokenizer: Any) -> Any:
 async def episode(
     tokenizer: Any, settings: dict[str, Any] | None = None, script: Any = None, *, evaluation: bool = False, **args: Any
 ) -> tuple[Any, FakeSGLang, Any]:
-    ours = {"tools": [f"{__name__}.ask"], "system_prompt": None, "fan_out": True, **(settings or {})}
+    settings = {"tools": [f"{__name__}.ask"], "system_prompt": None, "fan_out": True, **(settings or {})}
     async with FakeSGLang(script or policy(tokenizer), context_length=4096) as fake:
-        namespace = args_for(fake.base_url, tokenizer, strands_rollout=ours, **args)
+        namespace = args_for(fake.base_url, tokenizer, strands_rollout=settings, **args)
         sample = Sample(prompt="What is 17 * 2?", label="34", index=5, group_index=2)
         params = {"temperature": 1.0, "max_new_tokens": 512}
         return await generate(namespace, sample, params, evaluation=evaluation), fake, namespace
@@ -70,20 +70,20 @@ async def episode(
 
 @pytest.mark.parametrize(("max_staleness", "stale"), [(None, 0), (4, 0), (3, 3)])
 async def test_max_staleness_applies_to_siblings(shipped_tokenizer: Any, max_staleness: int | None, stale: int) -> None:
-    said = ids_of(shipped_tokenizer, EXPERT)
+    expert_ids = ids_of(shipped_tokenizer, EXPERT_TURN)
     answers = policy(shipped_tokenizer)
 
     def script(body: dict[str, Any], number: int) -> Reply:
-        if number == 1:  # the expert's, which new weights interrupt
-            return Reply.abort(said[:3], weight_version="5")
-        return Reply.tokens(said[3:], weight_version="9") if number == 2 else answers(body, number)
+        if number == 1:  # the expert's turn, which a weight update interrupts
+            return Reply.abort(expert_ids[:3], weight_version="5")
+        return Reply.tokens(expert_ids[3:], weight_version="9") if number == 2 else answers(body, number)
 
     settings = {"max_staleness": max_staleness}
     (main, expert), _, _ = await episode(shipped_tokenizer, settings, script)
     assert expert.weight_versions == ["5", "9"]
-    assert expert.loss_mask == [0] * stale + [1] * (len(said) - stale)
+    assert expert.loss_mask == [0] * stale + [1] * (len(expert_ids) - stale)
     assert all(not logprob for logprob in expert.rollout_log_probs[:stale])
-    assert [one.metadata["strands_rollout"]["stale_tokens"] for one in (main, expert)] == [0, stale]
+    assert [sample.metadata["strands_rollout"]["stale_tokens"] for sample in (main, expert)] == [0, stale]
 
 
 @pytest.mark.parametrize("kind", ["ask", "ask_in_a_thread"])
@@ -93,9 +93,9 @@ async def test_fan_out_sub_agent_is_a_sample_of_the_same_rollout(shipped_tokeniz
     assert [sample.rollout_id for sample in samples] == [5, 5]
     assert [sample.group_index for sample in samples] == [2, 2]
     assert [sample.metadata["strands_rollout"]["fan_out"]["kind"] for sample in samples] == ["main", "agent"]
-    assert expert.tokens == fake.requests[1].input_ids + ids_of(shipped_tokenizer, EXPERT)
-    assert expert.loss_mask == [1] * len(ids_of(shipped_tokenizer, EXPERT))
-    assert sum(main.loss_mask) == len(ids_of(shipped_tokenizer, ASKS)) + len(ids_of(shipped_tokenizer, ANSWER))
+    assert expert.tokens == fake.requests[1].input_ids + ids_of(shipped_tokenizer, EXPERT_TURN)
+    assert expert.loss_mask == [1] * len(ids_of(shipped_tokenizer, EXPERT_TURN))
+    assert sum(main.loss_mask) == len(ids_of(shipped_tokenizer, ASK_TURN)) + len(ids_of(shipped_tokenizer, ANSWER))
     assert expert.weight_versions == ["default"]
     rewards = await reward_func(args, samples)
     assert [reward["score"] for reward in rewards] == [1.0, 1.0]
@@ -113,7 +113,7 @@ async def test_fan_out_off_plays_sub_agents_untrained(shipped_tokenizer: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("args", "words"),
+    ("args", "message"),
     [
         ({"partial_rollout": True}, "--partial-rollout"),
         ({"rollout_function_path": "slime.rollout.fully_async_rollout.generate_rollout_fully_async"}, "fully-async"),
@@ -121,14 +121,14 @@ async def test_fan_out_off_plays_sub_agents_untrained(shipped_tokenizer: Any) ->
     ],
 )
 async def test_fan_out_warns_where_slime_takes_no_lists(
-    shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture, args: Any, words: str
+    shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture, args: Any, message: str
 ) -> None:
     for _ in range(2):
         sample, _, _ = await episode(shipped_tokenizer, **args)
         assert isinstance(sample, Sample)
-    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    warning, dropped = warned  # the second names what of the first episode's is in no sample
-    assert words in warning
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    warning, dropped = warnings  # the second counts tokens of the first episode that are in no sample
+    assert message in warning
     assert dropped.startswith("event=sampled_tokens_dropped")
 
 
@@ -155,8 +155,8 @@ async def test_fan_out_result_type_ignores_invalid_row_settings(row: Any, job: d
     args = SimpleNamespace(strands_rollout={"fan_out": True, **job})
     for metadata in ({"strands_rollout_settings": row}, {}):
         sample = Sample(prompt="2+2?", index=0, metadata=metadata)
-        given = await generate(args, sample, {"max_new_tokens": 8})
-        assert given == ([sample] if is_list else sample)
+        result = await generate(args, sample, {"max_new_tokens": 8})
+        assert result == ([sample] if is_list else sample)
         assert sample.status is Sample.Status.FAILED
 
 
@@ -176,9 +176,9 @@ async def test_sub_agent_model_needs_an_episode() -> None:
 
 
 async def test_fan_out_agents_have_distinct_seeds(shipped_tokenizer: Any) -> None:
-    ours = {"tools": [f"{__name__}.ask"], "fan_out": True}
+    settings = {"tools": [f"{__name__}.ask"], "fan_out": True}
     async with FakeSGLang(policy(shipped_tokenizer), context_length=4096) as fake:
-        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=ours)
+        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=settings)
         params = {"max_new_tokens": 512, "sampling_seed": 3}
         await generate(args, Sample(prompt="What is 17 * 2?", label="34", index=5), params)
     seeds = [request.body["sampling_params"]["sampling_seed"] for request in fake.requests]

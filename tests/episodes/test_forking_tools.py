@@ -1,4 +1,4 @@
-"""Tools that fork the trainer: no child outlives the call as a second trainer."""
+"""Tools that fork the trainer's process: the child ends with the tool, and never continues the training."""
 
 import asyncio
 import os
@@ -18,14 +18,14 @@ pytestmark = [
 
 
 def _fork(how: str) -> str:
-    """How a child ends that comes back from here in this way; it is killed where it does not."""
+    """Fork a child that leaves this function in the given way; return whether it ended within 20 s, else kill it."""
     child = os.fork()
     if not child:
         if how == "exits":
             sys.exit(3)
         if how == "raises":
             raise ValueError("no luck")
-        return "of the child"
+        return "returned by the child"
     ended, give_up_at = (0, 0), time.monotonic() + 20
     while not ended[0] and time.monotonic() < give_up_at:
         time.sleep(0.02)
@@ -38,26 +38,26 @@ def _fork(how: str) -> str:
 
 
 @tool
-def forks(code: str) -> str:
-    """Forks.
+def fork(code: str) -> str:
+    """Fork a child.
 
     Args:
-        code: How.
+        code: "exits", "raises" or "returns".
     """
     return _fork(code)
 
 
 @tool
-async def forks_on_the_loop(code: str) -> str:
-    """Forks.
+async def fork_on_the_loop(code: str) -> str:
+    """Fork a child.
 
     Args:
-        code: How.
+        code: "exits", "raises" or "returns".
     """
     return _fork(code)
 
 
-@pytest.mark.parametrize("name", ["forks", "forks_on_the_loop"])
+@pytest.mark.parametrize("name", ["fork", "fork_on_the_loop"])
 @pytest.mark.parametrize("how", ["exits", "raises", "returns"])
 async def test_generate_ends_children_forked_by_tools(shipped_tokenizer, name, how) -> None:
     turns = [call_text(how, name=name), ANSWER]

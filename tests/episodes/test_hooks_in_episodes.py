@@ -1,4 +1,4 @@
-"""Hooks of Strands in the episodes that `generate` plays, and the OpenTelemetry spans that it makes of them."""
+"""Strands' hooks and OpenTelemetry spans in episodes of `generate`."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from strands import tool
 from strands.hooks import AfterToolCallEvent, HookProvider, HookRegistry
 
-CALL = TOOL_CALL.format(name="moody", arguments="{}")
+CALL = TOOL_CALL.format(name="work_at_the_third_try", arguments="{}")
 tries: list[str] = []
 
 
 @tool
-async def moody() -> str:
+async def work_at_the_third_try() -> str:
     """Work at the third try."""
     tries.append("try")
     if len(tries) < 3:
@@ -23,25 +23,25 @@ async def moody() -> str:
     return "done"
 
 
-class Patient(HookProvider):
-    """Has calls made again that failed, five times at most."""
+class RetryingHook(HookProvider):
+    """Retry failed tool calls, five times at most."""
 
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
-        registry.add_callback(AfterToolCallEvent, self._again)
-        self._left = 5
+        registry.add_callback(AfterToolCallEvent, self._retry_failed)
+        self._retries_left = 5
 
-    def _again(self, event: AfterToolCallEvent) -> None:
-        self._left -= 1
-        event.retry = event.result["status"] == "error" and self._left > 0
+    def _retry_failed(self, event: AfterToolCallEvent) -> None:
+        self._retries_left -= 1
+        event.retry = event.result["status"] == "error" and self._retries_left > 0
 
 
 @pytest.fixture(autouse=True)
-def _no_tries() -> None:
+def _clear_tries() -> None:
     tries.clear()
 
 
 async def test_hook_can_retry_a_tool_call(shipped_tokenizer: Any) -> None:
-    settings = {"tools": [f"{__name__}.moody"], "hooks": [f"{__name__}.Patient"]}
+    settings = {"tools": [f"{__name__}.work_at_the_third_try"], "hooks": [f"{__name__}.RetryingHook"]}
     played = await run(shipped_tokenizer, [CALL, ANSWER], settings=settings)
     assert len(tries) == 3
     assert "<tool_response>\ndone\n</tool_response>" in played.context_after(0)
@@ -49,27 +49,27 @@ async def test_hook_can_retry_a_tool_call(shipped_tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [
         ("Nobody", "has no attribute 'Nobody'"),
         ("CALL", "is a str; expected a class or function that makes a hook provider"),
-        ("forget", "made a NoneType; expected a Strands HookProvider, with a method register_hooks"),
+        ("make_nothing", "made a NoneType; expected a Strands HookProvider, with a method register_hooks"),
     ],
 )
-async def test_hooks_refuse_objects_other_than_hook_providers(shipped_tokenizer: Any, name: str, words: str) -> None:
+async def test_hooks_refuse_objects_other_than_hook_providers(shipped_tokenizer: Any, name: str, message: str) -> None:
     played = await run(shipped_tokenizer, [ANSWER], settings={"hooks": [f"{__name__}.{name}"]})
     assert (played.sample.status, played.facts["stop_reason"]) == (type(played.sample).Status.FAILED, "setup_error")
-    assert words in played.facts["error"]
+    assert message in played.facts["error"]
 
 
-def forget() -> None:
+def make_nothing() -> None:
     """Make nothing."""
 
 
 async def test_generate_exports_strands_spans(shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    # a provider can be set once in a process, and Strands asks for it once
+    # a process can set a provider only once, and Strands reads it only once
     monkeypatch.setattr("opentelemetry.trace._TRACER_PROVIDER", provider)
     monkeypatch.setattr("strands.telemetry.tracer._tracer_instance", None)
     played = await run(shipped_tokenizer, [call_text(), ANSWER], settings={"executor": "turn_costs.InstantExecutor"})

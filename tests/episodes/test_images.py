@@ -1,4 +1,4 @@
-"""Images of prompts and tool results: the trajectory has the tokens that the model's own processor makes."""
+"""Images in prompts and tool results: the trajectory has the tokens that the model's processor makes."""
 
 import base64
 from dataclasses import replace
@@ -31,7 +31,7 @@ from strands_rollout import Sample, SGLangModel, errors, generate
 from strands_rollout.integrations.conversion import finished_episodes
 from strands_rollout.integrations.verl import to_agent_loop_outputs
 from strands_rollout.model import images
-from strands_rollout.model.images import image_block as block_of
+from strands_rollout.model.images import image_block as make_image_block
 from strands_rollout.play.audit import record_wire, tito_violations
 from strands_rollout.record.tokens import Trajectory
 from strands_rollout.slime_plugin.inputs import to_episode_prompt
@@ -57,20 +57,20 @@ def processor(tokenizer: Any) -> Any:
 
 @tool
 def draw(code: str) -> dict[str, Any]:
-    """Draw."""
-    drawn = [{"text": f"{code}:"}, image_block(picture(60, 90, seed=2)), image_block(picture(seed=3, mode="RGBA"))]
-    return {"status": "success", "content": drawn}
+    """Draw two images."""
+    content = [{"text": f"{code}:"}, image_block(picture(60, 90, seed=2)), image_block(picture(seed=3, mode="RGBA"))]
+    return {"status": "success", "content": content}
 
 
 @tool
-def tell(code: str) -> str:
-    """Tell."""
+def repeat(code: str) -> str:
+    """Repeat the code 100 times."""
     return f"{code} " * 100
 
 
 async def ask(model: SGLangModel, prompt: Any = QUESTION) -> None:
     agent = Agent(
-        model=model, tools=[draw, tell], callback_handler=None, conversation_manager=NullConversationManager()
+        model=model, tools=[draw, repeat], callback_handler=None, conversation_manager=NullConversationManager()
     )
     await agent.invoke_async(prompt)
 
@@ -114,8 +114,8 @@ async def test_images_token_count_of_the_engine_must_match(processor: Any) -> No
 
 
 async def test_images_template_without_images_is_refused(processor: Any) -> None:
-    blind = {"chat_template": TEMPLATE.replace("<|image_pad|>", "")}
-    model = SGLangModel(processor.tokenizer, "http://127.0.0.1:1", processor=processor, chat_template_kwargs=blind)
+    kwargs = {"chat_template": TEMPLATE.replace("<|image_pad|>", "")}
+    model = SGLangModel(processor.tokenizer, "http://127.0.0.1:1", processor=processor, chat_template_kwargs=kwargs)
     with pytest.raises(errors.TemplateError, match="the chat template shows 0 of 1 images"):
         await model.count_tokens([{"role": "user", "content": QUESTION}])
 
@@ -127,25 +127,25 @@ async def test_images_template_that_numbers_images_is_refused(processor: Any) ->
 
 async def test_images_for_a_text_model_are_refused(shipped_tokenizer: Any) -> None:
     messages: Any = [{"role": "user", "content": QUESTION}]
-    for given in (None, shipped_tokenizer):
-        model = SGLangModel(shipped_tokenizer, "http://127.0.0.1:1", processor=given)
+    for processor in (None, shipped_tokenizer):
+        model = SGLangModel(shipped_tokenizer, "http://127.0.0.1:1", processor=processor)
         with pytest.raises(errors.ConfigError, match="got an image, and this model reads text only"):
             await model.count_tokens(messages)
 
 
 @tool
-def draw_badly(code: str) -> dict[str, Any]:
-    """Draw what is no picture."""
+def draw_unreadable(code: str) -> dict[str, Any]:
+    """Return an image that can't be read."""
     broken = {"image": {"format": "png", "source": {"bytes": code.encode()}}}
     return {"status": "success", "content": [{"text": "It is"}, broken]}
 
 
 async def test_images_unreadable_tool_image_becomes_text(shipped_tokenizer: Any, processor: Any) -> None:
-    for tokenizer, given in ((shipped_tokenizer, None), (processor.tokenizer, processor)):
-        turns = [Reply.tokens(ids_of(tokenizer, turn)) for turn in (call_text(name="draw_badly"), ANSWER)]
+    for tokenizer, its_processor in ((shipped_tokenizer, None), (processor.tokenizer, processor)):
+        turns = [Reply.tokens(ids_of(tokenizer, turn)) for turn in (call_text(name="draw_unreadable"), ANSWER)]
         async with FakeSGLang(turns) as fake:
-            model = SGLangModel(tokenizer, fake.base_url, processor=given)
-            await Agent(model=model, tools=[draw_badly], callback_handler=None).invoke_async("Draw.")
+            model = SGLangModel(tokenizer, fake.base_url, processor=its_processor)
+            await Agent(model=model, tools=[draw_unreadable], callback_handler=None).invoke_async("Draw.")
         assert "It is\n[an image that can't be read]" in tokenizer.decode(model.trajectory.token_ids)
         assert model.trajectory.images == []
 
@@ -202,18 +202,18 @@ async def test_tito_violations_of_an_episode_with_images(llava: tuple[Any, Path]
 
 async def test_images_over_the_budget_truncate_the_episode(llava: tuple[Any, Path]) -> None:
     processor, folder = llava
-    whole, _, _ = await generated(processor, folder, Sample(prompt=chat(picture()), index=0), [CALL, ANSWER])
-    context_end = len(whole.loss_mask) - whole.loss_mask[::-1].index(0)
+    untruncated, _, _ = await generated(processor, folder, Sample(prompt=chat(picture()), index=0), [CALL, ANSWER])
+    context_end = len(untruncated.loss_mask) - untruncated.loss_mask[::-1].index(0)
     sample = Sample(prompt=chat(picture()), index=0)
     sample, _, fake = await generated(processor, folder, sample, [CALL], max_new_tokens=context_end)
     assert (sample.status, len(fake.requests)) == (Sample.Status.TRUNCATED, 1)
-    assert len(sample.multimodal_train_inputs["pixel_values"]) == 1  # those of the tool have no token here
+    assert len(sample.multimodal_train_inputs["pixel_values"]) == 1  # the tool's images have no tokens here
 
 
 @pytest.mark.parametrize("is_sampled", [True, False])
 async def test_images_sampled_image_token_ends_the_episode(llava, is_sampled) -> None:
     image = llava[0].image_token
-    escaped = CALL.replace("a dot", f"\\u{ord(image[0]):04x}{image[1:]}")  # the tool shows what it is given
+    escaped = CALL.replace("a dot", f"\\u{ord(image[0]):04x}{image[1:]}")  # the tool returns its argument
     turns = [CALL, image + ANSWER] if is_sampled else [escaped, ANSWER]
     sample, _, _ = await generated(*llava, Sample(prompt=chat(picture()), index=0), turns)
     facts = sample.metadata["strands_rollout"]
@@ -226,7 +226,7 @@ VIDEO = "<|video_pad|>"
 
 @pytest.fixture(scope="module")
 def llava_with_videos(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    """A processor with a token of videos too, as Qwen's have, and its folder."""
+    """A processor that also has a video token, as Qwen's processors do, and its folder."""
     folder = tmp_path_factory.mktemp("llava_with_videos")
     processor = save_llava(folder)
     processor.video_token = VIDEO
@@ -234,27 +234,27 @@ def llava_with_videos(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Pa
 
 
 @pytest.fixture
-def _videos_too(llava_with_videos: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def _load_processor_with_videos(llava_with_videos: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     processor, folder = llava_with_videos
     monkeypatch.setattr(images, "load_processor", {str(folder): processor}.__getitem__)
 
 
-@pytest.mark.usefixtures("_videos_too")
-@pytest.mark.parametrize("wrote", ["policy", "policy, first", "tool"])
-async def test_images_sampled_video_token_ends_the_episode(llava_with_videos, wrote) -> None:
-    """SGLang fails at one for which a request has no data, and slime's trainer at one that follows a vision start."""
+@pytest.mark.usefixtures("_load_processor_with_videos")
+@pytest.mark.parametrize("written_by", ["policy", "policy, first", "tool"])
+async def test_images_sampled_video_token_ends_the_episode(llava_with_videos, written_by) -> None:
+    """A token without data crashes SGLang; slime's trainer fails at one that follows a vision start token."""
     escaped = CALL.replace("a dot", f"\\u{ord(VIDEO[0]):04x}{VIDEO[1:]}")
-    turns = {"policy": [CALL, VIDEO + ANSWER], "policy, first": [VIDEO + CALL], "tool": [escaped, ANSWER]}[wrote]
+    turns = {"policy": [CALL, VIDEO + ANSWER], "policy, first": [VIDEO + CALL], "tool": [escaped, ANSWER]}[written_by]
     sample, engine, _ = await generated(*llava_with_videos, Sample(prompt=chat(picture()), index=0), turns)
     facts = sample.metadata["strands_rollout"]
     assert (sample.status, facts["stop_reason"]) == (Sample.Status.TRUNCATED, "unsendable_text")
-    is_first = wrote == "policy, first"
+    is_first = written_by == "policy, first"
     assert (facts["turns"], sum(sample.loss_mask) > 0, sample.remove_sample) == (not is_first, not is_first, is_first)
     assert processor_ids(llava_with_videos[0], VIDEO) not in sample.tokens
-    # a prompt whose turn is in no sample leaves no image token without its image there
+    # without a turn, the sample has neither image tokens nor images
     has_image_tokens = processor_ids(llava_with_videos[0], llava_with_videos[0].image_token) in sample.tokens
     assert has_image_tokens == (sample.multimodal_train_inputs is not None) == (not is_first)
-    assert len(engine.read) == (2 if wrote == "policy" else 1)
+    assert len(engine.read) == (2 if written_by == "policy" else 1)
 
 
 async def test_images_sampled_image_token_in_the_first_turn(llava: tuple[Any, Path]) -> None:
@@ -281,13 +281,13 @@ async def test_images_rewritten_history_keeps_its_images(processor: Any) -> None
         for prompt in (QUESTION, other):
             await model.answer([{"role": "user", "content": prompt}])  # type: ignore[list-item]
     first, last = model.conversation.branches[0].trajectory, model.trajectory
-    assert [len(one.images) for one in (first, last)] == [1, 2]
-    assert [len(one.snapshot().images) for one in (first, last)] == [1, 2]
+    assert [len(trajectory.images) for trajectory in (first, last)] == [1, 2]
+    assert [len(trajectory.snapshot().images) for trajectory in (first, last)] == [1, 2]
     assert last.token_ids[: last.prompt_length] == engine.read[1]
 
 
 def test_snapshot_omits_images_of_an_unfinished_turn() -> None:
-    """Another thread appends the images, then the tokens, then the turn."""
+    """A copy may be taken between the steps of an append: images, tokens, then the turn."""
     image = images.PlacedImage(1, 3, 9, "data:", {})
     trajectory = Trajectory()
     facts = {"finish_reason": "stop", "rid": "r", "latency_s": 0.0}
@@ -362,14 +362,14 @@ def sources(tmp_path: Path) -> list[Any]:
 
 
 def test_image_block_reads_each_of_slimes_forms(tmp_path: Path) -> None:
-    blocks = [block_of(source) for source in sources(tmp_path)]
+    blocks = [make_image_block(source) for source in sources(tmp_path)]
     assert all(block == image_block(picture()) for block in blocks)
     prompt = to_episode_prompt(chat(*sources(tmp_path)), None, None)
     assert prompt.messages[0]["content"] == [*blocks, {"text": "What is it?"}]
 
 
 @pytest.mark.parametrize(
-    ("source", "words"),
+    ("source", "message"),
     [
         ("https://example.com/a.png", "a rollout fetches nothing from a network"),
         ("no/such/file.png", "neither a file's path nor a data URL nor base64"),
@@ -378,13 +378,13 @@ def test_image_block_reads_each_of_slimes_forms(tmp_path: Path) -> None:
         (None, "got an image with .*expected `type` and `image`"),
     ],
 )
-def test_to_episode_prompt_image_error_names_the_expected_form(source: Any, words: str) -> None:
-    with pytest.raises(errors.PromptError, match=words):
+def test_to_episode_prompt_image_error_names_the_expected_form(source: Any, message: str) -> None:
+    with pytest.raises(errors.PromptError, match=message):
         to_episode_prompt(chat(source), None, None)
 
 
 @pytest.mark.parametrize(
-    ("prompt", "loaded", "words"),
+    ("prompt", "loaded", "message"),
     [
         ("What?", {"images": ["x"]}, "got a string as prompt, and 1 images"),
         (chat("x"), {"images": ["x"], "videos": ["v"]}, "got \\['videos'\\] in the sample's multimodal_inputs"),
@@ -397,6 +397,6 @@ def test_to_episode_prompt_image_error_names_the_expected_form(source: Any, word
         ),
     ],
 )
-def test_to_episode_prompt_refuses_images_without_a_place(prompt: Any, loaded: Any, words: str) -> None:
-    with pytest.raises(errors.PromptError, match=words):
+def test_to_episode_prompt_refuses_images_without_a_place(prompt: Any, loaded: Any, message: str) -> None:
+    with pytest.raises(errors.PromptError, match=message):
         to_episode_prompt(prompt, None, None, loaded)

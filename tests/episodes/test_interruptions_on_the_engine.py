@@ -1,4 +1,4 @@
-"""On the embedded engine with its real model: an interrupted episode gets the tokens that it would have got."""
+"""Interrupted episodes on the embedded engine with its real model: the same tokens as without interruptions."""
 
 import asyncio
 import copy
@@ -30,13 +30,13 @@ def undisturbed(engine: str, shipped_tokenizer: Any) -> list[Sample]:
     return asyncio.run(played(engine, shipped_tokenizer, new_samples()))
 
 
-async def control(url: str, path: str, **body: Any) -> None:
+async def post(url: str, path: str, **body: Any) -> None:
     async with aiohttp.ClientSession() as session, session.post(f"{url}{path}", json=body) as answer:
         assert answer.status == 200, await answer.text()
 
 
-async def generates_before(url: str, running: asyncio.Task[Any]) -> bool:
-    """Wait until the engine generates; whether it does before the samples are there."""
+async def wait_for_generation(url: str, running: asyncio.Task[Any]) -> bool:
+    """Wait until the engine generates; return False if `running` ends first."""
     async with aiohttp.ClientSession() as session:
         while not running.done():
             async with session.get(f"{url}/v1/loads") as answer:
@@ -51,14 +51,14 @@ def new_samples() -> list[Sample]:
 
 
 async def played(
-    url: str, tokenizer, samples: Sequence[Sample], *, at_once: int = EPISODES, **settings
+    url: str, tokenizer, samples: Sequence[Sample], *, max_concurrent: int = EPISODES, **settings
 ) -> list[Sample]:
     args = args_for(url, tokenizer, strands_rollout={**SETTINGS, **settings})
-    places = asyncio.Semaphore(at_once)
+    slots = asyncio.Semaphore(max_concurrent)
 
     async def play(sample: Sample) -> Sample:
         params = {"temperature": 1.0, "max_new_tokens": 512, "sampling_seed": 100 + (sample.index or 0)}
-        async with places:
+        async with slots:
             return await generate(args, sample, params)
 
     return list(await asyncio.gather(*map(play, samples)))
@@ -70,24 +70,24 @@ def tokens_of(samples: Sequence[Sample]) -> list[list[int]]:
 
 async def test_generate_keeps_tokens_under_weight_updates(engine, shipped_tokenizer, undisturbed):
     running = asyncio.create_task(played(engine, shipped_tokenizer, new_samples()))
-    for version in range(2, 8):  # fewer updates than aborts of one turn after which an engine is given up
-        if not await generates_before(engine, running):
+    for version in range(2, 8):  # fewer updates than the aborts of one turn after which `generate` stops
+        if not await wait_for_generation(engine, running):
             break
-        await control(engine, "/pause_generation", mode="abort")
-        # the same weights under another version: what changes is not the tokens
-        await control(
+        await post(engine, "/pause_generation", mode="abort")
+        # the same weights under another version, so the tokens stay the same
+        await post(
             engine, "/update_weights_from_disk", model_path=shipped_tokenizer.name_or_path, weight_version=str(version)
         )
-        await control(engine, "/continue_generation")
+        await post(engine, "/continue_generation")
     samples = await running
     assert tokens_of(samples) == tokens_of(undisturbed)
     facts = [sample.metadata["strands_rollout"] for sample in samples]
     assert sum(fact["engine_aborts"] for fact in facts) > 0
     assert max(len(fact["weight_versions"]) for fact in facts) > 1
     for sample, fact in zip(samples, facts, strict=True):
-        told = [position for _, start, end, _ in fact["spans"] for position in range(start, end)]
+        covered = [position for _, start, end, _ in fact["spans"] for position in range(start, end)]
         prompt = len(sample.tokens) - sample.response_length
-        assert told == [prompt + n for n, mask in enumerate(sample.loss_mask or []) if mask]
+        assert covered == [prompt + n for n, mask in enumerate(sample.loss_mask or []) if mask]
 
 
 def is_open(sample: Sample) -> bool:
@@ -95,12 +95,12 @@ def is_open(sample: Sample) -> bool:
 
 
 async def test_generate_resumes_to_the_tokens_of_an_undisturbed_run(engine, shipped_tokenizer, undisturbed) -> None:
-    for first_limit in range(20, 600, 40):  # until the flag goes up in the middle of an episode
+    for first_limit in range(20, 600, 40):  # until an abort interrupts an episode
         samples, limit, aborts = new_samples(), first_limit, 0
         while any(map(is_open, samples)):
             count = itertools.count()
             again = [copy.deepcopy(sample) for sample in samples if is_open(sample)]
-            # counted in looks at the flag, not in seconds: each round gets further than the last on any machine
+            # the limit counts reads of the flag, not seconds, so each round gets further than the last on any machine
             back = await played(engine, shipped_tokenizer, again, should_abort=lambda c=count, n=limit: next(c) >= n)
             aborts += sum(map(is_open, back))
             limit += 20

@@ -1,4 +1,4 @@
-"""Limits that hold at once: the first in the documented order is why the episode ends, in each of the loops."""
+"""Several limits reached in one turn: the first in the documented order is the stop reason, with and without hooks."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from strands.hooks import AfterToolsEvent, HookProvider, HookRegistry
 TWO_CALLS = "\n".join(call_text(code).removesuffix("<|im_end|>") for code in ("1", "2")) + "<|im_end|>"
 
 
-class Listens(HookProvider):
-    """With it, an agent's cycles send every event of Strands."""
+class NoOpHook(HookProvider):
+    """Do nothing; with a hook, Strands sends all events."""
 
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
         registry.add_callback(AfterToolsEvent, lambda _event: None)
 
 
-LOOPS: dict[str, dict[str, Any]] = {"without hooks": {}, "with hooks": {"hooks": [f"{__name__}.Listens"]}}
+LOOPS: dict[str, dict[str, Any]] = {"without hooks": {}, "with hooks": {"hooks": [f"{__name__}.NoOpHook"]}}
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -29,7 +29,7 @@ LOOPS: dict[str, dict[str, Any]] = {"without hooks": {}, "with hooks": {"hooks":
         ({"max_tool_calls": 1, "max_parallel_tool_calls": 1}, [TWO_CALLS, ANSWER], "completed"),
         ({"max_turn_tokens": 30, "max_tool_iterations": 0}, ["cut"], "turn_length"),
     ],
-    ids=["iterations before calls", "calls before parallel calls", "calls that are run count", "length before calls"],
+    ids=["iterations before calls", "calls before parallel calls", "only calls that run count", "length before calls"],
 )
 async def test_generate_ends_at_the_first_of_several_limits(shipped_tokenizer, loop, limits, turns, reason):
     cut = Reply.tokens(ids_of(shipped_tokenizer, TWO_CALLS)[:30], "length")
@@ -40,23 +40,27 @@ async def test_generate_ends_at_the_first_of_several_limits(shipped_tokenizer, l
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("then", ["length", "iterations", "calls", "budget", "answer"])
-async def test_generate_abort_precedes_tool_limits_and_budgets(shipped_tokenizer, loop, then):
-    """The flag goes up while the turn is sampled, and is up when the turn is there."""
-    is_up: list[int] = []
-    ids = ids_of(shipped_tokenizer, ANSWER if then == "answer" else call_text())
+@pytest.mark.parametrize("turn_end", ["length", "iterations", "calls", "budget", "answer"])
+async def test_generate_abort_precedes_tool_limits_and_budgets(shipped_tokenizer, loop, turn_end):
+    """The abort flag is set while the turn is sampled."""
+    started_turns: list[int] = []
+    ids = ids_of(shipped_tokenizer, ANSWER if turn_end == "answer" else call_text())
 
     def script(_body: dict[str, Any], number: int) -> Reply:
-        is_up.append(number)
-        return Reply.tokens(ids[:20], "length") if then == "length" else Reply.tokens(ids)
+        started_turns.append(number)
+        return Reply.tokens(ids[:20], "length") if turn_end == "length" else Reply.tokens(ids)
 
     names = {
         "length": ("max_turn_tokens", 20),
         "iterations": ("max_tool_iterations", 0),
         "calls": ("max_tool_calls", 0),
     }
-    params = {"max_new_tokens": len(ids) + 1} if then == "budget" else {}
-    settings = {**dict([names[then]] if then in names else []), **LOOPS[loop], "should_abort": lambda: bool(is_up)}
+    params = {"max_new_tokens": len(ids) + 1} if turn_end == "budget" else {}
+    settings = {
+        **dict([names[turn_end]] if turn_end in names else []),
+        **LOOPS[loop],
+        "should_abort": lambda: bool(started_turns),
+    }
     done = await run(shipped_tokenizer, script, settings=settings, params=params)
-    # what has ended already is not taken back
-    assert done.facts["stop_reason"] == {"answer": "completed", "length": "turn_length"}.get(then, "aborted")
+    # an episode that has ended keeps its stop reason
+    assert done.facts["stop_reason"] == {"answer": "completed", "length": "turn_length"}.get(turn_end, "aborted")

@@ -1,4 +1,4 @@
-"""An aborted sample is resumed where it was cut: in mid-turn, before, between and after tools."""
+"""Resuming aborted samples with `generate`: in a turn, and before, between and after tool calls."""
 
 import asyncio
 import copy
@@ -22,70 +22,78 @@ CALLS = (
     '<tool_call>\n{"name": "work", "arguments": {"job": "a"}}\n</tool_call>\n'
     '<tool_call>\n{"name": "work", "arguments": {"job": "b"}}\n</tool_call><|im_end|>'
 )
-# beside a call that can't be read, and one that fails
+# also a call that can't be parsed and a call that fails
 MIXED = "<tool_call>\n{not json}\n</tool_call>\n" + CALLS.replace('"a"', '"fails"', 1)
-SAME = ("stop_reason", "final_text", "turns", "tool_iterations", "tool_calls", "tool_errors", "parse_failures")
+COMPARED_FACTS = (
+    "stop_reason",
+    "final_text",
+    "turns",
+    "tool_iterations",
+    "tool_calls",
+    "tool_errors",
+    "parse_failures",
+)
 
 
 @dataclass
-class World:
-    """What the tools see and do."""
+class ToolState:
+    """State of the tools and of the abort flag."""
 
-    aborting: bool = False  # the rollout's flag
-    ran: list[str] = field(default_factory=list)  # jobs that were finished
-    stuck: set[str] = field(default_factory=set)  # jobs that wait for ever
+    aborting: bool = False  # the abort flag of the rollout
+    ran: list[str] = field(default_factory=list)  # finished jobs
+    stuck: set[str] = field(default_factory=set)  # jobs that set the flag and wait
 
     def is_aborting(self) -> bool:
         return self.aborting
 
 
-world = World()
+state = ToolState()
 
 
 @tool
 async def work(job: str) -> str:
     """Do a job."""
-    if job in world.stuck:
+    if job in state.stuck:
         await asyncio.sleep(0.02)
-        world.aborting = True
+        state.aborting = True
         await asyncio.sleep(60)
-    world.ran.append(job)
+    state.ran.append(job)
     if job == "fails":
         raise RuntimeError("not today")
     return f"{job} is done"
 
 
-def _new_world() -> None:
-    world.aborting = False
-    world.ran.clear()
-    world.stuck.clear()
+def _reset_state() -> None:
+    state.aborting = False
+    state.ran.clear()
+    state.stuck.clear()
 
 
 @pytest.fixture(autouse=True)
-def _in_a_new_world() -> None:
-    _new_world()
+def _with_reset_state() -> None:
+    _reset_state()
 
 
 Script = Callable[[dict[str, Any], int], Reply]
 
 
 def aborted(ids: list[int], **meta: Any) -> Reply:
-    """The rollout is aborted, and with it this request."""
-    world.aborting = True
+    """Set the abort flag and return an aborted reply."""
+    state.aborting = True
     return Reply.abort(ids, **meta)
 
 
 async def attempt(tokenizer, script, sample, *, settings=None, params=None, version="1", **args):
-    """One call of `generate`; the flag is down when it begins."""
-    world.aborting = False
+    """Call `generate` once, with the abort flag cleared."""
+    state.aborting = False
     async with FakeSGLang(script, context_length=8192, weight_version=version) as fake:
-        ours = {
+        settings = {
             "tools": [f"{__name__}.work"],
             "system_prompt": None,
-            "should_abort": world.is_aborting,
+            "should_abort": state.is_aborting,
             **(settings or {}),
         }
-        namespace = args_for(fake.base_url, tokenizer, strands_rollout=ours, **args)
+        namespace = args_for(fake.base_url, tokenizer, strands_rollout=settings, **args)
         await generate(namespace, sample, {"temperature": 1.0, "max_new_tokens": 2048, **(params or {})})
     assert fake.violations == []
     return fake
@@ -139,13 +147,13 @@ async def test_generate_resumes_with_the_remaining_budgets(shipped_tokenizer: An
 
 async def test_generate_resumes_without_rerunning_finished_tools(shipped_tokenizer: Any) -> None:
     sample, calls = new_sample(), ids_of(shipped_tokenizer, CALLS)
-    world.stuck.add("b")
+    state.stuck.add("b")
     await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(calls), sample)
-    assert (sample.status, world.ran) == (Sample.Status.ABORTED, ["a"])
+    assert (sample.status, state.ran) == (Sample.Status.ABORTED, ["a"])
     assert is_valid(sample, shipped_tokenizer)
-    world.stuck.clear()
+    state.stuck.clear()
     fake = await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(ids_of(shipped_tokenizer, ANSWER)), sample)
-    assert world.ran == ["a", "b"]
+    assert state.ran == ["a", "b"]
     text = shipped_tokenizer.decode(fake.requests[0].input_ids)
     assert text.count("a is done") == text.count("b is done") == 1
     assert text.index("a is done") < text.index("b is done")
@@ -165,33 +173,35 @@ async def test_generate_resumes_after_several_aborts(shipped_tokenizer: Any) -> 
         shipped_tokenizer, lambda _b, n: Reply.tokens(calls[7:]) if n == 0 else aborted(answer[:2]), sample, version="4"
     )
     await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(answer[2:]), sample, version="5")
-    assert world.ran == ["a", "b"]
+    assert state.ran == ["a", "b"]
     facts = facts_of(sample)
     assert (facts["weight_versions"], facts["aborts"], facts["resumes"]) == (["1", "3", "4", "5"], 4, 4)
     assert sum(sample.loss_mask or []) == len(calls) + len(answer) == facts["sampled_tokens"]
     assert is_valid(sample, shipped_tokenizer)
 
 
-@pytest.mark.parametrize("journey", ["deepcopy", "pickle", "json"])
-async def test_generate_resumes_a_copied_sample(shipped_tokenizer, journey) -> None:
+@pytest.mark.parametrize("copied_by", ["deepcopy", "pickle", "json"])
+async def test_generate_resumes_a_copied_sample(shipped_tokenizer, copied_by) -> None:
     turns = [Reply.tokens(ids_of(shipped_tokenizer, text)) for text in (MIXED, ANSWER)]
     sample, undisturbed = new_sample(), new_sample()
     await attempt(shipped_tokenizer, lambda _b, n: turns[n], undisturbed)
-    _new_world()
-    world.stuck.add("b")
+    _reset_state()
+    state.stuck.add("b")
     await attempt(shipped_tokenizer, lambda _b, _n: turns[0], sample)
     assert sample.status is Sample.Status.ABORTED
-    world.stuck.clear()
-    moved: Any = {
+    state.stuck.clear()
+    copied: Any = {
         "deepcopy": copy.deepcopy,
-        "pickle": lambda one: pickle.loads(pickle.dumps(one)),  # noqa: S301 - our own bytes
-        "json": lambda one: Sample.from_dict(json.loads(json.dumps(one.to_dict()))),
-    }[journey](sample)
-    await attempt(shipped_tokenizer, lambda _b, _n: turns[1], moved)
-    assert (moved.status, world.ran) == (Sample.Status.COMPLETED, ["fails", "b"])
-    assert (moved.tokens, moved.loss_mask) == (undisturbed.tokens, undisturbed.loss_mask)
-    assert [facts_of(moved)[name] for name in SAME] == [facts_of(undisturbed)[name] for name in SAME]
-    assert is_valid(moved, shipped_tokenizer)
+        "pickle": lambda sample: pickle.loads(pickle.dumps(sample)),  # noqa: S301 - our own bytes
+        "json": lambda sample: Sample.from_dict(json.loads(json.dumps(sample.to_dict()))),
+    }[copied_by](sample)
+    await attempt(shipped_tokenizer, lambda _b, _n: turns[1], copied)
+    assert (copied.status, state.ran) == (Sample.Status.COMPLETED, ["fails", "b"])
+    assert (copied.tokens, copied.loss_mask) == (undisturbed.tokens, undisturbed.loss_mask)
+    assert [facts_of(copied)[name] for name in COMPARED_FACTS] == [
+        facts_of(undisturbed)[name] for name in COMPARED_FACTS
+    ]
+    assert is_valid(copied, shipped_tokenizer)
 
 
 async def test_generate_resumes_with_slimes_mask(shipped_tokenizer: Any) -> None:
@@ -218,16 +228,16 @@ async def test_max_staleness_masks_tokens_of_an_earlier_run(shipped_tokenizer, m
     sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
     settings = {"max_staleness": staleness}
     await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample, version="1", settings=settings)
-    monkeypatch.setattr(KNOWN_VERSIONS, "_numbering", "that of the next process")
+    monkeypatch.setattr(KNOWN_VERSIONS, "_numbering", "the next process")
     await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[4:6]), sample, version="1", settings=settings)
     await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(turn[6:]), sample, version="2", settings=settings)
     assert (sum((sample.loss_mask or [])[:4]), facts_of(sample)["stale_tokens"]) == (trained, 4 - trained)
     assert sum((sample.loss_mask or [])[4:]) == len(turn) - 4
-    assert facts_of(sample)["version_numberings"][1:] == ["that of the next process"]
+    assert facts_of(sample)["version_numberings"][1:] == ["the next process"]
     assert is_valid(sample, shipped_tokenizer)
 
 
-def _of_state(*path: Any, value: Any) -> Callable[[Sample], None]:
+def _damage_state(*path: Any, value: Any) -> Callable[[Sample], None]:
     def damage(sample: Sample) -> None:
         place: Any = sample.metadata["strands_rollout"]["resume"]
         for key in path[:-1]:
@@ -237,32 +247,32 @@ def _of_state(*path: Any, value: Any) -> Callable[[Sample], None]:
     return damage
 
 
-def _of_sample(name: str, change: Callable[[Any], Any]) -> Callable[[Sample], None]:
+def _damage_sample(name: str, change: Callable[[Any], Any]) -> Callable[[Sample], None]:
     return lambda sample: setattr(sample, name, change(getattr(sample, name)))
 
 
 DAMAGES: dict[str, Callable[[Sample], None]] = {
-    "newer": _of_state("version", value=99),
+    "newer version": _damage_state("version", value=99),
     "no facts": lambda sample: sample.metadata.clear(),
-    "facts that are no mapping": lambda sample: sample.metadata.update(strands_rollout="?"),
-    "unreadable": _of_state("turns", value="?"),
-    "overlapping turns": _of_state("turns", 0, "start", value=1),
-    "too many messages covered": _of_state("covered", value=7),
-    "negative count": _of_state("tool_iterations", value=-1),
-    "unknown count": _of_state("code", "novel", value="?"),
-    "odd message": _of_state("messages", 0, "content", value=[5]),
-    "unfinished result": _of_state("finished", value={"call_1_0": {}}),
-    "other tokens": _of_sample("tokens", lambda tokens: [*tokens[:-1], tokens[-1] + 1]),
-    "shorter mask": _of_sample("loss_mask", lambda mask: mask[1:]),
-    "no logprobs": _of_sample("rollout_log_probs", lambda _logprobs: None),
+    "facts that are not a mapping": lambda sample: sample.metadata.update(strands_rollout="?"),
+    "unreadable": _damage_state("turns", value="?"),
+    "overlapping turns": _damage_state("turns", 0, "start", value=1),
+    "too many messages covered": _damage_state("covered", value=7),
+    "negative count": _damage_state("tool_iterations", value=-1),
+    "unknown count": _damage_state("code", "novel", value="?"),
+    "odd message": _damage_state("messages", 0, "content", value=[5]),
+    "unfinished result": _damage_state("finished", value={"call_1_0": {}}),
+    "other tokens": _damage_sample("tokens", lambda tokens: [*tokens[:-1], tokens[-1] + 1]),
+    "shorter mask": _damage_sample("loss_mask", lambda mask: mask[1:]),
+    "no logprobs": _damage_sample("rollout_log_probs", lambda _logprobs: None),
 }
 
 
-@pytest.mark.parametrize("how", DAMAGES)
-async def test_generate_restarts_from_an_unusable_state_with_a_warning(shipped_tokenizer, caplog, how) -> None:
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_generate_restarts_from_an_unusable_state_with_a_warning(shipped_tokenizer, caplog, damage) -> None:
     sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
     first = await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample)
-    DAMAGES[how](sample)
+    DAMAGES[damage](sample)
     again = await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(turn), sample, version="2")
     assert again.requests[0].input_ids == first.requests[0].input_ids
     assert sample.tokens == first.requests[0].input_ids + turn
@@ -304,8 +314,8 @@ async def test_generate_restarts_under_changed_conditions(shipped_tokenizer, cap
     fake = await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(rest), sample, **change)
     assert (sample.status, facts_of(sample)["resumes"]) == (Sample.Status.COMPLETED, int(name is None))
     assert (fake.requests[0].input_ids[-4:] == turn[:4]) is (name is None)
-    words = f"aborted sample starts afresh index=3 reason=it was begun with other values of {name}"
-    assert (words in caplog.text) is (name is not None)
+    message = f"aborted sample starts afresh index=3 reason=it was begun with other values of {name}"
+    assert (message in caplog.text) is (name is not None)
 
 
 async def test_generate_restarts_under_changed_row_settings(shipped_tokenizer, caplog) -> None:
@@ -344,29 +354,29 @@ async def test_generate_resumes_with_the_limits_of_all_attempts(shipped_tokenize
     )
     facts = facts_of(sample)
     assert (facts["stop_reason"], facts["tool_iterations"], facts["tool_calls"]) == ("max_tool_iterations", 2, 4)
-    assert (facts["budgets"]["tool_iterations"], world.ran) == (1.0, ["a", "b"] * 2)
+    assert (facts["budgets"]["tool_iterations"], state.ran) == (1.0, ["a", "b"] * 2)
 
 
 @tool
-def blocks_until_the_abort(job: str) -> str:
-    """Raise the flag, and end at about the time at which the call is cut."""
-    world.aborting = True
+def block_until_the_abort(job: str) -> str:
+    """Set the abort flag, and end about when the call is cut."""
+    state.aborting = True
     time.sleep(0.06)
-    world.ran.append(job)
+    state.ran.append(job)
     return f"{job} is done"
 
 
 async def test_generate_resumes_with_a_call_that_ended_in_the_abort(shipped_tokenizer, monkeypatch) -> None:
     monkeypatch.setattr("strands_rollout.agent.tool_call.CLEANUP_TIMEOUT_S", 2.0)
     monkeypatch.setattr("strands_rollout.own_thread._GRACE_PERIOD_S", 20.0)
-    call = json.dumps({"name": blocks_until_the_abort.tool_name, "arguments": {"job": "a"}})
+    call = json.dumps({"name": block_until_the_abort.tool_name, "arguments": {"job": "a"}})
     calls = ids_of(shipped_tokenizer, f"<tool_call>\n{call}\n</tool_call><|im_end|>")
-    settings = {"tools": [f"{__name__}.blocks_until_the_abort"]}
+    settings = {"tools": [f"{__name__}.block_until_the_abort"]}
     sample = new_sample()
     await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(calls), sample, settings=settings)
-    assert (sample.status, world.ran) == (Sample.Status.ABORTED, ["a"])
+    assert (sample.status, state.ran) == (Sample.Status.ABORTED, ["a"])
     fake = await attempt(
         shipped_tokenizer, lambda _b, _n: Reply.tokens(ids_of(shipped_tokenizer, ANSWER)), sample, settings=settings
     )
-    assert world.ran == ["a"]
+    assert state.ran == ["a"]
     assert "a is done" in shipped_tokenizer.decode(fake.requests[0].input_ids)

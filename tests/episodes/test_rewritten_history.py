@@ -1,4 +1,4 @@
-"""A conversation manager that drops messages: each history is a segment with exact tokens, and a sample of its own."""
+"""Conversation managers that rewrite the history: each history is a segment with exact tokens and its own sample."""
 
 import contextlib
 import copy
@@ -16,13 +16,13 @@ from strands_rollout.errors import EngineAbortedError, TrajectoryError
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 
-def keeps_three() -> SlidingWindowConversationManager:
-    """Keeps the last messages before each model call."""
+def keep_three() -> SlidingWindowConversationManager:
+    """Keep the last three messages before each model call."""
     return SlidingWindowConversationManager(window_size=3, per_turn=True)
 
 
-def drops_on_overflow() -> SlidingWindowConversationManager:
-    """Drops messages only where the context is full."""
+def drop_on_overflow() -> SlidingWindowConversationManager:
+    """Drop messages only if the context is full."""
     return SlidingWindowConversationManager(window_size=3)
 
 
@@ -31,7 +31,7 @@ def not_a_manager() -> str:
 
 
 class Script:
-    """Three calls, then the answer, whatever is asked; remembers what was sampled."""
+    """Script for `FakeSGLang`: samples `turns` in order, and records the sampled ids."""
 
     def __init__(self, tokenizer: Any, turns: list[str]) -> None:
         self._tokenizer = tokenizer
@@ -63,7 +63,7 @@ async def episode(
 
 
 async def test_conversation_manager_histories_are_samples(shipped_tokenizer: Any) -> None:
-    samples, fake, script = await episode(shipped_tokenizer, "keeps_three")
+    samples, fake, script = await episode(shipped_tokenizer, "keep_three")
     kinds = [sample.metadata["strands_rollout"]["fan_out"]["kind"] for sample in samples]
     assert kinds == ["main", "segment", "segment"]
     in_order = [*samples[1:], samples[0]]
@@ -74,11 +74,11 @@ async def test_conversation_manager_histories_are_samples(shipped_tokenizer: Any
         if mask
     ]
     assert trained == script.sampled
-    last_of = [request.input_ids for request in fake.requests]
+    requests = [request.input_ids for request in fake.requests]
     for sample in samples:
         assert {sample.rollout_id, sample.index} == {4}
-        # what was read is what was sent: the sample's context and its last turn are one request and its answer
-        assert any(sample.tokens[: len(sent)] == sent for sent in last_of)
+        # the sample's tokens are those of one request and its answer
+        assert any(sample.tokens[: len(sent)] == sent for sent in requests)
         sample.reward = 1.0
         assert contract_violations(sample, decode=shipped_tokenizer.decode) == []
     facts = samples[0].metadata["strands_rollout"]
@@ -86,7 +86,7 @@ async def test_conversation_manager_histories_are_samples(shipped_tokenizer: Any
 
 
 async def test_conversation_manager_reduces_a_full_context(shipped_tokenizer: Any) -> None:
-    samples, fake, _ = await episode(shipped_tokenizer, "drops_on_overflow", rollout_max_context_len=345)
+    samples, fake, _ = await episode(shipped_tokenizer, "drop_on_overflow", rollout_max_context_len=345)
     assert [sample.status for sample in samples] == [Sample.Status.COMPLETED] * len(samples)
     assert len(samples) > 1
     for request in fake.requests:
@@ -94,19 +94,19 @@ async def test_conversation_manager_reduces_a_full_context(shipped_tokenizer: An
 
 
 async def test_conversation_manager_without_fan_out_keeps_the_last(shipped_tokenizer: Any) -> None:
-    sample, fake, _ = await episode(shipped_tokenizer, "keeps_three", fan_out=False)
+    sample, fake, _ = await episode(shipped_tokenizer, "keep_three", fan_out=False)
     assert sample.tokens == fake.requests[-1].input_ids + ids_of(shipped_tokenizer, ANSWER)
     assert sample.metadata["strands_rollout"]["segments"] == 3
 
 
 @pytest.mark.parametrize(
-    ("manager", "words"),
+    ("manager", "message"),
     [("no_such_name", "no_such_name"), ("not_a_manager", "expected a Strands ConversationManager")],
 )
-async def test_conversation_manager_refuses_other_objects(shipped_tokenizer: Any, manager: str, words: str) -> None:
+async def test_conversation_manager_refuses_other_objects(shipped_tokenizer: Any, manager: str, message: str) -> None:
     [sample], _, _ = await episode(shipped_tokenizer, manager)
     assert sample.status is Sample.Status.FAILED
-    assert words in sample.metadata["strands_rollout"]["error"]
+    assert message in sample.metadata["strands_rollout"]["error"]
 
 
 SPEC = {
@@ -114,23 +114,26 @@ SPEC = {
     "description": "Look it up.",
     "inputSchema": {"json": {"type": "object", "properties": {"a": {"default": float("nan"), "enum": ["x"]}}}},
 }
-FURTHER = {**SPEC, "name": "find"}
+OTHER_TOOL = {**SPEC, "name": "find"}
 REORDERED = {key: copy.deepcopy(SPEC[key]) for key in reversed(SPEC)}
 OTHER_SCHEMA = {**SPEC, "inputSchema": {"json": {"type": "object", "properties": {"b": {}}}}}
-HEADS = {
-    "the same": (None, {}),
+PROMPT_CHANGES = {
+    "unchanged": (None, {}),
     "equal text as blocks": (None, {"system_prompt_content": [{"text": "Be brief."}]}),
-    "equal tools with other identity and order of keys": (None, {"tool_specs": [REORDERED]}),
-    "no tools, as Strands shows fewer where it insists on one": (None, {"tool_specs": None}),
+    "equal tools with another identity and key order": (None, {"tool_specs": [REORDERED]}),
+    "no tools, as Strands sends fewer when it forces one": (None, {"tool_specs": None}),
     "another system prompt": ("the system prompt", {"system_prompt": "Be long."}),
-    "a further tool": ("the tool 'find'", {"tool_specs": [SPEC, FURTHER]}),
+    "an added tool": ("the tool 'find'", {"tool_specs": [SPEC, OTHER_TOOL]}),
     "another schema": ("the tool 'look'", {"tool_specs": [OTHER_SCHEMA]}),
-    "both": ("the system prompt, the tool 'find'", {"system_prompt": "", "tool_specs": [FURTHER]}),
+    "another system prompt and tool": (
+        "the system prompt, the tool 'find'",
+        {"system_prompt": "", "tool_specs": [OTHER_TOOL]},
+    ),
 }
 
 
 @pytest.mark.parametrize("is_open", [False, True], ids=["after a turn", "inside an aborted turn"])
-@pytest.mark.parametrize(("named", "changes"), HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize(("named", "changes"), PROMPT_CHANGES.values(), ids=PROMPT_CHANGES)
 async def test_on_rewritten_history_with_another_prompt_or_tool(
     shipped_tokenizer: Any, named: str | None, changes: dict[str, Any], is_open: bool
 ) -> None:
@@ -155,34 +158,34 @@ async def test_on_rewritten_history_with_another_prompt_or_tool(
 
 
 async def test_conversation_manager_histories_share_the_budget(shipped_tokenizer: Any) -> None:
-    settings_budget = 190
+    max_new_tokens = 190
     script = Script(shipped_tokenizer, TURNS)
-    settings = {"conversation_manager": f"{__name__}.keeps_three", "fan_out": True, "executor": "subprocess"}
+    settings = {"conversation_manager": f"{__name__}.keep_three", "fan_out": True, "executor": "subprocess"}
     async with FakeSGLang(script, context_length=4096, episode_of=lambda received: received.rid) as fake:
         args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=settings)
-        params = {"max_new_tokens": settings_budget, "sampling_seed": 7}
+        params = {"max_new_tokens": max_new_tokens, "sampling_seed": 7}
         samples = await generate(args, Sample(prompt="What is 17 * 2?", label="34", index=4), params)
     asked = [request.body["sampling_params"]["max_new_tokens"] for request in fake.requests]
     assert asked == sorted(asked, reverse=True)
-    assert asked[-1] < settings_budget - sum(sum(sample.loss_mask) for sample in samples[1:])
+    assert asked[-1] < max_new_tokens - sum(sum(sample.loss_mask) for sample in samples[1:])
     seeds = [request.body["sampling_params"]["sampling_seed"] for request in fake.requests]
     assert len(set(seeds)) == len(seeds)
 
 
-class SumsUp(HookProvider):
-    """Asks the policy for a summary before the third call, on the event loop, and replaces the history by it."""
+class SummarizingHook(HookProvider):
+    """Replace the history by the policy's summary before the third model call, on the event loop."""
 
     def register_hooks(self, registry: HookRegistry, **_more: Any) -> None:
-        registry.add_callback(BeforeModelCallEvent, self._sum_up)
+        registry.add_callback(BeforeModelCallEvent, self._summarize)
 
-    async def _sum_up(self, event: BeforeModelCallEvent) -> None:
+    async def _summarize(self, event: BeforeModelCallEvent) -> None:
         messages = event.agent.messages
         if len(messages) != 5:
             return
         question: Any = [*messages, {"role": "user", "content": [{"text": "Sum up."}]}]
-        said = [chunk async for chunk in event.agent.model.stream(question)]
+        chunks = [chunk async for chunk in event.agent.model.stream(question)]
         summary = "".join(
-            part["contentBlockDelta"]["delta"].get("text", "") for part in said if "contentBlockDelta" in part
+            chunk["contentBlockDelta"]["delta"].get("text", "") for chunk in chunks if "contentBlockDelta" in chunk
         )
         messages[:] = [{"role": "user", "content": [{"text": summary}]}]
 
@@ -196,28 +199,30 @@ async def test_conversation_manager_request_is_a_side_conversation(shipped_token
         done = await run_episode(
             model,
             [{"role": "user", "content": [{"text": "What is 17 * 2?"}]}],
-            EpisodeSetup(system_prompt=None, tools=[execute_python_code], limits=EpisodeLimits(), hooks=[SumsUp()]),
+            EpisodeSetup(
+                system_prompt=None, tools=[execute_python_code], limits=EpisodeLimits(), hooks=[SummarizingHook()]
+            ),
         )
     assert done.stop_reason is StopReason.COMPLETED, done.error
-    beside = [*model.conversation.branches[:-1], *list(model.record)[1]]
-    assert [one.kind for one in model.record] == ["main", "aside"]
-    assert "So far: 2." in shipped_tokenizer.decode(beside[1].trajectory.token_ids)
+    others = [*model.conversation.branches[:-1], *list(model.record)[1]]
+    assert [conversation.kind for conversation in model.record] == ["main", "aside"]
+    assert "So far: 2." in shipped_tokenizer.decode(others[1].trajectory.token_ids)
     assert model.final_text == ANSWER.removesuffix("<|im_end|>")
     sampled = [
         token
-        for trajectory in [*(segment.trajectory for segment in beside), model.trajectory]
+        for trajectory in [*(segment.trajectory for segment in others), model.trajectory]
         for turn in trajectory.turns
         for token in trajectory.token_ids[turn.start : turn.end]
     ]
     assert sorted(sampled) == sorted(script.sampled)
 
 
-def sums_up() -> SummarizingConversationManager:
+def summarizing_manager() -> SummarizingConversationManager:
     return SummarizingConversationManager()
 
 
 async def test_conversation_manager_that_blocks_the_loop_is_refused(shipped_tokenizer: Any) -> None:
-    [sample], _, _ = await episode(shipped_tokenizer, "sums_up")
+    [sample], _, _ = await episode(shipped_tokenizer, "summarizing_manager")
     assert "blocks the event loop" in sample.metadata["strands_rollout"]["error"]
 
 
@@ -232,7 +237,7 @@ async def test_generate_restarts_with_several_histories(
         return Reply.abort() if aborting else Reply.tokens(ids_of(shipped_tokenizer, TURNS[number]))
 
     settings = {
-        "conversation_manager": f"{__name__}.keeps_three",
+        "conversation_manager": f"{__name__}.keep_three",
         "executor": "subprocess",
         "should_abort": lambda: aborting,
     }

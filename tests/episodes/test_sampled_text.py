@@ -1,4 +1,4 @@
-"""Whatever a policy samples is trained: no text of it becomes an error of ours, in any format, on any path."""
+"""Hostile policies: every sampled token is trained, in any format, with any tool, and without an internal error."""
 
 import asyncio
 import json
@@ -35,34 +35,34 @@ async def echo(
     flag: bool = False,
     d: dict | None = None,
 ) -> str:
-    """Show what was given."""
+    """Show the arguments."""
     return f"{text} {n} {f} {items} {flag} {d}"
 
 
 @tool
 def reflect(value: Any = None) -> Any:
-    """Return what was given."""
+    """Return the argument."""
     return value
 
 
-class BadWordsError(Exception):
+class UnprintableError(Exception):
     def __str__(self) -> str:
-        raise RuntimeError("no words")
+        raise RuntimeError("not printable")
 
 
-class Odd:
+class UnprintableObject:
     __hash__ = None  # type: ignore[assignment]
 
     def __eq__(self, other: object) -> bool:
-        raise ValueError("not to be compared")
+        raise ValueError("not comparable")
 
     def __str__(self) -> str:
-        raise RuntimeError("no words")
+        raise RuntimeError("not printable")
 
     __repr__ = __str__
 
 
-def odd_value(kind: str) -> Any:
+def hostile_value(kind: str) -> Any:
     cycle: list[Any] = []
     cycle.append(cycle)
     deep: list[Any] = []
@@ -74,7 +74,7 @@ def odd_value(kind: str) -> Any:
         "bytes": b"\xff\x00",
         "set": {1, "x", None},
         "cycle": cycle,
-        "object": Odd(),
+        "object": UnprintableObject(),
     }
     known |= {"generator": (n for n in range(3)), "surrogate": "\ud800"}
     return known.get(kind, kind)
@@ -82,19 +82,19 @@ def odd_value(kind: str) -> Any:
 
 @tool
 async def weird(kind: str = "", value: Any = None) -> Any:
-    """Fail in a way of your choice."""
+    """Fail or return a hostile value, as `kind` says."""
     if kind == "raise":
-        raise BadWordsError
+        raise UnprintableError
     if kind == "cause":
         raise KeyError("\ud800") from UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad")
     if kind == "cancel":
         raise asyncio.CancelledError
     if value is None:
-        return odd_value(kind)
-    return {"status": value, "content": [{"json": odd_value(kind)}, {"text": odd_value(kind)}]}
+        return hostile_value(kind)
+    return {"status": value, "content": [{"json": hostile_value(kind)}, {"text": hostile_value(kind)}]}
 
 
-class Raw(AgentTool):
+class RawTool(AgentTool):
     tool_name = "raw"
     tool_type = "python"
 
@@ -103,14 +103,18 @@ class Raw(AgentTool):
         return {"name": "raw", "description": "Raw.", "inputSchema": {"json": {"type": "object", "properties": {}}}}
 
     async def stream(self, tool_use: Any, invocation_state: Any, **kwargs: Any) -> Any:
-        given = tool_use["input"]
-        yield odd_value(given["kind"]) if isinstance(given.get("kind"), str) else given.get("value", given)
+        arguments = tool_use["input"]
+        yield (
+            hostile_value(arguments["kind"])
+            if isinstance(arguments.get("kind"), str)
+            else arguments.get("value", arguments)
+        )
 
 
-raw = Raw()
+raw = RawTool()
 
 
-class Nosy(HookProvider):
+class CallReadingHook(HookProvider):
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
         registry.add_callback(BeforeToolCallEvent, lambda event: event.tool_use["name"])
         registry.add_callback(AfterToolCallEvent, lambda event: event.result["status"])
@@ -125,26 +129,26 @@ class Answer(BaseModel):
 TOOLS = [f"{__name__}.{name}" for name in ("echo", "reflect", "raw", "weird")]
 
 
-def structured(model: SGLangModel, task: Task) -> Agent:
+def structured_output_agent(model: SGLangModel, task: Task) -> Agent:
     return Agent(model=model, tools=list(task.tools), structured_output_model=Answer, callback_handler=None)
 
 
-def helped(model: SGLangModel, task: Task) -> Agent:
+def agent_with_helper(model: SGLangModel, task: Task) -> Agent:
     helper = Agent(model=sub_agent_model(), name="echo", tools=[reflect, weird], callback_handler=None)
     return Agent(model=model, tools=[helper, reflect], callback_handler=None)
 
 
-def forgetful() -> SlidingWindowConversationManager:
+def short_memory() -> SlidingWindowConversationManager:
     return SlidingWindowConversationManager(window_size=4)
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "simple": {"tools": TOOLS[:2]},
     "all": {"tools": TOOLS, "max_tool_iterations": 4, "max_parallel_tool_calls": 5},
-    "hooks": {"tools": TOOLS, "hooks": [f"{__name__}.Nosy"]},
-    "structured": {"tools": TOOLS, "agent_factory": f"{__name__}.structured"},
-    "helped": {"agent_factory": f"{__name__}.helped", "fan_out": True},
-    "forgetful": {"tools": TOOLS, "conversation_manager": f"{__name__}.forgetful"},
+    "hooks": {"tools": TOOLS, "hooks": [f"{__name__}.CallReadingHook"]},
+    "structured": {"tools": TOOLS, "agent_factory": f"{__name__}.structured_output_agent"},
+    "helper": {"agent_factory": f"{__name__}.agent_with_helper", "fan_out": True},
+    "short memory": {"tools": TOOLS, "conversation_manager": f"{__name__}.short_memory"},
 }
 
 
@@ -163,7 +167,7 @@ def checkpoints(shipped_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory
 
 
 async def play_hostile(tokenizer: Any, known: str, rng: random.Random, settings: dict[str, Any]) -> list[Any]:
-    """One episode, perhaps aborted and resumed; its samples, and what was wrong with the requests."""
+    """Play an episode with random turns, at times aborted and resumed, and return its samples."""
     template = ChatTemplate(tokenizer)
     ends = [*template.end_ids, tokenizer.eos_token_id]
     flags = {"abort": False}
@@ -178,9 +182,14 @@ async def play_hostile(tokenizer: Any, known: str, rng: random.Random, settings:
         text = random_turn(family(known), rng, in_reasoning=template.opens_reasoning)
         return random_reply(tokenizer, text, rng, ends).limited(request["sampling_params"].get("max_new_tokens"))
 
-    ours = {"tool_parser": TEMPLATES[known][0], "system_prompt": "", "should_abort": lambda: flags["abort"], **settings}
+    options = {
+        "tool_parser": TEMPLATES[known][0],
+        "system_prompt": "",
+        "should_abort": lambda: flags["abort"],
+        **settings,
+    }
     async with FakeSGLang(next_reply, episode_of=lambda _: None, context_length=rng.choice((4096, 60_000))) as fake:
-        args = args_for(fake.base_url, tokenizer, strands_rollout=ours)
+        args = args_for(fake.base_url, tokenizer, strands_rollout=options)
         sample: Any = Sample(prompt="What is 17 * 2?", label="34", index=0)
         params = {"temperature": 1.0, "max_new_tokens": rng.choice((600, 4000, 50_000))}
         for _ in range(2):
@@ -231,7 +240,7 @@ async def test_generate_trains_hostile_turns(checkpoints: Any, known: str, caplo
 
 
 def playable(known: str) -> list[str]:
-    """Strands asks for structured output by a second user's turn, which Nemo's template can't have."""
+    """Return the variants for a template; Nemo's refuses the second user turn that Strands' structured output needs."""
     return [name for name in VARIANTS if (known, name) != ("mistral-nemo", "structured")]
 
 
@@ -248,7 +257,7 @@ INTERNAL_NAMES = ("invalid_tool_call", "INVALID_TOOL_NAME", "Answer", "call_1_0_
 UNPARSED = '<tool_call>\n{"name": "invalid_tool_call", "arguments": 1}\n</tool_call>'
 
 
-@pytest.mark.parametrize("variant", ["simple", "hooks", "forgetful"])
+@pytest.mark.parametrize("variant", ["simple", "hooks", "short memory"])
 async def test_generate_treats_internal_tool_names_as_unknown(shipped_tokenizer: Any, variant: str) -> None:
     turns = [called(*INTERNAL_NAMES), UNPARSED + called(INTERNAL_NAMES[0], "echo"), called(INTERNAL_NAMES[0]), ANSWER]
     done = await run(shipped_tokenizer, turns, settings=VARIANTS[variant])
@@ -266,17 +275,17 @@ async def test_generate_treats_internal_tool_names_as_unknown(shipped_tokenizer:
 ODD_NAMES = ("no.such", "x" * 65, "a b", "é")
 
 
-@pytest.mark.parametrize("variant", ["simple", "hooks", "forgetful", "structured"])
+@pytest.mark.parametrize("variant", ["simple", "hooks", "short memory", "structured"])
 async def test_generate_orders_results_by_their_calls(shipped_tokenizer: Any, variant: str) -> None:
     turns = [called("echo", "no.such", "echo", *ODD_NAMES, "echo"), ANSWER, "34<|im_end|>"]
     done = await run(shipped_tokenizer, turns, settings=VARIANTS[variant])
     errors = ["Er"] * len(ODD_NAMES)
     assert [result[:2] for result in results_after(done, 0)] == ["(0", "Er", "(2", *errors, "(7"]
-    # Strands shows such names as others on some of its ways: that is no other history
+    # Strands replaces such names on some paths, which must not begin another segment
     assert (done.facts["stop_reason"], done.facts["segments"]) == ("completed", 1)
 
 
-class Falling:
+class BuggyParser:
     def __init__(self, _new_id: Any) -> None: ...
 
     def segments(self, text: str, in_reasoning: bool = False) -> Any:
@@ -288,12 +297,12 @@ class Falling:
 
 
 async def test_generate_tool_parser_bug_is_a_parse_failure(shipped_tokenizer, caplog, monkeypatch) -> None:
-    monkeypatch.setitem(tool_parsers._factories, "falling", Falling)  # type: ignore[arg-type]
-    settings = {**VARIANTS["simple"], "tool_parser": "falling"}
+    monkeypatch.setitem(tool_parsers._factories, "buggy", BuggyParser)  # type: ignore[arg-type]
+    settings = {**VARIANTS["simple"], "tool_parser": "buggy"}
     turns = ["I call<|im_end|>", "I call again<|im_end|>", "34<|im_end|>"]
     done = await run(shipped_tokenizer, turns, settings=settings)
     assert (done.facts["stop_reason"], done.facts["parse_failures"]) == ("completed", 2)
     assert "the turn can't be read: ZeroDivisionError" in results_after(done, 0)[0]
     assert sum(done.sample.loss_mask) == sum(len(reply.ids) for reply in done.replied)
     assert caplog.text.count("Traceback") == 1
-    assert "bug in a tool parser parser=Falling" in caplog.text
+    assert "bug in a tool parser parser=BuggyParser" in caplog.text

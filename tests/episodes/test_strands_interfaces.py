@@ -1,4 +1,4 @@
-"""Strands' interfaces: each row of the documentation's table is played, and does what the row says."""
+"""Strands' interfaces: every row of the table in docs/multi-agent.md, played as an episode."""
 
 import asyncio
 import importlib
@@ -32,31 +32,31 @@ from strands.vended_tools import shell
 from strands_rollout import Sample, SGLangModel, sub_agent_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "multi-agent.md"
-DONE = "Done.<|im_end|>"
-DOUBLE = tool_call("double", number=17)
-SIGNAL = threading.Event()
-SIGNAL.set()
+DONE_TURN = "Done.<|im_end|>"
+DOUBLE_TURN = tool_call("double", number=17)
+SET_EVENT = threading.Event()
+SET_EVENT.set()
 
 
 def agent(model: SGLangModel, **more: Any) -> Agent:
     return Agent(model=model, **{"tools": [user_agents.double], **more})
 
 
-def once(text: str, _number: int) -> str:
-    return ANSWER if "<tool_response>" in text else DOUBLE
+def call_once(text: str, _number: int) -> str:
+    return ANSWER if "<tool_response>" in text else DOUBLE_TURN
 
 
-def thrice(_text: str, number: int) -> str:
-    return DOUBLE if number < 3 else ANSWER
+def call_thrice(_text: str, number: int) -> str:
+    return DOUBLE_TURN if number < 3 else ANSWER
 
 
-def asks(text: str, _number: int, first: str) -> str:
+def ask_other(text: str, _number: int, first: str) -> str:
     if "You are asked." in text:
-        return DONE if "<tool_response>" in text else DOUBLE
+        return DONE_TURN if "<tool_response>" in text else DOUBLE_TURN
     return ANSWER if "<tool_response>" in text else first
 
 
-def asking(model: SGLangModel, make: Callable[[SGLangModel], Any]) -> Agent:
+def agent_that_asks(model: SGLangModel, make: Callable[[SGLangModel], Any]) -> Agent:
     async def ask() -> str:
         """Ask."""
         return str(await make(model))
@@ -64,20 +64,20 @@ def asking(model: SGLangModel, make: Callable[[SGLangModel], Any]) -> Agent:
     return Agent(model=model, tools=[tool(ask)])
 
 
-def other(model: SGLangModel, **more: Any) -> Agent:
-    return agent(model, name="other", system_prompt="You are asked.", **more)
+def other_agent(model: SGLangModel, **more: Any) -> Agent:
+    return agent(model, name="other_agent", system_prompt="You are asked.", **more)
 
 
-def adds_more(event: AfterToolCallEvent) -> None:
+def add_text(event: AfterToolCallEvent) -> None:
     event.result["content"].append({"text": "more"})
 
 
-def once_more(event: AfterModelCallEvent) -> None:
+def retry_once(event: AfterModelCallEvent) -> None:
     event.retry = not event.invocation_state.setdefault("again", [])
     event.invocation_state["again"].append(1)
 
 
-class Denies(interventions.InterventionHandler):
+class DenyTools(interventions.InterventionHandler):
     name = "denies"
 
     def before_tool_call(self, event: Any) -> Any:
@@ -92,7 +92,7 @@ def ask_a_person(tool_context: ToolContext) -> str:
 
 @tool(context=True)
 async def cancel(tool_context: ToolContext) -> str:
-    """Cancel."""
+    """Cancel the agent."""
     tool_context.agent.cancel()
     return "cancelled"
 
@@ -106,14 +106,14 @@ class Fact(BaseModel):
 class Memory:
     name, description, writable, max_search_results, extraction = "store", "Facts.", False, 3, None
 
-    async def search(self, *_given: Any, **_more: Any) -> list[Any]:
+    async def search(self, *_args: Any, **_kwargs: Any) -> list[Any]:
         return [MemoryEntry(content="It is 34.")]
 
 
 def _context_manager(model: SGLangModel) -> Agent:
     manager = importlib.import_module("strands.experimental.context_manager")
-    sums_up = importlib.import_module("strands._context_manager.strategies.offload").Offload.summarize("*")
-    strategies = [sums_up.when(utilization=0.01, preserve_recent=2)]
+    summarize = importlib.import_module("strands._context_manager.strategies.offload").Offload.summarize("*")
+    strategies = [summarize.when(utilization=0.01, preserve_recent=2)]
     return agent(model, context_manager=manager.ContextManager(strategies=strategies))
 
 
@@ -123,14 +123,14 @@ def _router(model: SGLangModel, *others: Any) -> Agent:
 
 def _swarm(model: SGLangModel) -> Swarm:
     first = Agent(name="first", model=model)
-    return Swarm([first, other(model)], entry_point=first)
+    return Swarm([first, other_agent(model)], entry_point=first)
 
 
 def _graph(model: SGLangModel) -> Any:
     builder = GraphBuilder().set_max_node_executions(10)
-    builder.add_node(other(model), "other")
+    builder.add_node(other_agent(model), "other_agent")
     builder.add_node(Agent(name="last", model=model), "last")
-    builder.add_edge("other", "last")
+    builder.add_edge("other_agent", "last")
     return builder.build()
 
 
@@ -142,18 +142,21 @@ def _session(model: SGLangModel, folder: str, *, is_new: bool) -> Agent:
 
 
 def _invoked(**more: Any) -> Callable[[SGLangModel], Agent]:
-    return partial(asking, make=lambda model: other(model).invoke_async("Go on.", **more))
+    return partial(agent_that_asks, make=lambda model: other_agent(model).invoke_async("Go on.", **more))
 
 
 async def _remote(model: SGLangModel) -> Any:
-    """An agent behind A2A, on a model of its own, in this process."""
+    """Ask an agent behind A2A, served in this process, with a model of its own."""
     uvicorn, server = importlib.import_module("uvicorn"), importlib.import_module("strands.multiagent.a2a")
     client = importlib.import_module("strands.agent.a2a_agent")
-    listening = socket.create_server(("127.0.0.1", 0))
-    port, far = listening.getsockname()[1], Agent(name="far", description="Far.", model=Parrot(), callback_handler=None)
-    app = server.A2AServer(far, port=port, enable_a2a_compliant_streaming=True).to_starlette_app()
+    listener = socket.create_server(("127.0.0.1", 0))
+    port, remote_agent = (
+        listener.getsockname()[1],
+        Agent(name="remote", description="Remote.", model=FixedModel(), callback_handler=None),
+    )
+    app = server.A2AServer(remote_agent, port=port, enable_a2a_compliant_streaming=True).to_starlette_app()
     serving = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none"))
-    task = asyncio.create_task(serving.serve(sockets=[listening]))
+    task = asyncio.create_task(serving.serve(sockets=[listener]))
     try:
         return await client.A2AAgent(f"http://127.0.0.1:{port}").invoke_async("How much?")
     finally:
@@ -161,10 +164,10 @@ async def _remote(model: SGLangModel) -> Any:
         await task
 
 
-class Parrot(Model):
-    get_config = update_config = structured_output = lambda *_given, **_more: {}
+class FixedModel(Model):
+    get_config = update_config = structured_output = lambda *_args, **_kwargs: {}
 
-    async def stream(self, *_given: Any, **_more: Any) -> Any:
+    async def stream(self, *_args: Any, **_kwargs: Any) -> Any:
         yield {"messageStart": {"role": "assistant"}}
         yield {"contentBlockDelta": {"delta": {"text": "Thirty-four."}}}
         yield {"contentBlockStop": {}}
@@ -173,9 +176,9 @@ class Parrot(Model):
 
 class Row(NamedTuple):
     make: Callable[..., Any]
-    said: Callable[[str, int], str] = once
-    needs: str | None = None  # a module, or an argument of agents, without which the row is not played
-    words: str = ""  # of the error, or in what the policy read or wrote
+    script: Callable[[str, int], str] = call_once
+    needs: str | None = None  # module, or argument of `Agent`; the row is skipped without it
+    text: str = ""  # in the error if the row is refused, else in a sample
 
 
 def _with(**more: Any) -> Callable[[SGLangModel], Agent]:
@@ -183,69 +186,73 @@ def _with(**more: Any) -> Callable[[SGLangModel], Agent]:
 
 
 ROUTING, CONTEXT = "strands.models.routing", "strands.experimental.context_manager"
-ASK = partial(asks, first=tool_call("ask"))
+ASK = partial(ask_other, first=tool_call("ask"))
 ROWS: dict[str, Row] = {
     "`context_manager=`": Row(
-        _context_manager, lambda text, number: DONE if "summarization" in text else thrice(text, number - 1), CONTEXT
+        _context_manager,
+        lambda text, number: DONE_TURN if "summarization" in text else call_thrice(text, number - 1),
+        CONTEXT,
     ),
-    "`conversation_manager=`": Row(_with(conversation_manager=partial(Sliding, 3, per_turn=True)), thrice),
-    "`SummarizingConversationManager`": Row(_with(conversation_manager=Summarizing), words="blocks the event loop"),
+    "`conversation_manager=`": Row(_with(conversation_manager=partial(Sliding, 3, per_turn=True)), call_thrice),
+    "`SummarizingConversationManager`": Row(_with(conversation_manager=Summarizing), text="blocks the event loop"),
     "`LLMSteeringHandler`": Row(
         lambda model: agent(model, plugins=[LLMSteeringHandler("Be strict.")]),
         lambda text, number: (
             tool_call("_LLMSteering", decision="guide", reason="Not that.")
             if "_LLMSteering" in text
-            else asks(text, number, first=DOUBLE)
+            else ask_other(text, number, first=DOUBLE_TURN)
         ),
-        words="Not that.",
+        text="Not that.",
     ),
     "`plugins=`": Row(_with(plugins=lambda: [ContextInjector(lambda _: "R", name="r", trigger="everyTurn")])),
-    "`hooks=`": Row(partial(agent, hooks=[adds_more]), words="more"),
-    "`AfterModelCallEvent.retry`": Row(partial(agent, hooks=[once_more])),
-    "`interventions=`": Row(_with(interventions=lambda: [Denies()]), words="Not that."),
+    "`hooks=`": Row(partial(agent, hooks=[add_text]), text="more"),
+    "`AfterModelCallEvent.retry`": Row(partial(agent, hooks=[retry_once])),
+    "`interventions=`": Row(_with(interventions=lambda: [DenyTools()]), text="Not that."),
     "`sandbox=`": Row(
         partial(agent, tools=[shell], sandbox=NotASandboxLocalEnvironment()),
         lambda text, _number: (
             ANSWER if "<tool_response>" in text else tool_call("shell", command="echo 17 17 | tr 7 8")
         ),
-        words="18 18",
+        text="18 18",
     ),
     "`limits=`": Row(_invoked(limits={"turns": 1}), ASK),
-    "`checkpointing=True`": Row(partial(agent, checkpointing=True), words="made the agent .* with checkpointing=True"),
+    "`checkpointing=True`": Row(partial(agent, checkpointing=True), text="made the agent .* with checkpointing=True"),
     "`session_manager=`": Row(partial(_session, is_new=True)),
-    "a session of another episode": Row(partial(_session, is_new=False), words="session_id of its own"),
+    "a session of another episode": Row(partial(_session, is_new=False), text="session_id of its own"),
     "`memory_manager=`": Row(_with(memory_manager=lambda: MemoryManager(stores=[Memory()], injection=True))),
     "`background_tasks=`": Row(
         partial(agent, background_tasks={"always": ["double"]}),
-        lambda text, _number: ANSWER if text.count("<tool_response>") == 2 else DONE if "queued" in text else DOUBLE,
+        lambda text, _number: (
+            ANSWER if text.count("<tool_response>") == 2 else DONE_TURN if "queued" in text else DOUBLE_TURN
+        ),
         "background_tasks",
-        words="dispatched",
+        text="dispatched",
     ),
     "`structured_output_model=`": Row(
         partial(agent, structured_output_model=Fact), lambda *_: tool_call("Fact", value=34)
     ),
     "`ModelRouter` of one model": Row(_router, needs=ROUTING),
     "`ModelRouter` of several": Row(
-        lambda model: _router(model, sub_agent_model()), needs=ROUTING, words="ModelRouter with other models"
+        lambda model: _router(model, sub_agent_model()), needs=ROUTING, text="ModelRouter with other models"
     ),
     "`callback_handler=`": Row(_with(callback_handler=lambda: lambda **_event: None)),
     "`agent.cancel()`": Row(partial(agent, tools=[cancel]), lambda _text, _number: tool_call("cancel")),
-    "`cancel_signal=`": Row(_invoked(cancel_signal=SIGNAL), ASK, "background_tasks"),
+    "`cancel_signal=`": Row(_invoked(cancel_signal=SET_EVENT), ASK, "background_tasks"),
     "interrupts": Row(
         partial(agent, tools=[ask_a_person]),
         lambda *_: tool_call("ask_a_person"),
-        words="raised the interrupt 'approval'",
+        text="raised the interrupt 'approval'",
     ),
     "`Swarm`": Row(
         _swarm,
-        partial(asks, first=tool_call("handoff_to_agent", agent_name="other", message="You.")),
-        words="handoff",
+        partial(ask_other, first=tool_call("handoff_to_agent", agent_name="other_agent", message="You.")),
+        text="handoff",
     ),
-    "`Graph`": Row(_graph, lambda text, _number: ANSWER if "Done." in text else asks(text, 0, "")),
-    "`A2AAgent`": Row(partial(asking, make=_remote), ASK, "a2a", words="Thirty-four"),
+    "`Graph`": Row(_graph, lambda text, _number: ANSWER if "Done." in text else ask_other(text, 0, "")),
+    "`A2AAgent`": Row(partial(agent_that_asks, make=_remote), ASK, "a2a", text="Thirty-four"),
     "`as_tool()`": Row(
-        lambda model: Agent(model=model, tools=[other(model).as_tool()]),
-        partial(asks, first=tool_call("other", input="?")),
+        lambda model: Agent(model=model, tools=[other_agent(model).as_tool()]),
+        partial(ask_other, first=tool_call("other_agent", input="?")),
     ),
 }
 KINDS = {
@@ -256,15 +263,15 @@ KINDS = {
 }
 
 
-def the_table() -> dict[str, tuple[str, str]]:
-    """What the page says of each row: its samples, and the rest."""
+def read_table() -> dict[str, tuple[str, str]]:
+    """Return the page's table as name -> (samples, other columns)."""
     section = PAGE.read_text(encoding="utf-8").partition("## Strands' interfaces\n")[2].partition("\n## ")[0]
     lines = re.findall(r"^\| (.+?) \| (.+?) \| (.*?) ?\|$", section, re.MULTILINE)
     return {name: (samples, more) for name, samples, more in lines[1:]}
 
 
 def test_strands_interfaces_table_matches_the_rows() -> None:
-    rows = the_table()
+    rows = read_table()
     assert rows.keys() == ROWS.keys()
     newer = {name for name, (_, more) in rows.items() if "1.56" in more or "a2a" in more}
     assert newer == {name for name, row in ROWS.items() if row.needs}
@@ -273,21 +280,21 @@ def test_strands_interfaces_table_matches_the_rows() -> None:
 @pytest.mark.filterwarnings("ignore:.*(deprecated|experimental|A2A)", "ignore::ResourceWarning")
 @pytest.mark.parametrize("name", ROWS)
 async def test_strands_interface_plays_as_documented(shipped_tokenizer, name, tmp_path, capsys) -> None:
-    row, (claim, _) = ROWS[name], the_table()[name]
+    row, (claim, _) = ROWS[name], read_table()[name]
     if row.needs is not None and row.needs not in inspect.signature(Agent).parameters:
         pytest.importorskip(row.needs)
-    given = [str(tmp_path)] if "session" in name else []
-    result, wire = await play_agent(shipped_tokenizer, lambda model, _task: row.make(model, *given), row.said)
+    arguments = [str(tmp_path)] if "session" in name else []
+    result, wire = await play_agent(shipped_tokenizer, lambda model, _task: row.make(model, *arguments), row.script)
     samples = wire.check(result)
     facts = [sample.metadata["strands_rollout"] for sample in samples]
     if claim == "refused":
         assert (samples[0].status, facts[0]["stop_reason"]) == (Sample.Status.FAILED, "setup_error")
-        assert re.search(row.words, facts[0]["error"])
+        assert re.search(row.text, facts[0]["error"])
         return
     assert (samples[0].status, facts[0]["stop_reason"]) == (Sample.Status.COMPLETED, "completed")
-    assert {one["fan_out"]["kind"] for one in facts} == KINDS[claim]
+    assert {fact["fan_out"]["kind"] for fact in facts} == KINDS[claim]
     assert (len(samples) == 1, facts[0]["dropped_sampled_tokens"]) == (claim == "one sample", 0)
     sent = [request + answer for request, answer in wire.requests]
     assert all(sample.tokens in sent for sample in samples)
-    assert row.words in "".join(shipped_tokenizer.decode(sample.tokens) for sample in samples)
+    assert row.text in "".join(shipped_tokenizer.decode(sample.tokens) for sample in samples)
     assert capsys.readouterr().out == ""

@@ -1,4 +1,4 @@
-"""The main agent of a swarm or graph is the one that gave its answer."""
+"""Swarms and graphs: the main agent is the agent that gave the answer."""
 
 import asyncio
 import itertools
@@ -18,8 +18,8 @@ from strands.telemetry.metrics import EventLoopMetrics
 
 from strands_rollout import Sample, SGLangModel, Task, reward_func, sub_agent_model
 
-RIGHT = "It is \\boxed{34}.<|im_end|>"
-WRONG = "It is \\boxed{35}.<|im_end|>"
+RIGHT_TURN = "It is \\boxed{34}.<|im_end|>"
+WRONG_TURN = "It is \\boxed{35}.<|im_end|>"
 SPECIALISTS = ("algebra", "geometry", "numbers")
 
 
@@ -27,9 +27,9 @@ def _agent(model: SGLangModel, name: str, **more: Any) -> Agent:
     return Agent(name=name, model=model, system_prompt=f"You are {name}.", callback_handler=None, **more)
 
 
-def _says(said: dict[str, list[str]]) -> Callable[[str, int], str]:
-    """Each agent's turns, found by its system prompt."""
-    left = {name: list(turns) for name, turns in said.items()}
+def _script(turns_of: dict[str, list[str]]) -> Callable[[str, int], str]:
+    """Return a script that samples each agent's turns, recognized by its system prompt."""
+    left = {name: list(turns) for name, turns in turns_of.items()}
 
     def turn(text: str, _number: int) -> str:
         return left[next(name for name in left if f"You are {name}." in text)].pop(0)
@@ -37,23 +37,23 @@ def _says(said: dict[str, list[str]]) -> Callable[[str, int], str]:
     return turn
 
 
-def _is_named(node: str, word: str) -> Callable[[Any], bool]:
+def _result_names(node: str, word: str) -> Callable[[Any], bool]:
     return lambda state: word in str(state.results[node].result)
 
 
-def _routed(model: SGLangModel, _task: Task) -> Any:
-    """A router names the specialist who answers."""
+def _routing_graph(model: SGLangModel, _task: Task) -> Any:
+    """Build a graph in which a router selects the specialist that answers."""
     builder = GraphBuilder().set_max_node_executions(10)
     builder.add_node(_agent(model, "router"), "router")
     for name in SPECIALISTS:
         builder.add_node(_agent(model, name, tools=[user_agents.double]), name)
-        builder.add_edge("router", name, condition=_is_named("router", name))
+        builder.add_edge("router", name, condition=_result_names("router", name))
     return builder.build()
 
 
-async def _graded(tokenizer: Any, factory: Any, said: dict[str, list[str]], **settings: Any) -> list[Any]:
-    """The samples of an episode, checked on the wire, and their rewards."""
-    result, wire = await play_agent(tokenizer, factory, _says(said), **settings)
+async def _play_and_grade(tokenizer: Any, factory: Any, turns_of: dict[str, list[str]], **settings: Any) -> list[Any]:
+    """Play an episode, check its samples against the wire, and return them with rewards."""
+    result, wire = await play_agent(tokenizer, factory, _script(turns_of), **settings)
     samples = wire.check(result)
     args = type("Args", (), {"reward_key": "score", "eval_reward_key": None, "strands_rollout": {}})()
     for sample, reward in zip(samples, await reward_func(args, samples), strict=True):
@@ -67,38 +67,38 @@ def _facts(samples: list[Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", SPECIALISTS)
 async def test_graph_main_agent_is_the_routed_specialist(shipped_tokenizer: Any, name: str) -> None:
-    said = {"router": [f"Ask {name}.<|im_end|>"], name: [tool_call("double", number=17), RIGHT]}
-    samples = await _graded(shipped_tokenizer, _routed, said)
+    turns = {"router": [f"Ask {name}.<|im_end|>"], name: [tool_call("double", number=17), RIGHT_TURN]}
+    samples = await _play_and_grade(shipped_tokenizer, _routing_graph, turns)
     facts = _facts(samples)
     assert (facts["stop_reason"], facts["final_text"]) == ("completed", "It is \\boxed{34}.")
     assert f"You are {name}." in shipped_tokenizer.decode(samples[0].tokens)
     assert (facts["turns"], facts["tool_iterations"], facts["tool_calls"]) == (2, 1, 1)
     assert [sample.reward for sample in samples] == [1.0, 1.0]
-    alone = await _graded(shipped_tokenizer, _routed, said, fan_out=False)
+    alone = await _play_and_grade(shipped_tokenizer, _routing_graph, turns, fan_out=False)
     assert (len(alone), alone[0].reward, sum(alone[0].loss_mask)) == (1, 1.0, sum(samples[0].loss_mask))
 
 
 async def test_graph_limits_are_the_main_agents(shipped_tokenizer: Any) -> None:
-    said = {"router": ["Ask geometry.<|im_end|>"], "geometry": [tool_call("double", number=17)] * 3}
-    samples = await _graded(shipped_tokenizer, _routed, said, max_tool_iterations=2)
+    turns = {"router": ["Ask geometry.<|im_end|>"], "geometry": [tool_call("double", number=17)] * 3}
+    samples = await _play_and_grade(shipped_tokenizer, _routing_graph, turns, max_tool_iterations=2)
     assert (samples[0].status, _facts(samples)["stop_reason"]) == (Sample.Status.TRUNCATED, "max_tool_iterations")
     assert (_facts(samples)["tool_iterations"], _facts(samples)["budgets"]["tool_iterations"]) == (2, 1.0)
 
 
 async def test_graph_stop_reason_of_a_cut_main_agent(shipped_tokenizer: Any) -> None:
-    said = {"router": ["Ask geometry.<|im_end|>"], "geometry": [" word" * 30]}
+    turns = {"router": ["Ask geometry.<|im_end|>"], "geometry": [" word" * 30]}
 
     def cut(text: str, number: int) -> Any:
-        return (says(text, number), "length") if "You are geometry." in text else says(text, number)
+        return (script(text, number), "length") if "You are geometry." in text else script(text, number)
 
-    says = _says(said)
-    result, wire = await play_agent(shipped_tokenizer, _routed, cut, max_new_tokens=90)
+    script = _script(turns)
+    result, wire = await play_agent(shipped_tokenizer, _routing_graph, cut, max_new_tokens=90)
     samples = wire.check(result)
     assert (_facts(samples)["stop_reason"], _facts(samples)["turns"]) == ("response_length", 1)
 
 
-def _revised(model: SGLangModel, _task: Task) -> Any:
-    """A critic sends the writer back until it is content."""
+def _writer_and_critic(model: SGLangModel, _task: Task) -> Any:
+    """Build a graph in which a critic returns drafts to a writer until one has an answer."""
     builder = GraphBuilder().set_max_node_executions(10)
     for name in ("writer", "critic"):
         builder.add_node(_agent(model, name), name)
@@ -109,14 +109,14 @@ def _revised(model: SGLangModel, _task: Task) -> Any:
 
 
 async def test_graph_with_a_loop_main_agent_is_the_last_node(shipped_tokenizer: Any) -> None:
-    said = {"writer": ["A draft.<|im_end|>", RIGHT], "critic": ["Again.<|im_end|>"]}
-    samples = await _graded(shipped_tokenizer, _revised, said)
+    turns = {"writer": ["A draft.<|im_end|>", RIGHT_TURN], "critic": ["Again.<|im_end|>"]}
+    samples = await _play_and_grade(shipped_tokenizer, _writer_and_critic, turns)
     assert (_facts(samples)["stop_reason"], _facts(samples)["turns"]) == ("completed", 2)
     assert [sample.reward for sample in samples] == [1.0, 1.0]
 
 
-def _nested(model: SGLangModel, _task: Task) -> Any:
-    """A planner, then a graph of two, of whom the second answers, as a leaf."""
+def _nested_graph(model: SGLangModel, _task: Task) -> Any:
+    """Build a graph whose leaf is another graph of two agents."""
     inner = GraphBuilder().set_max_node_executions(10)
     for name in ("first", "second"):
         inner.add_node(_agent(model, name), name)
@@ -129,14 +129,14 @@ def _nested(model: SGLangModel, _task: Task) -> Any:
 
 
 async def test_graph_nested_main_agent_is_the_inner_leaf(shipped_tokenizer: Any) -> None:
-    said = {"planner": ["Plan.<|im_end|>"], "first": [WRONG], "second": [RIGHT]}
-    samples = await _graded(shipped_tokenizer, _nested, said)
+    turns = {"planner": ["Plan.<|im_end|>"], "first": [WRONG_TURN], "second": [RIGHT_TURN]}
+    samples = await _play_and_grade(shipped_tokenizer, _nested_graph, turns)
     assert "You are second." in shipped_tokenizer.decode(samples[0].tokens)
     assert [sample.reward for sample in samples] == [1.0] * 3
 
 
-class _Function(MultiAgentBase):
-    """A node that is no agent, as in Strands' documentation."""
+class _FunctionNode(MultiAgentBase):
+    """A node without an agent, as in Strands' documentation."""
 
     id = "function"
 
@@ -146,8 +146,8 @@ class _Function(MultiAgentBase):
         return MultiAgentResult(Status.COMPLETED, {"function": NodeResult(result)})
 
 
-class _Foreign:
-    """An agent of another vendor."""
+class _ForeignAgent:
+    """An agent of another library."""
 
     name = "foreign"
 
@@ -161,7 +161,7 @@ class _Foreign:
         yield {"result": await self.invoke_async(prompt)}
 
 
-@pytest.mark.parametrize("leaf", [_Function, _Foreign])
+@pytest.mark.parametrize("leaf", [_FunctionNode, _ForeignAgent])
 async def test_graph_main_agent_precedes_a_leaf_without_policy(shipped_tokenizer: Any, leaf: Any) -> None:
     def factory(model: SGLangModel, task: Task) -> Any:
         builder = GraphBuilder().set_max_node_executions(10)
@@ -172,7 +172,7 @@ async def test_graph_main_agent_precedes_a_leaf_without_policy(shipped_tokenizer
         builder.add_edge("second", "leaf")
         return builder.build()
 
-    samples = await _graded(shipped_tokenizer, factory, {"first": [WRONG], "second": [RIGHT]})
+    samples = await _play_and_grade(shipped_tokenizer, factory, {"first": [WRONG_TURN], "second": [RIGHT_TURN]})
     assert _facts(samples)["stop_reason"] == "completed"
     assert [sample.reward for sample in samples] == [1.0, 1.0]
 
@@ -187,15 +187,15 @@ async def test_graph_at_its_own_limit_main_agent_is_the_last_node(shipped_tokeni
         builder.add_edge("second", "third")
         return builder.build()
 
-    samples = await _graded(shipped_tokenizer, factory, {"first": [WRONG], "second": [RIGHT]})
+    samples = await _play_and_grade(shipped_tokenizer, factory, {"first": [WRONG_TURN], "second": [RIGHT_TURN]})
     assert (samples[0].status, _facts(samples)["stop_reason"]) == (Sample.Status.TRUNCATED, "team_limit")
     assert f"You are {('first', 'second')[runs - 1]}." in shipped_tokenizer.decode(samples[0].tokens)
     assert len(samples) == runs
     assert not any(sample.remove_sample for sample in samples)
 
 
-def _leaves(model: SGLangModel, _task: Task) -> Any:
-    """Two leaves at once."""
+def _parallel_leaves(model: SGLangModel, _task: Task) -> Any:
+    """Build a graph with two parallel leaves."""
     builder = GraphBuilder().set_max_node_executions(10)
     for name in ("root", "left", "right"):
         builder.add_node(_agent(model, name), name)
@@ -208,7 +208,7 @@ def _leaves(model: SGLangModel, _task: Task) -> Any:
 async def test_graph_parallel_leaves_main_agent_is_the_first_added(shipped_tokenizer: Any, slow: str) -> None:
     others_done = asyncio.Event()
 
-    class Slow(RecordingPolicy):
+    class SlowLeaf(RecordingPolicy):
         async def __call__(self, body: dict[str, Any], number: int) -> Any:
             text = shipped_tokenizer.decode(body["input_ids"])
             if f"You are {slow}." in text:
@@ -218,18 +218,18 @@ async def test_graph_parallel_leaves_main_agent_is_the_first_added(shipped_token
                 others_done.set()
             return reply
 
-    said = {"root": ["Go.<|im_end|>"], "left": [RIGHT], "right": [WRONG]}
-    result, wire = await play_agent(shipped_tokenizer, _leaves, _says(said), wire=Slow)
+    turns = {"root": ["Go.<|im_end|>"], "left": [RIGHT_TURN], "right": [WRONG_TURN]}
+    result, wire = await play_agent(shipped_tokenizer, _parallel_leaves, _script(turns), wire=SlowLeaf)
     samples = wire.check(result)
     assert "You are left." in shipped_tokenizer.decode(samples[0].tokens)
 
 
-class _Relay(MultiAgentBase):
-    """A structure of a user's own, whose events say nothing of its nodes."""
+class _CustomTeam(MultiAgentBase):
+    """A user's own multi-agent class, which sends no events about its nodes."""
 
     def __init__(self, agents: list[Agent]) -> None:
         super().__init__()
-        self.id = "relay"
+        self.id = "team"
         self.nodes = {agent.name: SimpleNamespace(node_id=agent.name, executor=agent) for agent in agents}
 
     async def invoke_async(self, task: Any, invocation_state: Any = None, **kwargs: Any) -> MultiAgentResult:
@@ -241,36 +241,36 @@ class _Relay(MultiAgentBase):
 @pytest.mark.parametrize("is_inner", [False, True])
 async def test_multi_agent_base_main_agent_is_the_last_speaker(shipped_tokenizer: Any, is_inner: bool) -> None:
     def factory(model: SGLangModel, task: Task) -> Any:
-        relay = _Relay([_agent(model, name) for name in ("second", "first")])
+        team = _CustomTeam([_agent(model, name) for name in ("second", "first")])
         if not is_inner:
-            return relay
+            return team
         builder = GraphBuilder().set_max_node_executions(10)
-        builder.add_node(relay, "relay")
+        builder.add_node(team, "team")
         return builder.build()
 
-    samples = await _graded(shipped_tokenizer, factory, {"first": [WRONG], "second": [RIGHT]})
+    samples = await _play_and_grade(shipped_tokenizer, factory, {"first": [WRONG_TURN], "second": [RIGHT_TURN]})
     assert "You are second." in shipped_tokenizer.decode(samples[0].tokens)
 
 
-def _handed_over(model: SGLangModel, _task: Task) -> Any:
+def _swarm(model: SGLangModel, _task: Task) -> Any:
     return Swarm([_agent(model, name) for name in ("one", "two", "three")], max_handoffs=4)
 
 
-HAND_OVERS = {
-    "nobody": (["one"], "one"),
+HANDOFFS = {
+    "none": (["one"], "one"),
     "once": (["one", "two"], "two"),
     "twice": (["one", "three", "two"], "two"),
     "and back": (["one", "two", "one"], "one"),
 }
 
 
-@pytest.mark.parametrize(("order", "last"), HAND_OVERS.values(), ids=HAND_OVERS)
+@pytest.mark.parametrize(("order", "last"), HANDOFFS.values(), ids=HANDOFFS)
 async def test_swarm_main_agent_is_the_last_handoff_target(shipped_tokenizer: Any, order: list[str], last: str) -> None:
-    said: dict[str, list[str]] = {name: [] for name in order}
+    turns: dict[str, list[str]] = {name: [] for name in order}
     for name, to in itertools.pairwise(order):
-        said[name] += [tool_call("handoff_to_agent", agent_name=to, message="You."), WRONG]
-    said[last].append(RIGHT)
-    samples = await _graded(shipped_tokenizer, _handed_over, said)
+        turns[name] += [tool_call("handoff_to_agent", agent_name=to, message="You."), WRONG_TURN]
+    turns[last].append(RIGHT_TURN)
+    samples = await _play_and_grade(shipped_tokenizer, _swarm, turns)
     assert f"You are {last}." in shipped_tokenizer.decode(samples[0].tokens)
     assert _facts(samples)["final_text"] == "It is \\boxed{34}."
     assert {sample.reward for sample in samples} == {1.0}
@@ -284,30 +284,30 @@ async def test_graph_only_agent_on_the_policy_model_is_the_main_agent(shipped_to
         builder.add_edge("first", "second")
         return builder.build()
 
-    samples = await _graded(shipped_tokenizer, factory, {"first": [RIGHT], "second": [WRONG]})
+    samples = await _play_and_grade(shipped_tokenizer, factory, {"first": [RIGHT_TURN], "second": [WRONG_TURN]})
     assert "You are first." in shipped_tokenizer.decode(samples[0].tokens)
     assert [sample.reward for sample in samples] == [1.0, 1.0]
 
 
-heard: list[str] = []
+called_agents: list[str] = []
 
 
-class Hears(HookProvider):
-    """Notes whose model calls it hears of."""
+class ModelCallHook(HookProvider):
+    """Record the names of the agents whose model calls reach the hook."""
 
     def register_hooks(self, registry: HookRegistry, **_more: Any) -> None:
-        registry.add_callback(AfterModelCallEvent, lambda event: heard.append(event.agent.name))
+        registry.add_callback(AfterModelCallEvent, lambda event: called_agents.append(event.agent.name))
 
 
 async def test_graph_hooks_setting_applies_to_each_candidate(shipped_tokenizer: Any) -> None:
-    heard.clear()
-    said = {"router": ["Ask numbers.<|im_end|>"], "numbers": [RIGHT]}
-    await _graded(shipped_tokenizer, _routed, said, hooks=["test_team_answers.Hears"])
-    assert heard == ["router", "numbers"]
+    called_agents.clear()
+    turns = {"router": ["Ask numbers.<|im_end|>"], "numbers": [RIGHT_TURN]}
+    await _play_and_grade(shipped_tokenizer, _routing_graph, turns, hooks=["test_team_answers.ModelCallHook"])
+    assert called_agents == ["router", "numbers"]
 
 
-class Asks:
-    """An environment that asks one more question."""
+class OneMoreQuestion:
+    """Environment that asks one more question."""
 
     def __init__(self) -> None:
         self.answers: list[str] = []
@@ -320,16 +320,18 @@ class Asks:
         return {"score": float("34" in self.answers[-1]), "turns": len(self.answers)}
 
 
-def asks(_task: Task) -> Asks:
-    return Asks()
+def make_environment(_task: Task) -> OneMoreQuestion:
+    return OneMoreQuestion()
 
 
 async def test_graph_environment_gets_the_main_agents_answers(shipped_tokenizer: Any) -> None:
-    said = {
+    turns = {
         "router": ["Ask algebra.<|im_end|>", "Ask geometry.<|im_end|>"],
-        "algebra": [WRONG],
-        "geometry": [RIGHT],
+        "algebra": [WRONG_TURN],
+        "geometry": [RIGHT_TURN],
     }
-    samples = await _graded(shipped_tokenizer, _routed, said, environment="test_team_answers.asks")
+    samples = await _play_and_grade(
+        shipped_tokenizer, _routing_graph, turns, environment="test_team_answers.make_environment"
+    )
     assert "You are geometry." in shipped_tokenizer.decode(samples[0].tokens)
     assert [sample.reward for sample in samples] == [1.0] * 3

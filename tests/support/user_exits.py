@@ -1,4 +1,4 @@
-"""Tools, hooks, agents, environments and resources for the settings that raise `raises` at the place in their name."""
+"""Tools, hooks, agents, environments and resources that raise `raises` at the place in their name, for the settings."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -16,7 +16,7 @@ raises: BaseException = SystemExit(2)
 """Exception to raise; each test sets it."""
 
 
-class Odd(BaseException):
+class CustomBaseException(BaseException):
     """An exception that `except Exception` does not catch."""
 
 
@@ -24,7 +24,7 @@ def _raise(*_: Any, **__: Any) -> Any:
     raise raises
 
 
-async def _exits(*_: Any, **__: Any) -> Any:
+async def _raise_async(*_: Any, **__: Any) -> Any:
     await asyncio.sleep(0)
     raise raises
 
@@ -34,19 +34,19 @@ should_abort = factory = _raise
 
 @tool
 async def async_tool(number: int = 0) -> str:
-    """Exit."""
-    return str(await _exits())
+    """Raise `raises`."""
+    return str(await _raise_async())
 
 
 @tool
 def sync_tool(number: int = 0) -> str:
-    """Exit."""
+    """Raise `raises`."""
     return str(_raise())
 
 
 @tool
 async def streaming_tool(number: int = 0) -> AsyncGenerator[Any, None]:
-    """Exit."""
+    """Raise `raises`."""
     yield "so far"
     raise raises
 
@@ -65,24 +65,24 @@ class UnreadableError(Exception):
 
 @tool
 async def unreadable_tool(number: int = 0) -> str:
-    """Exit."""
+    """Raise an exception that can't be printed."""
     raise UnreadableError
 
 
-def _at(event: type[Any], listen: Any = _raise) -> type[hooks.HookProvider]:
+def _at(event: type[Any], callback: Any = _raise) -> type[hooks.HookProvider]:
     class Hook(hooks.HookProvider):
         def register_hooks(self, registry: hooks.HookRegistry, **kwargs: Any) -> None:
-            registry.add_callback(event, listen)
+            registry.add_callback(event, callback)
 
     return Hook
 
 
 BeforeModel = _at(hooks.BeforeModelCallEvent)
 AfterTool = _at(hooks.AfterToolCallEvent)
-AsyncAfterTool = _at(hooks.AfterToolCallEvent, _exits)
+AsyncAfterTool = _at(hooks.AfterToolCallEvent, _raise_async)
 
 
-class Made(hooks.HookProvider):
+class BrokenConstructor(hooks.HookProvider):
     __init__ = _raise
 
 
@@ -96,7 +96,7 @@ class Provider(ToolProvider):
 
     async def load_tools(self, **_: Any) -> list[Any]:
         if self.where == "load":
-            await _exits()
+            await _raise_async()
         return [fine]
 
     def add_consumer(self, *_: Any, **__: Any) -> None:
@@ -125,10 +125,10 @@ def agent_with_middleware(model: SGLangModel, task: Task) -> Agent:
 
     agent = Agent(model=model, tools=[fine])
 
-    async def wrap(context: Any, following: Any) -> AsyncGenerator[Any, None]:
-        async for event in following(context):
+    async def wrap(context: Any, next_stage: Any) -> AsyncGenerator[Any, None]:
+        async for event in next_stage(context):
             yield event
-        await _exits()
+        await _raise_async()
 
     agent.add_middleware(InvokeModelStage, wrap)
     return agent
@@ -150,25 +150,25 @@ class Environment:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self._maybe("leave")
+        await self._raise_at("leave")
 
     async def answer(self, reply: str) -> None:
-        await self._maybe("answer")
+        await self._raise_at("answer")
 
     async def score(self) -> Any:
-        return await self._maybe("score", 1.0)
+        return await self._raise_at("score", 1.0)
 
-    async def _maybe(self, here: str, otherwise: Any = None) -> Any:
-        return await _exits() if here == self.where else otherwise
+    async def _raise_at(self, place: str, result: Any = None) -> Any:
+        return await _raise_async() if place == self.where else result
 
 
 @asynccontextmanager
 async def resource(task: Task) -> AsyncIterator[None]:
-    await _exits()
+    await _raise_async()
     yield
 
 
 @asynccontextmanager
 async def resource_not_closed(task: Task) -> AsyncIterator[None]:
     yield
-    await _exits()
+    await _raise_async()

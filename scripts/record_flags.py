@@ -1,6 +1,6 @@
-"""Records the flags of slime, Megatron-LM, SGLang and its router: `python scripts/record_flags.py --help`.
+"""Record the flags of slime, Megatron-LM, SGLang and its router: `python scripts/record_flags.py --help`.
 
-`strands-rollout doctor --flags` judges by this record where the parsers themselves are not at hand.
+`strands-rollout doctor --flags` reads this record for packages that can't be imported.
 """
 
 import json
@@ -12,10 +12,10 @@ from typing import Annotated, Final
 import typer
 
 from strands_rollout.cli.options import run_command
-from strands_rollout.diagnostics.flag_check import RECORD, TITLES, Flag, ask
+from strands_rollout.diagnostics.flag_check import RECORD, TITLES, Flag, probe_flags
 from strands_rollout.files.json_codec import Json
 
-NOT_SLIMES: Final = ", PyPI's build (slime's image has its own)"
+PYPI_NOTE: Final = ", PyPI's build (slime's image has its own)"
 
 
 def commit_of(checkout: Path) -> str:
@@ -26,7 +26,7 @@ def commit_of(checkout: Path) -> str:
     ).stdout.strip()  # fmt: skip
 
 
-def as_text(record: dict[str, Json]) -> str:
+def format_record(record: dict[str, Json]) -> str:
     """Return the record as JSON with a line per flag, so that diffs are readable."""
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in record.items() if key != "flags"]
     flags = ",\n".join(json.dumps(row) for row in record["flags"])
@@ -34,18 +34,18 @@ def as_text(record: dict[str, Json]) -> str:
 
 
 def sources_of(answer: Json, slime: Path, megatron: Path, patches: str | None) -> dict[str, Json]:
-    """Return the sources of the flags."""
+    """Return the version of each package whose flags were read."""
     patched = f" with {patches}" if patches else ""
     router = answer["versions"]["router"]
     return {
         "slime": {"repository": "THUDM/slime", "version": f"commit {commit_of(slime)}"},
         "megatron": {"repository": "NVIDIA/Megatron-LM", "version": f"commit {commit_of(megatron)}{patched}"},
         "sglang": {"package": "sglang", "version": f"{answer['versions']['sglang']}{patched}"},
-        "router": {"package": "sglang-router", "version": router if "slime" in router else router + NOT_SLIMES},
+        "router": {"package": "sglang-router", "version": router if "slime" in router else router + PYPI_NOTE},
     }
 
 
-def flags_of(answer: Json) -> list[Json]:
+def sorted_flags(answer: Json) -> list[Json]:
     """Return the flags in the order of the record."""
     systems = list(TITLES)
     flags = sorted(map(Flag.model_validate, answer["flags"]), key=lambda flag: (systems.index(flag.system), flag.names))
@@ -61,20 +61,20 @@ def main(
         str, typer.Option(help="Python that can import sglang, sglang_router and what Megatron-LM imports.")
     ] = sys.executable,
     patches: Annotated[
-        str | None, typer.Option(help="The patches that Megatron-LM and SGLang have, to be written down.")
+        str | None, typer.Option(help="Patches applied to Megatron-LM and SGLang; recorded with their versions.")
     ] = None,
     out: Annotated[Path, typer.Option(help="File to write.", show_default="the package's own")] = RECORD,
 ) -> None:
-    """Ask all four parsers for their flags and write them down. PYTHONPATH is passed on.
+    """Record the flags of all four parsers; PYTHONPATH is passed on.
 
     Example, in slime's image: python scripts/record_flags.py --slime /root/slime --megatron /root/Megatron-LM
     --patches "slime's docker/patch/latest"
     """
-    answer = ask(slime.resolve(), megatron.resolve(), python=sglang_python)
+    answer = probe_flags(slime.resolve(), megatron.resolve(), python=sglang_python)
     if answer["failed"]:
-        typer.echo(f"error: not all parsers could be asked, nothing was written: {answer['failed']}", err=True)
+        typer.echo(f"error: can't read all parsers, so nothing was written: {answer['failed']}", err=True)
         raise typer.Exit(1)
-    flags = flags_of(answer)
+    flags = sorted_flags(answer)
     record = {
         "format": 1,
         "command": "python scripts/record_flags.py",
@@ -83,7 +83,7 @@ def main(
         "left_out": answer["left_out"],
         "flags": flags,
     }
-    out.write_text(as_text(record), encoding="utf-8")
+    out.write_text(format_record(record), encoding="utf-8")
     typer.echo(f"{len(flags)} flags -> {out}")
 
 

@@ -29,7 +29,7 @@ from strands_rollout.agent.loop import HAS_MIDDLEWARE
 from strands_rollout.cli.commands import app
 from strands_rollout.code_tool import LocalExecutor
 from strands_rollout.code_tool.executors import EXECUTORS
-from strands_rollout.diagnostics.doctor import MEANING
+from strands_rollout.diagnostics.doctor import LAYER_MEANINGS
 from strands_rollout.evaluation.try_row import WrittenTurn
 from strands_rollout.model.sampling import SGLangModelConfig
 from strands_rollout.samples import Sample
@@ -370,7 +370,7 @@ def test_executors_table_has_every_name_and_option() -> None:
 
 
 def test_sandbox_layers_table_matches_code() -> None:
-    assert [row[0].strip("`") for row in table_rows(page("code-execution"), "layer")] == list(MEANING)
+    assert [row[0].strip("`") for row in table_rows(page("code-execution"), "layer")] == list(LAYER_MEANINGS)
 
 
 # Episodes and rewards

@@ -26,8 +26,8 @@ from strands_rollout.cli.options import (
     build_options,
     check_engine_options,
     config,
-    format_help,
     run,
+    set_help_format,
 )
 from strands_rollout.errors import ConfigError
 from strands_rollout.play.options import (
@@ -300,9 +300,9 @@ def evaluate(
 
     Results are saved as they arrive: to resume an interrupted run and retry its failed samples, run the same command
     with the same --out. Samples that fail or can't be graded because of an infrastructure fault count in no score; the
-    report gives their number. The run stops after a row of samples that fail for the same reason: as many as
-    --concurrency, at least 8. The last line on stdout is the report as JSON. Exits with 1 if a sample is missing or a
-    check fails, and with 130 after Ctrl-C.
+    report gives their number. The run stops once as many consecutive samples as --concurrency, at least 8, fail for
+    the same reason. The last line on stdout is the report as JSON. Exits with 1 if a sample is missing or a check
+    fails, and with 130 after Ctrl-C.
     """
     check_engine_options(values["base_url"], values["model_dir"])
     # an option's bounds can't express these limits, and an engine would reject every sample
@@ -446,4 +446,4 @@ app.command(epilog="Example: strands-rollout replay demo_dump --sample 3")(repla
 app.command(epilog="Example: strands-rollout export rollouts.jsonl.gz --to otel --endpoint http://127.0.0.1:4318")(
     export
 )
-format_help(app.registered_commands)
+set_help_format(app.registered_commands)

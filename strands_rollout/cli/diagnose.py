@@ -94,7 +94,7 @@ def check_template(
     """
     from strands_rollout.diagnostics import template_check
 
-    source = None if chat_template is None else template_check.template_text(chat_template)
+    source = None if chat_template is None else template_check.read_template(chat_template)
     loaded = template_check.read_tokenizer(tokenizer)
     findings = template_check.check_template(
         tokenizer, loaded, chat_template=source, tool_parser=tool_parser, episodes=episodes, seed=seed
@@ -364,7 +364,7 @@ def _serve_page(dumps: Mapping[str, Path], port: int | None, retokeniser: Retoke
 
     live, title = LiveDump(dumps, retokeniser), " | ".join(dumps)
     for dump in dumps.values():
-        next(read_dump(dump), None)  # raises if it is no dump; other errors appear on the page
+        next(read_dump(dump), None)  # raises if it is not a dump; other errors appear on the page
 
     async def serve() -> None:
         async with live_server(live, title, port or 0) as url:
@@ -449,6 +449,6 @@ def _log_table(dump: Path, project: str | None, reward_key: str, *, with_content
     return f"{len(table.rows)} samples"
 
 
-def _check_not_empty(samples: int, dump: Path) -> None:
-    if not samples:
+def _check_not_empty(count: int, dump: Path) -> None:
+    if not count:
         raise DumpError(f"{dump} has no samples; expected at least one")

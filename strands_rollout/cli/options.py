@@ -88,7 +88,7 @@ class GroupedCommand(TyperCommand):
                     formatter.write_dl([(name.ljust(width), text) for name, text in rows], col_max=width)
 
 
-def format_help(commands: Iterable[CommandInfo]) -> None:
+def set_help_format(commands: Iterable[CommandInfo]) -> None:
     """Have commands show their options in groups, and give options without a metavar one that suits their type."""
     for command in commands:
         command.cls = GroupedCommand

@@ -45,7 +45,7 @@ FindPackage = Callable[[str], ModuleSpec | None]
 
 @dataclass(frozen=True, slots=True)
 class DoctorOptions:
-    """The options of `strands-rollout doctor`, and the environment that has their defaults."""
+    """The options of `strands-rollout doctor`, and the environment variables that set their defaults."""
 
     env: Mapping[str, str]  # environment variables of the run
     repository: Path  # parent of data/, models/ and checkpoints/ unless `env` names other folders
@@ -156,11 +156,11 @@ def find_repository() -> Path:
 class Finding:
     """The result of a check.
 
-    "error": a run would fail, or train on something other than intended. "warning": it may, or something is missing
-    that some runs need. "skipped": the check was not requested.
+    "error": a run would fail, or train on something other than intended. "warning": a run may do so, or something that
+    only some runs need is missing. "skipped": nothing was checked, or a warning does not concern this machine.
     """
 
-    name: str  # of the checked thing
+    name: str  # the checked part, such as "disk: checkpoints"
     status: Status
     found: str  # the result, with names and numbers
     remedy: str | None = None  # with a command to run if there is one; None if there is nothing to do
@@ -183,7 +183,7 @@ def error(name: str, found: str, remedy: str) -> Finding:
 
 
 def missing(name: str, found: str, remedy: str, *, needed: bool) -> Finding:
-    """Return a finding for something that is not there: an error if the run needs it, else a warning."""
+    """Return a finding for something missing: an error if the run needs it, else a warning."""
     return (error if needed else warning)(name, found, remedy)
 
 
@@ -212,13 +212,14 @@ class Diagnosis:
         return json.dumps({"ok": self.ok(strict=strict), "checks": checks, **facts})
 
     def show(self, console: Console) -> None:
-        """Print the findings; those about training are one line if training was not requested."""
+        """Print the findings; skipped findings about training share one line."""
         from rich.text import Text
 
-        for_training = [finding for finding in self.findings if finding.status == "skipped" and finding.remedy]
-        shown = [finding for finding in self.findings if finding not in for_training]
-        if for_training:
-            names = ", ".join(dict.fromkeys(finding.name.partition(":")[0] for finding in for_training))
+        # skipped warnings keep their remedy: only those about training have one
+        about_training = [finding for finding in self.findings if finding.status == "skipped" and finding.remedy]
+        shown = [finding for finding in self.findings if finding not in about_training]
+        if about_training:
+            names = ", ".join(dict.fromkeys(finding.name.partition(":")[0] for finding in about_training))
             found = f"skipped without a GPU: {names}; to check them, run: strands-rollout doctor --training"
             shown.append(skipped("training", found))
         for finding in shown:
@@ -242,16 +243,14 @@ class Check:
 
     name: str  # name of the finding if the check itself fails
     run: Callable[[DoctorOptions], Iterable[Finding]]  # may raise anything
-    # True if the check waits for something outside this process, so that others may run meanwhile. Checks that import
-    # large packages run one at a time.
-    waits: bool = False
+    waits: bool = False  # True if it mostly waits for another process, so that other checks may run meanwhile
 
 
 def run_checks(checks: Sequence[Check], options: DoctorOptions, timeout_s: float = _CHECKS_TIMEOUT_S) -> list[Finding]:
-    """Run all checks and return their findings in the order of the checks; a failing check is an error of its own.
+    """Run all checks and return their findings in the order of the checks; a check that raises is an error finding.
 
-    Checks that wait run at the same time, the others one after the other beside them. A check that takes longer than
-    `timeout_s` seconds, as on a file system that hangs, is abandoned.
+    Each check that waits runs in a thread of its own; the others, which import large packages, share one thread. A
+    check that has not ended after `timeout_s` seconds, as on a file system that hangs, is abandoned.
     """
     findings: dict[Check, list[Finding]] = {}
 
@@ -268,7 +267,7 @@ def run_checks(checks: Sequence[Check], options: DoctorOptions, timeout_s: float
     for thread in threads:
         thread.join(max(0.0, deadline_s - time.monotonic()))
     hangs = f"the check did not end within {timeout_s:g} s"
-    remedy = "find the disk, mount or driver that hangs: see the processes in state D of: ps aux"
+    remedy = "find the disk, mount or driver that hangs: see processes in state D in the output of ps aux"
     return [finding for check in checks for finding in findings.get(check, [error(check.name, hangs, remedy)])]
 
 
@@ -299,7 +298,7 @@ class ProgramResult:
 
 
 def run_program(*command: str, env: Mapping[str, str], timeout_s: float) -> ProgramResult | None:
-    """Run a program of `env`'s PATH without input; return None if the PATH does not have it.
+    """Run a program on `env`'s PATH without input; return None if it is not there.
 
     After `timeout_s` seconds the program and all processes that it started are killed.
     """

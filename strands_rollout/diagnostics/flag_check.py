@@ -46,14 +46,14 @@ _REPLACEMENTS: Final = {
     "--sglang-random-seed": "--seed",
 }
 
-_PROGRAM: Final = re.compile(r"\btrain(?:_async)?\.py['\"]?(?=\s)")
+_TRAIN_PROGRAM: Final = re.compile(r"\btrain(?:_async)?\.py['\"]?(?=\s)")
 _QUOTED: Final = re.compile(r"""'[^']*'|\\.|"(?:\\.|[^"\\$`])*"|\$'(?P<ansi>(?:\\.|[^'\\])*)'""", re.DOTALL)
 _SHELL_CODE: Final = re.compile(r"[$`|&;<>()]")
 _SOURCES_LIBRARY: Final = re.compile(r"^\s*(?:source|\.)\s.*\bslime_launch\.sh\b", re.MULTILINE)
 _NEGATIVE_NUMBER: Final = re.compile(r"-\d+|-\d*\.\d+")
 _PLACEHOLDER: Final = re.compile(r"<SLIME_DIR>|<MODEL_ARGS of scripts/models/[^/<>]+\.sh in slime>")
 # Prints what a script submits to Ray, and keeps slime's own scripts from ending processes here and on other nodes.
-_PRINTING: Final = (
+_PRINT_ARGUMENTS: Final = (
     """bash -c 'pkill() { :; }; ssh() { :; }; sleep() { :; }; """
     """ray() { [[ "$1 $2" != "job submit" ]] || printf "%q " "$@"; }; source "$0"'"""
 )
@@ -61,17 +61,17 @@ _PRINTING: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """The arguments of train.py or train_async.py."""
+    """Arguments of slime's train.py or train_async.py, and where they come from."""
 
     words: tuple[str, ...]
-    source: str  # origin of the arguments, for a report
+    source: str  # for reports, such as "bash FILE --dry-run"
 
 
 def read_script(script: Path, slime_dir: Path | None) -> Arguments:
-    """Return the arguments of a launch script of this package, from its dry run, or those in a file.
+    """Return the arguments that a launch script of this package prints in its dry run, or the arguments in a file.
 
     Raises:
-        ConfigError: The file can't be read or is another script, or the dry run fails or trains nothing.
+        ConfigError: The file can't be read or is another kind of script, or the dry run fails or trains nothing.
     """
     if script.exists() and not script.is_file():  # a pipe or a device may never end
         raise ConfigError(f"got {script}; expected a regular file, or - for arguments on stdin")
@@ -82,41 +82,42 @@ def read_script(script: Path, slime_dir: Path | None) -> Arguments:
     if not _has_dry_run(script, text):
         return read_arguments(text, str(script))
     environment = {**os.environ, **({} if slime_dir is None else {"SLIME_DIR": str(slime_dir)})}
-    done = run_program("bash", str(script), "--dry-run", env=environment, timeout_s=_DRY_RUN_TIMEOUT_S)
-    if done is None or done.exit_code is None:
-        reason = "there is no bash" if done is None else f"it did not end within {_DRY_RUN_TIMEOUT_S:g} s"
+    result = run_program("bash", str(script), "--dry-run", env=environment, timeout_s=_DRY_RUN_TIMEOUT_S)
+    if result is None or result.exit_code is None:
+        reason = "there is no bash" if result is None else f"it did not end within {_DRY_RUN_TIMEOUT_S:g} s"
         raise ConfigError(f"bash {script} --dry-run could not be run: {reason}")
-    if done.exit_code != 0:
-        raise ConfigError(f"bash {script} --dry-run ended with {done.exit_code}; expected a command: {done.stderr}")
-    if not _PROGRAM.search(done.stdout):
+    if result.exit_code != 0:
+        raise ConfigError(f"bash {script} --dry-run failed with exit code {result.exit_code}: {result.stderr}")
+    if not _TRAIN_PROGRAM.search(result.stdout):
         raise ConfigError(
             f"bash {script} --dry-run runs no train.py or train_async.py of slime; expected a script that does"
         )
-    return read_arguments(done.stdout, f"bash {script} --dry-run")
+    return read_arguments(result.stdout, f"bash {script} --dry-run")
 
 
 def _has_dry_run(script: Path, text: str) -> bool:
-    """Return whether a script is this package's: it sources the launch library, or is a project's `run_slime.sh`."""
+    """Return whether a script is this package's: one that sources the launch library, or a project's `run_slime.sh`."""
     library = script.resolve().parent / "slime_launch.sh"
     is_launch_script = library.is_file() and _SOURCES_LIBRARY.search(text) and "\nread_options " in text
-    return bool(is_launch_script or ("--dry-run)" in text and "| strands-rollout doctor --flags -" in text))
+    is_project_script = "--dry-run)" in text and "| strands-rollout doctor --flags -" in text
+    return bool(is_launch_script or is_project_script)
 
 
 def read_arguments(text: str, source: str) -> Arguments:
-    """Split shell-quoted arguments; for a command, return those after its train.py or train_async.py.
+    """Split shell-quoted arguments; of a command, only the arguments after its train.py or train_async.py.
 
     Raises:
-        ConfigError: The text is a script, or holds what only a shell can expand or run.
+        ConfigError: The text is a script, or contains code that only a shell can expand or run.
     """
-    programs = list(_PROGRAM.finditer(text))
-    arguments = _QUOTED.sub(_without_ansi_quotes, text[programs[-1].end() :] if programs else text)
+    programs = list(_TRAIN_PROGRAM.finditer(text))
+    arguments = _QUOTED.sub(_requote_ansi, text[programs[-1].end() :] if programs else text)
     shell_code = _SHELL_CODE.search(_QUOTED.sub("", arguments))
     if text.startswith("#!") or shell_code:
         got = f"shell code ({shell_code[0]!r})" if shell_code else "a script"
         raise ConfigError(
-            f"{source} is {got}, which is neither run nor read; expected arguments, each quoted as for a shell, or a "
-            f"launch script of this package. Let another script print its arguments, and check those:\n"
-            f"  {_PRINTING} SCRIPT | strands-rollout doctor --flags -"
+            f"{source} is {got}, which is neither run nor parsed; expected arguments, each quoted as for a shell, or a "
+            f"launch script of this package. To check another script, have it print its arguments:\n"
+            f"  {_PRINT_ARGUMENTS} SCRIPT | strands-rollout doctor --flags -"
         )
     try:
         return Arguments(tuple(shlex.split(arguments.replace("\\\n", " "))), source)
@@ -124,7 +125,7 @@ def read_arguments(text: str, source: str) -> Arguments:
         raise ConfigError(f"{source} can't be split into arguments: {e}; expected each quoted as for a shell") from e
 
 
-def _without_ansi_quotes(quoted: re.Match[str]) -> str:
+def _requote_ansi(quoted: re.Match[str]) -> str:
     r"""Replace the $'a\nb' quotes of bash's `printf %q`, which shlex can't parse."""
     if quoted["ansi"] is None:
         return quoted[0]
@@ -133,7 +134,7 @@ def _without_ansi_quotes(quoted: re.Match[str]) -> str:
 
 
 def _is_flag(word: str) -> bool:
-    """Return whether argparse takes a word for a flag: it begins with a hyphen and is no number.
+    """Return whether argparse takes a word for a flag: it begins with a hyphen and is not a number.
 
     slime's parsers have no flag that looks like a negative number, so -1 is a value; -1e-5 is not (CPython's argparse
     up to 3.13).
@@ -143,22 +144,22 @@ def _is_flag(word: str) -> bool:
 
 
 class Flag(BaseModel, frozen=True):
-    """An argument of argparse with all its names, or a row of the record, in which default values are left out."""
+    """A flag of argparse with all its names; rows of the record leave out fields that have their default value."""
 
     names: tuple[str, ...]
-    system: str  # the package that declares it: a key of TITLES
-    parser: str = "main"  # the one of slime's three parsers that reads it: "main", "sglang" or "pre"
+    system: str  # package that declares it: a key of TITLES
+    parser: str = "main"  # which of slime's three parsers reads it: "main", "sglang" or "pre"
     nargs: int | str | None = None  # as in argparse: None for one value, 0 for none, a number, "?", "*" or "+"
 
 
 @dataclass(frozen=True)
 class FlagTable:
-    """Flags by name."""
+    """All flags that slime's parsers know."""
 
     flags: tuple[Flag, ...]
-    left_out: frozenset[str]  # flags of SGLang's, in slime's spelling, that slime does not pass on
-    abbreviating: frozenset[str]  # the parsers that read an unambiguous beginning of a flag as that flag
-    sources: tuple[str, ...]  # sources of the flags, a line for each system
+    left_out: frozenset[str]  # SGLang's flags, in slime's spelling, that slime does not pass on
+    abbreviating: frozenset[str]  # parsers that accept an unambiguous prefix of a flag for the flag
+    sources: tuple[str, ...]  # a line per system: whether its flags were probed or recorded, and of which version
 
     @cached_property
     def _by_name(self) -> dict[str, list[Flag]]:
@@ -189,32 +190,37 @@ class FlagTable:
         return next(iter(difflib.get_close_matches(f"--{stem}", self._by_name, n=1, cutoff=0.6)), None)
 
 
-def table_of(slime_dir: Path | None, megatron_dir: Path | None = None, *, timeout_s: float = _TIMEOUT_S) -> FlagTable:
-    """Return the flags of the installed packages, and recorded flags of packages that can't be imported."""
+def load_flag_table(
+    slime_dir: Path | None, megatron_dir: Path | None = None, *, timeout_s: float = _TIMEOUT_S
+) -> FlagTable:
+    """Probe the flags of the installed packages, and read the recorded flags of packages that can't be imported."""
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     try:
-        answer = ask(slime_dir, megatron_dir, timeout_s=timeout_s)
+        answer = probe_flags(slime_dir, megatron_dir, timeout_s=timeout_s)
     except ConfigError as e:
         answer = {**record, "flags": [], "failed": dict.fromkeys(TITLES, str(e)), "versions": {}}
     failed = answer["failed"]
-    missing = [flag for flag in map(Flag.model_validate, record["flags"]) if flag.system in failed]
-    theirs = {(name, flag.parser) for flag in missing for name in flag.names}
-    # for a flag that Megatron-LM also declares, slime changes only the default
-    asked = map(Flag.model_validate, answer["flags"])
-    flags = [flag for flag in asked if not {(name, flag.parser) for name in flag.names} & theirs]
-    versions = {"slime": str(slime_dir), "megatron": "the importable one", **answer["versions"]}
+    recorded = [flag for flag in map(Flag.model_validate, record["flags"]) if flag.system in failed]
+    recorded_names = {(name, flag.parser) for flag in recorded for name in flag.names}
+    # without Megatron-LM, the probe reports its flags whose default slime changes as slime's: the record's row counts
+    probed = [
+        flag
+        for flag in map(Flag.model_validate, answer["flags"])
+        if not {(name, flag.parser) for name in flag.names} & recorded_names
+    ]
+    versions = {"slime": str(slime_dir), "megatron": "the importable package", **answer["versions"]}
     sources = []
     for system, title in TITLES.items():
-        known = f"its parser was asked, {versions.get(system) or 'version unknown'}"
+        source = f"read from its parser, {versions.get(system) or 'version unknown'}"
         if system in failed:
             note = shorten(failed[system], _MAX_NOTE_CHARS, placeholder="...")
-            known = f"recorded, {record['sources'][system]['version']} ({note})"
-        sources.append(f"{title}: {known}")
+            source = f"recorded, {record['sources'][system]['version']} ({note})"
+        sources.append(f"{title}: {source}")
     left_out = (record if "sglang" in failed else answer)["left_out"]
-    return FlagTable((*flags, *missing), frozenset(left_out), frozenset(answer["abbreviating"]), tuple(sources))
+    return FlagTable((*probed, *recorded), frozenset(left_out), frozenset(answer["abbreviating"]), tuple(sources))
 
 
-def ask(
+def probe_flags(
     slime_dir: Path | None,
     megatron_dir: Path | None = None,
     *,
@@ -242,22 +248,22 @@ def ask(
         python, "-W", "ignore", flag_probe.__file__, str(slime_dir), env=environment, timeout_s=timeout_s
     )
     if answer is None:
-        raise ConfigError(f"its parsers could not be asked: there is no program {python}")
+        raise ConfigError(f"its parsers could not be read: there is no program {python}")
     if answer.exit_code is None:
         raise ConfigError(f"its parsers did not answer within {timeout_s:g} s")
     if answer.exit_code != 0:
         reason = (answer.stderr or f"exit code {answer.exit_code}").splitlines()[-1]
-        raise ConfigError(f"its parsers could not be asked: {reason}")
+        raise ConfigError(f"its parsers could not be read: {reason}")
     return json.loads(answer.stdout)
 
 
-def find_slime(named: Path | None) -> Path | None:
-    """Return slime's checkout: `slime_dir`, else SLIME_DIR, else that of the importable slime.
+def find_slime_checkout(named: Path | None) -> Path | None:
+    """Return slime's checkout: `named`, else SLIME_DIR, else the checkout of the importable slime; None without one.
 
     Raises:
         ConfigError: The named folder is not a checkout of slime.
     """
-    # the slime of PyPI is another package of the same name
+    # PyPI has an unrelated package named slime, so look for files of THUDM's
     files = (flag_probe.MAIN_ARGUMENTS, flag_probe.SGLANG_ARGUMENTS)
     wanted = named or (Path(os.environ["SLIME_DIR"]) if os.environ.get("SLIME_DIR") else None)
     folders = [wanted] if wanted else [package.parent for package in package_folders("slime")]
@@ -269,7 +275,7 @@ def find_slime(named: Path | None) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class FlagFinding:
-    """A problem of a flag: an error if the run would stop or differ from what was written, else a warning."""
+    """A problem of a flag: an error if the run would stop or ignore it, else a warning."""
 
     severity: Literal["error", "warning"]
     flag: str  # as written in the command
@@ -283,11 +289,11 @@ class FlagFinding:
 
 @dataclass(frozen=True, slots=True)
 class FlagFindings:
-    """The number of checked flags, the problems (errors first), and the packages that were replaced by the record."""
+    """The problems of a command's flags."""
 
-    flags: int
-    findings: tuple[FlagFinding, ...]
-    unread: tuple[str, ...] = ()
+    flags: int  # number of flags in the command
+    findings: tuple[FlagFinding, ...]  # errors first
+    unread: tuple[str, ...] = ()  # placeholders of a dry run for arguments that could not be read
 
     @property
     def ok(self) -> bool:
@@ -297,13 +303,13 @@ class FlagFindings:
 
 def report_flags(
     script: Path | None,
-    further: Sequence[str] = (),
+    arguments: Sequence[str] = (),
     *,
     as_json: bool,
     slime_dir: Path | None = None,
     megatron_dir: Path | None = None,
 ) -> bool:
-    """Check the arguments of a launch script, a file or stdin ("-"), plus `arguments`, and print the problems.
+    """Check `arguments` and those of a launch script, a file or stdin ("-"), and print the problems.
 
     Returns:
         Whether there is no error.
@@ -312,16 +318,16 @@ def report_flags(
         ConfigError: There is no flag, or no slime in `slime_dir`; or the script can't be read, is not a script of this
             package, or fails its dry run.
     """
-    slime = find_slime(slime_dir)
+    slime = find_slime_checkout(slime_dir)
     if script is None:
         read = Arguments((), "the command line")
     elif str(script) == "-":
         read = read_arguments(sys.stdin.read(), "stdin")
     else:
         read = read_script(script, slime)
-    with PlainConsole(stderr=True).status("asking the parsers of slime, Megatron-LM and SGLang ..."):
-        table = table_of(slime, megatron_dir)
-    found = check_flags((*read.words, *further), table)
+    with PlainConsole(stderr=True).status("reading the parsers of slime, Megatron-LM and SGLang ..."):
+        table = load_flag_table(slime, megatron_dir)
+    found = check_flags((*read.words, *arguments), table)
     if found.flags == 0:
         raise ConfigError(
             f"nothing was checked: found no flag in {read.source}; expected arguments of slime's train.py"
@@ -349,7 +355,7 @@ def check_flags(words: Sequence[str], table: FlagTable) -> FlagFindings:
     before, *parts = [words[begin:end] for begin, end in pairwise([0, *starts, len(words)])]
     unread = tuple(word for word in before if _PLACEHOLDER.fullmatch(word))
     uses = [_Use.of(word, following) for word, *following in parts]
-    problem = "no flag before it takes this word; slime silently drops it"
+    problem = "no flag precedes this word; slime silently drops it"
     findings = [FlagFinding("error", word, problem) for word in before if word not in unread]
     findings += [finding for use in uses for finding in _check_use(use, table)]
     findings += _conflicts(uses)
@@ -359,7 +365,7 @@ def check_flags(words: Sequence[str], table: FlagTable) -> FlagFindings:
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """A flag in a command, with its words."""
+    """A flag in a command, with its values."""
 
     flag: str
     values: tuple[str, ...]  # a value joined to the flag by "=", and the words up to the next flag
@@ -381,51 +387,52 @@ class _Use:
 
 def _check_use(use: _Use, table: FlagTable) -> Iterator[FlagFinding]:
     if use.flag == "--":
-        yield use.fault("argparse takes no flag after it; remove it")
+        yield use.fault("argparse reads no flag after it; remove it")
         return
     flags = table.find(use.flag)
     for flag in flags:
-        yield from map(use.fault, _further_words(use, flag))
+        yield from map(use.fault, _dropped_words(use, flag))
     if not flags:
-        yield use.fault(*_what_is_unknown(use.flag, table))
+        yield use.fault(*_explain_unknown(use.flag, table))
 
 
-def _further_words(use: _Use, flag: Flag) -> Iterator[str]:
-    """Return the problem of each word after a flag that its parser does not consume."""
-    most = flag.nargs if isinstance(flag.nargs, int) else 1 if flag.nargs in (None, "?") else len(use.values)
-    for value in use.values[most:]:
-        yield f"got the further word {use.shown(value)}; slime silently drops it; remove it or name its flag"
+def _dropped_words(use: _Use, flag: Flag) -> Iterator[str]:
+    """Yield a problem for each word after a flag that the flag's parser does not consume."""
+    max_values = flag.nargs if isinstance(flag.nargs, int) else 1 if flag.nargs in (None, "?") else len(use.values)
+    for value in use.values[max_values:]:
+        yield f"got the extra word {use.shown(value)}; slime silently drops it; remove it or name its flag"
 
 
-def _what_is_unknown(name: str, table: FlagTable) -> tuple[str, str | None]:
-    """Explain why a name is no flag, and suggest the flag that was likely meant."""
+def _explain_unknown(name: str, table: FlagTable) -> tuple[str, str | None]:
+    """Return why no parser has a flag of this name, and the flag that was likely meant."""
     if name in table.left_out:
-        known = _REPLACEMENTS.get(name)
-        known = known if known and table.find(known) else None
-        hint = f"use {known}" if known else "leave it out"
-        return f"SGLang has this flag, but slime sets it itself and drops yours; {hint}", known
+        replacement = _REPLACEMENTS.get(name)
+        replacement = replacement if replacement and table.find(replacement) else None
+        hint = f"use {replacement}" if replacement else "leave it out"
+        return f"SGLang has this flag, but slime sets it itself and drops yours; {hint}", replacement
     longer = table.abbreviated_by(name)
     if len(longer) == 1:
-        return f"SGLang's parser takes it for {longer[0]} as long as no other flag begins so; write that", longer[0]
+        return f"SGLang's parser reads it as {longer[0]} while no other flag begins like this; write that", longer[0]
     nearest = table.nearest(name)
     owners = " and ".join(TITLES[flag.system] for flag in table.find(nearest or ""))
     meant = f"; nearest known: {nearest} ({owners})" if nearest else ""
     if longer:
-        return f"it begins {len(longer)} flags ({', '.join(longer[:3])} ...): SGLang's parser stops{meant}", nearest
+        matches = ", ".join(longer[:3])
+        return f"it abbreviates {len(longer)} flags ({matches} ...), so SGLang's parser stops{meant}", nearest
     return f"no parser knows it, and slime silently drops it{meant}", nearest
 
 
 def _conflicts(uses: Sequence[_Use]) -> Iterator[FlagFinding]:
-    """Find flags that this package refuses later, or that slime silently ignores.
+    """Find flags that contradict each other or this package, and that slime accepts at its start.
 
-    slime checks at its start which flags go together (slime_validate_args in slime/utils/arguments.py).
+    slime itself checks which flags go together (slime_validate_args in slime/utils/arguments.py).
     """
     last = {use.flag: use for use in uses}
     values = {name: use.values[0] for name, use in last.items() if use.values}
     generate = values.get("--custom-generate-function-path", "")
     if "--apply-chat-template" in last and generate.startswith("strands_rollout."):
-        refused = f"{generate} renders messages itself and refuses prompts that are rendered; leave it out"
-        yield last["--apply-chat-template"].fault(refused)
+        problem = f"{generate} renders messages itself and refuses rendered prompts; leave it out"
+        yield last["--apply-chat-template"].fault(problem)
     yield from _batch_faults(last, values)
 
 
@@ -437,7 +444,7 @@ def _batch_faults(last: Mapping[str, _Use], values: Mapping[str, str]) -> Iterat
     """
 
     def size(name: str, default: int = 0) -> int:
-        """Return the flag's value; 0 if it is no whole number."""
+        """Return the flag's value; 0 if it is not an integer."""
         text = values.get(name, str(default))
         return int(text) if text.isdecimal() else 0
 
@@ -450,15 +457,15 @@ def _batch_faults(last: Mapping[str, _Use], values: Mapping[str, str]) -> Iterat
         if samples < batch:
             yield last[at].fault(f"got {batch}; expected at most the {samples} samples of a rollout, or training stops")
         elif samples % batch and at == "--global-batch-size":
-            rest = f"the last {samples % batch} are not trained on"
-            yield last[at].fault(f"a rollout has {samples} samples, no multiple of {batch}: {rest}", severity="warning")
+            rest = f"the last {samples % batch} of a rollout's {samples} samples are not trained on"
+            yield last[at].fault(f"got {batch}; expected a divisor of {samples}: {rest}", severity="warning")
     world = size("--actor-num-nodes", 1) * size("--actor-num-gpus-per-node")
     replica = prod(size(f"--{kind}-parallel-size", 1) for kind in ("tensor-model", "pipeline-model", "context"))
     if not world or not replica or "--debug-rollout-only" in last:
         return
     if world % replica:
         yield last["--actor-num-gpus-per-node"].fault(
-            f"{world} GPUs train; expected a multiple of the {replica} of a replica "
+            f"got {world} GPUs for training; expected a multiple of the {replica} of a replica "
             "(tensor x pipeline x context parallel sizes), or Megatron stops"
         )
         return
@@ -466,6 +473,6 @@ def _batch_faults(last: Mapping[str, _Use], values: Mapping[str, str]) -> Iterat
     if batch and each and batch % (replicas * each) and "--decrease-batch-size-if-needed" not in last:
         micro = f" x micro batches of {each} samples" if each > 1 else ""
         yield last[at].fault(
-            f"an optimizer step has {batch} samples; expected a multiple of {replicas * each} "
+            f"got {batch} samples in an optimizer step; expected a multiple of {replicas * each} "
             f"({replicas} replicas{micro}), or Megatron stops"
         )

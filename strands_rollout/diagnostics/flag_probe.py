@@ -22,8 +22,8 @@ MAIN_ARGUMENTS: Final = "slime/utils/arguments.py"
 SGLANG_ARGUMENTS: Final = "slime/backends/sglang_utils/arguments.py"
 
 
-class Attempt:
-    """Context manager that catches whatever another package's import raises, and records it in `failed`."""
+class RecordFailure:
+    """Context manager that suppresses any exception of another package, and records it in `failed`."""
 
     def __init__(self, system: str, failed: dict[str, str]) -> None:
         self._system, self._failed = system, failed
@@ -37,8 +37,8 @@ class Attempt:
         return True
 
 
-class Borrowed:
-    """Stand-in for SGLang's ServerArgs or the router's RouterArgs that records the flags they add.
+class ArgumentsStandIn:
+    """Stand-in for SGLang's ServerArgs or the router's RouterArgs that records the flags that they add.
 
     Adds no flags if the class can't be imported.
     """
@@ -47,7 +47,7 @@ class Borrowed:
         self.added: set[str] = set()  # the flags as slime spells them
         self.version: str | None = None  # version of the package, if it has one
         self._original: Any = None
-        with Attempt(system, failed):
+        with RecordFailure(system, failed):
             self._original = getattr(importlib.import_module(module), name)
             self.version = getattr(importlib.import_module(module.partition(".")[0]), "__version__", None)
 
@@ -59,10 +59,10 @@ class Borrowed:
         self.added |= set(parser._option_string_actions) - before
 
 
-def definitions(path: Path, **names: object) -> dict[str, Any]:
+def execute_file(path: Path, **names: object) -> dict[str, Any]:
     """Execute a file with only standard library imports and the given names; return its namespace."""
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-    tree.body = [node for node in tree.body if _imported(node) <= sys.stdlib_module_names]
+    tree.body = [node for node in tree.body if _imported_packages(node) <= sys.stdlib_module_names]
     namespace: dict[str, Any] = {"__name__": path.stem, **names}
     # annotations name classes of the imports that are left out
     flags = __future__.annotations.compiler_flag
@@ -70,14 +70,17 @@ def definitions(path: Path, **names: object) -> dict[str, Any]:
     return namespace
 
 
-def _imported(node: ast.stmt) -> set[str]:
+def _imported_packages(node: ast.stmt) -> set[str]:
     if isinstance(node, ast.ImportFrom):
         return {"." if node.level else str(node.module).split(".")[0]}
     return {alias.name.split(".")[0] for alias in node.names} if isinstance(node, ast.Import) else set()
 
 
-def last_parser(parse: Callable[[], object]) -> argparse.ArgumentParser:
-    """Return the last parser on which a function calls parse, with each parser's defaults."""
+def capture_parser(parse: Callable[[], object]) -> argparse.ArgumentParser:
+    """Run `parse` and return the last parser on which it calls `parse_known_args`; nothing is parsed.
+
+    Each call returns the parser's defaults instead.
+    """
     seen: list[argparse.ArgumentParser] = []
 
     def remember(parser: argparse.ArgumentParser, *_: object, **__: object) -> tuple[argparse.Namespace, list[str]]:
@@ -94,23 +97,27 @@ def last_parser(parse: Callable[[], object]) -> argparse.ArgumentParser:
 def main_parser(
     slime_flags: Callable[[argparse.ArgumentParser], object], failed: dict[str, str]
 ) -> tuple[argparse.ArgumentParser, set[str]]:
-    """Return Megatron-LM's parser with slime's flags, and Megatron's flags; empty if it can't be imported."""
-    own: set[str] = set()
+    """Return Megatron-LM's parser with slime's flags, and Megatron's flags.
+
+    If Megatron-LM can't be imported: a parser with slime's flags only, and an empty set.
+    """
+    megatron_flags: set[str] = set()
 
     def provider(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        own.update(parser._option_string_actions)
+        megatron_flags.update(parser._option_string_actions)
         slime_flags(parser)
         return parser
 
-    with Attempt("megatron", failed):
+    with RecordFailure("megatron", failed):
         megatron = importlib.import_module("megatron.training.arguments")
-        return last_parser(lambda: megatron.parse_args(extra_args_provider=provider, ignore_unknown_args=True)), own
-    own.clear()
-    return provider(argparse.ArgumentParser(add_help=False, allow_abbrev=False)), own
+        parser = capture_parser(lambda: megatron.parse_args(extra_args_provider=provider, ignore_unknown_args=True))
+        return parser, megatron_flags
+    megatron_flags.clear()
+    return provider(argparse.ArgumentParser(add_help=False, allow_abbrev=False)), megatron_flags
 
 
-def described(parser: argparse.ArgumentParser, name: str, systems: dict[str, str]) -> list[dict[str, Any]]:
-    """Return the flags of a parser as plain values; `name` is the parser's."""
+def describe_flags(parser: argparse.ArgumentParser, name: str, systems: dict[str, str]) -> list[dict[str, Any]]:
+    """Return a JSON row per flag of the parser `name`; `systems` has the package of each flag that is not slime's."""
     return [
         {
             "names": list(action.option_strings),
@@ -123,24 +130,26 @@ def described(parser: argparse.ArgumentParser, name: str, systems: dict[str, str
     ]
 
 
-def examine(slime_dir: Path) -> dict[str, Any]:
+def read_all_flags(slime_dir: Path) -> dict[str, Any]:
     """Return all flags of a training command of this slime, and the packages that could not be imported."""
     failed: dict[str, str] = {}
-    server = Borrowed("sglang", "sglang.srt.server_args", "ServerArgs", failed)
-    router = Borrowed("router", "sglang_router.launch_router", "RouterArgs", failed)
-    own = definitions(slime_dir / MAIN_ARGUMENTS, RouterArgs=router)  # slime up to 0.3.0 adds the router's flags there
-    engine = definitions(slime_dir / SGLANG_ARGUMENTS, ServerArgs=server, RouterArgs=router)
-    main, megatron_flags = main_parser(own["get_slime_extra_args_provider"](), failed)
-    sglang, pre = last_parser(engine["sglang_parse_args"]), last_parser(own["_pre_parse_mode"])
+    server = ArgumentsStandIn("sglang", "sglang.srt.server_args", "ServerArgs", failed)
+    router = ArgumentsStandIn("router", "sglang_router.launch_router", "RouterArgs", failed)
+    # slime up to 0.3.0 adds the router's flags in its main file
+    slime_module = execute_file(slime_dir / MAIN_ARGUMENTS, RouterArgs=router)
+    sglang_module = execute_file(slime_dir / SGLANG_ARGUMENTS, ServerArgs=server, RouterArgs=router)
+    main, megatron_flags = main_parser(slime_module["get_slime_extra_args_provider"](), failed)
+    sglang = capture_parser(sglang_module["sglang_parse_args"])
+    pre_parser = capture_parser(slime_module["_pre_parse_mode"])
     systems = {**dict.fromkeys(megatron_flags, "megatron"), **dict.fromkeys(server.added, "sglang")}
     systems |= dict.fromkeys(router.added, "router")
-    parsers = {"main": main, "sglang": sglang, "pre": pre}
-    sglangs_own = argparse.ArgumentParser(add_help=False)  # before slime renames or leaves out any flag
-    server.add_cli_args(sglangs_own)
-    spelled = {f"--sglang-{flag.lstrip('-')}" for flag in sglangs_own._option_string_actions}
+    parsers = {"main": main, "sglang": sglang, "pre": pre_parser}
+    unchanged_sglang = argparse.ArgumentParser(add_help=False)  # slime renames some flags and leaves out others
+    server.add_cli_args(unchanged_sglang)
+    all_sglang_flags = {f"--sglang-{flag.lstrip('-')}" for flag in unchanged_sglang._option_string_actions}
     return {
-        "flags": [row for name, parser in parsers.items() for row in described(parser, name, systems)],
-        "left_out": sorted(spelled - set(sglang._option_string_actions)),
+        "flags": [row for name, parser in parsers.items() for row in describe_flags(parser, name, systems)],
+        "left_out": sorted(all_sglang_flags - set(sglang._option_string_actions)),
         "abbreviating": sorted(name for name, parser in parsers.items() if parser.allow_abbrev),
         "failed": failed,
         "versions": {"sglang": server.version, "router": router.version},
@@ -153,4 +162,4 @@ if __name__ == "__main__":
     checkout = Path(sys.argv[1])
     sys.argv = ["train.py"]
     with answer:
-        json.dump(examine(checkout), answer)
+        json.dump(read_all_flags(checkout), answer)

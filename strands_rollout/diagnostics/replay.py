@@ -1,7 +1,7 @@
 """`drift` and `replay`: re-encode a saved episode's text, and sample its turns again.
 
-In a replay each turn is requested with exactly the tokens that the policy had read and written before it, tool results
-included. No tool runs and no template is needed, and a turn that differs does not affect the turns after it.
+A replay requests each turn with exactly the recorded tokens before it, tool results included. No tool runs and no
+template is needed, and a turn that differs does not affect later turns.
 """
 
 from __future__ import annotations
@@ -50,27 +50,29 @@ class DumpedEpisode(SampledEpisode):
     record: DumpRecord
 
 
-def nth_episode(path: Path, number: int) -> DumpedEpisode:
+def read_episode(path: Path, number: int) -> DumpedEpisode:
     """Return the episode at an index of a dump, from 0.
 
     Raises:
         ConfigError: The dump has no sample at this index.
-        DumpError: It can't be read or is empty, or the sample has no tokens.
+        DumpError: The dump can't be read or is empty, or the sample has no tokens.
     """
     count = 0
     for at, record in enumerate(read_dump(path)):
         count += 1
         if at == number:
-            episode = episode_of(record, at)
+            episode = to_episode(record, at)
             if episode is None:
-                raise DumpError(f"{record.where}: the policy's tokens are not in it; expected a sample with tokens")
+                raise DumpError(
+                    f"{record.where}: the sample has no tokens of the policy; expected a sample with tokens"
+                )
             return episode
     if not count:
         raise DumpError(f"{path} has no samples; expected at least one")
     raise ConfigError(f"got --sample {number}; {path} has {count} samples, counted from 0")
 
 
-def episode_of(record: DumpRecord, number: int) -> DumpedEpisode | None:
+def to_episode(record: DumpRecord, number: int) -> DumpedEpisode | None:
     """Return the episode of a record; None if nothing was sampled or its tokens were not saved.
 
     Turns come from the episode's facts; in a foreign sample, each run of trained tokens is a turn.
@@ -79,10 +81,12 @@ def episode_of(record: DumpRecord, number: int) -> DumpedEpisode | None:
         return None
     sample = record.to_sample()
     if not all(type(token) is int and token >= 0 for token in sample.tokens):
-        raise DumpError(f"{record.where}: tokens holds something else than token ids; expected integers from 0")
+        raise DumpError(
+            f"{record.where}: tokens contains values that are not token ids; expected integers of at least 0"
+        )
     if not 0 <= sample.response_length <= len(sample.tokens):
-        lengths = f"response_length {sample.response_length} of {len(sample.tokens)} tokens"
-        raise DumpError(f"{record.where}: got {lengths}; expected no more than there are")
+        length, count = sample.response_length, len(sample.tokens)
+        raise DumpError(f"{record.where}: got response_length {length}; expected at most the sample's {count} tokens")
     turns = FinishedSample(sample, record.facts).turn_bounds
     if turns is None:
         mask = [1] * sample.response_length if sample.loss_mask is None else sample.loss_mask  # None: all, in slime
@@ -96,7 +100,7 @@ def episode_of(record: DumpRecord, number: int) -> DumpedEpisode | None:
 def run_drift(
     dump: Path, tokenizer: Path | None, *, settings: RolloutSettings | None, show: int, as_json: bool
 ) -> bool:
-    """Measure the drift of a dump's episodes and print a report; return whether all context is as rendered."""
+    """Measure the drift of a dump's episodes and print a report; return whether no context has a mismatch."""
     thinking = None if settings is None else settings.enable_thinking
     folder = tokenizer or recorded_tokenizer(dump)
     loaded = load_tokenizer_folder(folder)
@@ -106,13 +110,13 @@ def run_drift(
     measured = []
     with counter("episodes") as on_done:
         for number, record in enumerate(read_dump(dump)):
-            if episode := episode_of(record, number):
+            if episode := to_episode(record, number):
                 check_tokenizer(record, texts, str(folder))
                 measured.append(meter.measure(episode, number))
                 on_done(1)
     if not measured:
         raise DumpError(
-            f"{dump} has no whole sample with the policy's tokens; results of eval have them with --save-tokens"
+            f"{dump} has no finished sample with the policy's tokens; to save them, run eval with --save-tokens"
         )
     totals = totals_of(measured)
     if as_json:
@@ -121,39 +125,40 @@ def run_drift(
     else:
         worst = sorted(measured, key=lambda drift: (-drift.mismatched_tokens, -drift.off_policy, drift.number))
         console = make_console()
-        for words, style in (*_totals(totals, meter.template_fault), *chain(*map(_episode, worst[:show]))):
-            console.print(Text(words, style=style), soft_wrap=True)
+        lines = chain(_format_totals(totals, meter.template_fault), *map(_format_episode, worst[:show]))
+        for text, style in lines:
+            console.print(Text(text, style=style), soft_wrap=True)
         show_next("view", dump, *(["--tokenizer", tokenizer] if tokenizer else []))
     return not totals.mismatched_episodes
 
 
-def _totals(totals: DriftTotals, template_fault: str | None) -> Iterator[tuple[str, str]]:
-    """Return lines about all episodes, each with its style."""
+def _format_totals(totals: DriftTotals, template_fault: str | None) -> Iterator[tuple[str, str]]:
+    """Yield lines about all episodes, each with its style."""
     yield f"{totals.episodes} episodes, {totals.sampled_tokens} sampled tokens", ""
     yield f"drift: in {totals.drifted_episodes} episodes ({totals.drifted_share:.1%})", ""
     yield f"  each turn encoded again:   {totals.turn_drift} tokens change", ""
     yield f"  the whole text encoded again: {totals.text_drift} tokens change", ""
     off_policy = f"{totals.off_policy} sampled tokens ({totals.off_policy_share:.1%})"
-    yield f"  off-policy then: {off_policy} come after the first change", ""
+    yield f"  off-policy: {off_policy} come after the first change", ""
     kinds = ", ".join(f"{name} {count}" for name, count in totals.classes.items())
     yield textwrap.fill(f"  by kind: {kinds}", 80, subsequent_indent="    "), ""
     if totals.mismatched_episodes is None:
         yield f"context: not compared{f': {template_fault}' if template_fault else ''}", "yellow"
     elif totals.mismatched_episodes:
         differing = f"{totals.mismatched_tokens} tokens in {totals.mismatched_episodes} episodes"
-        yield f"context: {differing} are not what the chat template renders", "bold red"
+        yield f"context: {differing} differ from the chat template's rendering", "bold red"
     else:
-        yield "context: what the chat template renders, token for token", "green"
+        yield "context: equals the chat template's rendering, token for token", "green"
 
 
-def _episode(drift: EpisodeDrift) -> Iterator[tuple[str, str]]:
-    """Return lines about an episode with drift or mismatches, each with its style."""
+def _format_episode(drift: EpisodeDrift) -> Iterator[tuple[str, str]]:
+    """Yield lines about an episode with drift or mismatches, each with its style."""
     if drift.first is None and not drift.mismatches:
         return
     changed = f"{drift.turn_drift} turn by turn, {drift.text_drift} in the whole text, {drift.off_policy} off-policy"
     yield f"\nsample {drift.number} (index {drift.index}): of {drift.sampled_tokens} tokens {changed}", ""
     if first := drift.first:
-        place = "in what the policy read" if first.turn is None else f"in turn {first.turn}"
+        place = "in the context" if first.turn is None else f"in turn {first.turn}"
         change = f"{first.got} {first.got_texts} becomes {first.again} {first.again_texts}"
         yield f"  first change at token {first.position}, {place}, after {first.before!r}: {change}", ""
     for found in drift.mismatches or []:
@@ -166,7 +171,7 @@ _SHOWN_TOKENS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class ReplayedTurn:
-    """A recorded turn, and the tokens that the engine samples now in its place."""
+    """A recorded turn, and the tokens that the engine samples now."""
 
     turn: int  # from 0
     start: int  # index of the turn's first token in the sample's tokens
@@ -177,7 +182,7 @@ class ReplayedTurn:
     gaps: list[float]  # for each equal token, the logprob now minus the recorded logprob; empty if none were recorded
 
     @property
-    def departs(self) -> bool:
+    def differs(self) -> bool:
         """True if the engine samples other tokens, or stops earlier."""
         return self.same < len(self.recorded)
 
@@ -192,10 +197,10 @@ async def replay(
     tokens = episode.tokens
     logprobs = _recorded_logprobs(episode)
     for turn, (start, end) in enumerate(episode.turns):
-        asked = {**params, "max_new_tokens": end - start}
-        if asked.get("sampling_seed") is not None:
-            asked = turn_params(asked, turn)
-        answer = await client.generate(tokens[:start], asked)
+        own_params = {**params, "max_new_tokens": end - start}
+        if own_params.get("sampling_seed") is not None:
+            own_params = turn_params(own_params, turn)
+        answer = await client.generate(tokens[:start], own_params)
         recorded, again = tokens[start:end], answer.output_ids
         shorter = min(len(recorded), len(again))
         same = next((at for at in range(shorter) if recorded[at] != again[at]), shorter)
@@ -221,12 +226,12 @@ async def recorded_gaps(
     sampled = [at for start, end in episode.turns for at in range(start, end)]
     if not logprobs or sampled[0] == 0:
         return None
-    asked = {
+    fields = {
         "sampling_params": {"temperature": 1.0, "max_new_tokens": 1},
         "return_logprob": True,
         "logprob_start_len": sampled[0] - 1,
     }
-    body = EncodedIds(tokens, vocab_size=vocab_size).to_json(b'{"input_ids":', b"," + orjson.dumps(asked)[1:])
+    body = EncodedIds(tokens, vocab_size=vocab_size).to_json(b'{"input_ids":', b"," + orjson.dumps(fields)[1:])
     try:
         response = await http.post("/generate", content=body, headers=JSON_HEADERS)
     except CONNECTION_ERRORS as e:
@@ -251,7 +256,7 @@ def _input_logprobs(answer: Json, tokens: Sequence[int], vocab_size: int | None)
     last_id = None if vocab_size is None else vocab_size - 1
     named = zip(entries, tokens[max(first, 0) :], strict=False)
     if first < 0 or any(name not in (token, 0 if token == last_id else token) for (_, name), token in named):
-        raise EngineResponseError("the engine's input logprobs are of other tokens than those that it was sent")
+        raise EngineResponseError("got input logprobs of other tokens; expected those of the tokens that were sent")
     return {first + at: logprob for at, (logprob, _) in enumerate(entries) if logprob is not None} or None
 
 
@@ -275,9 +280,9 @@ async def run_replay(
     as_json: bool = False,
 ) -> bool:
     """Replay an episode and print the result; return whether every turn is the same."""
-    episode = nth_episode(dump, sample)
+    episode = read_episode(dump, sample)
     if episode.sample.multimodal_train_inputs is not None:
-        raise DumpError(f"{episode.record.where} has images, which replay does not send; choose an episode of text")
+        raise DumpError(f"{episode.record.where} has images, which replay does not send; choose one without images")
     params = _params(episode, temperature, seed)
     async with served_engine(base_url, model_dir) as url:
         check_is_engine(await fetch_engine_info(url), url)
@@ -294,28 +299,28 @@ async def run_replay(
         "index": episode.sample.index,
         "temperature": params["temperature"],
         "seed": params.get("sampling_seed"),
-        "same": not any(turn.departs for turn in turns),
-        "turns": [_turn(turn, episode, tokenizer) for turn in turns],
-        "recorded_tokens": _gap_facts(gaps),
+        "same": not any(turn.differs for turn in turns),
+        "turns": [_turn_report(turn, episode, tokenizer) for turn in turns],
+        "recorded_tokens": _summarize_gaps(gaps),
     }
     if as_json:
         print(json_line(report).decode(), end="")
     else:
-        if not _decide(_recorded_params(episode)):
-            words = (
-                "note: the episode was sampled without a seed, or its parameters were not recorded, so that turns may "
-                "depart by chance; its logprobs say more"
+        if not _fix_tokens(_recorded_params(episode)):
+            note = (
+                "note: the episode was sampled without a seed, or its parameters were not recorded, so turns may "
+                "differ by chance; compare the logprobs instead"
             )
-            make_console(stderr=True).print(words, soft_wrap=True)
+            make_console(stderr=True).print(note, soft_wrap=True)
         _show(make_console(), report)
         show_next("view", dump, "--text", "--sample", sample)
     return bool(report["same"])
 
 
 def _params(episode: DumpedEpisode, temperature: float | None, seed: int | None) -> dict[str, Json]:
-    """Return the requested sampling parameters; else the recorded ones if they fix the tokens; else greedy ones."""
+    """Return the requested sampling parameters, else the recorded ones if they fix the tokens, else greedy ones."""
     own = _recorded_params(episode)
-    if _decide(own) and temperature is None and seed is None:
+    if _fix_tokens(own) and temperature is None and seed is None:
         return {**slime_sampling_params(1.0, 1), **own}
     if temperature is None:
         temperature = 0.0 if seed is None else 1.0
@@ -326,17 +331,17 @@ def _recorded_params(episode: DumpedEpisode) -> Mapping[str, Json]:
     return episode.facts.sampling_params or {}
 
 
-def _decide(params: Mapping[str, Json]) -> bool:
+def _fix_tokens(params: Mapping[str, Json]) -> bool:
     """Return whether these parameters determine the sampled tokens on an engine that uses seeds."""
     return params.get("sampling_seed") is not None or params.get("temperature") == 0
 
 
-def _turn(turn: ReplayedTurn, episode: DumpedEpisode, tokenizer: PreTrainedTokenizerBase) -> dict[str, Json]:
+def _turn_report(turn: ReplayedTurn, episode: DumpedEpisode, tokenizer: PreTrainedTokenizerBase) -> dict[str, Json]:
     def text(ids: list[int]) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     departure = None
-    if turn.departs:
+    if turn.differs:
         at = turn.start + turn.same
         recorded, again = (ids[turn.same : turn.same + _SHOWN_TOKENS] for ids in (turn.recorded, turn.again))
         departure = {
@@ -347,10 +352,10 @@ def _turn(turn: ReplayedTurn, episode: DumpedEpisode, tokenizer: PreTrainedToken
             "again": {"ids": again, "text": text(again), "finish": turn.finish},
         }
     facts = {"turn": turn.turn, "tokens": len(turn.recorded), "same_tokens": turn.same}
-    return {**facts, "logprobs": _gap_facts(turn.gaps), "departure": departure}
+    return {**facts, "logprobs": _summarize_gaps(turn.gaps), "departure": departure}
 
 
-def _gap_facts(gaps: Sequence[float] | None) -> dict[str, float] | None:
+def _summarize_gaps(gaps: Sequence[float] | None) -> dict[str, float] | None:
     if not gaps:
         return None
     sizes = [abs(gap) for gap in gaps]
@@ -361,20 +366,20 @@ def _show(console: Console, report: dict[str, Json]) -> None:
     for turn in report["turns"]:
         gaps, departure = turn["logprobs"], turn["departure"]
         logprobs = "" if gaps is None else f"; logprobs differ by {gaps['largest_gap']:.2g} at most"
-        words = f"turn {turn['turn']}: {turn['same_tokens']} of {turn['tokens']} tokens are the same{logprobs}"
-        console.print(Text(words, style="green" if departure is None else "red"), soft_wrap=True)
+        line = f"turn {turn['turn']}: {turn['same_tokens']} of {turn['tokens']} tokens are the same{logprobs}"
+        console.print(Text(line, style="green" if departure is None else "red"), soft_wrap=True)
         if departure is not None:
             then, now = departure["recorded"], departure["again"]
             ends = f"{now['ids']} {now['text']!r}" if now["ids"] else f"the end ({now['finish']})"
-            words = (
-                f"  departs at its token {departure['token']} ({departure['position']} of the sample), after "
+            lines = (
+                f"  differs at its token {departure['token']} ({departure['position']} of the sample), after "
                 f"{departure['before']!r}:\n  recorded {then['ids']} {then['text']!r}\n  now      {ends}"
             )
-            console.print(Text(words), soft_wrap=True)
+            console.print(Text(lines), soft_wrap=True)
     recorded = report["recorded_tokens"]
     if recorded is None:
-        words = "recorded tokens: no logprobs of its input from this engine, or none recorded"
+        line = "recorded tokens: not compared; this engine returns no logprobs of its input, or none were recorded"
     else:
         gaps = f"{recorded['largest_gap']:.2g} at most, {recorded['mean_gap']:.2g} on average"
-        words = f"recorded tokens: the engine's logprobs differ from the recorded ones by {gaps}"
-    console.print(Text(words), soft_wrap=True)
+        line = f"recorded tokens: the engine's logprobs differ from the recorded ones by {gaps}"
+    console.print(Text(line), soft_wrap=True)

@@ -30,38 +30,38 @@ from strands_rollout.settings import KEY, RolloutSettings, read_config_file
 if TYPE_CHECKING:
     from strands_rollout.template.chat_template import ChatTemplate
 
-_TRACKER: Final = "latest_checkpointed_iteration.txt"
-_INDEX: Final = "model.safetensors.index.json"
+_TRACKER_FILE: Final = "latest_checkpointed_iteration.txt"
+_INDEX_FILE: Final = "model.safetensors.index.json"
 # bytes; weights are larger, and the pointer that git leaves in place of a file is smaller
 _MIN_WEIGHT_BYTES: Final = 1024
-_IMPORTABLE: Final = "correct it; a module of your own must be beside the file, installed, or in a folder on PYTHONPATH"
-_REACHABLE: Final = "start it, or correct its command or URL"
-_ROWS: Final = 200
-_SCRIPTS: Final = {
+_IMPORT_REMEDY: Final = "correct it; your own module must be beside the file, installed, or on PYTHONPATH"
+_CONNECT_REMEDY: Final = "start it, or correct its command or URL"
+_MAX_ROWS: Final = 200
+_PREPARE_SCRIPTS: Final = {
     "dapo-math-17k": "dapo_math_17k.py",
     "aime-2024": "aime_2024.py",
     "aime-2025": "aime_2025.py",
     "gsm8k-train": "gsm8k.py",
     "gsm8k-test": "gsm8k.py --split test",
 }
-_PREPARE_ANY: Final = 'make it one JSON object a line: {"prompt": [{"role": "user", "content": "..."}], "label": "34"}'
-_NOT_RENDERED: Final = "leave --apply-chat-template off, and prepare the data as chats or plain text"
+_PREPARE_REMEDY: Final = 'write a JSON object per line: {"prompt": [{"role": "user", "content": "..."}], "label": "34"}'
+_RENDERED_REMEDY: Final = "leave out --apply-chat-template, and prepare the data as messages or plain text"
 
 
 def check_model(options: DoctorOptions) -> Iterator[Finding]:
     """Check that the model has its config and all weights."""
     folder, prepare = options.model, options.prepare_model
     if not folder.is_dir():
-        yield missing("model", f"{folder} is not there: a run starts from it", prepare, needed=options.training)
+        yield missing("model", f"{folder} does not exist; a run starts from it", prepare, needed=options.training)
         return
     try:
         config = orjson.loads(read_regular(folder / "config.json", MAX_JSON_BYTES))
         weights = sorted(folder.glob("*.safetensors"))
-        if (index := folder / _INDEX).is_file():
+        if (index := folder / _INDEX_FILE).is_file():
             names = set(orjson.loads(read_regular(index, MAX_JSON_BYTES))["weight_map"].values())
             weights = [folder / name for name in sorted(names)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-        yield error("model", f"{folder} is not a whole model: {type(e).__name__}: {e}", prepare)
+        yield error("model", f"{folder} is not a complete model: {type(e).__name__}: {e}", prepare)
         return
     broken = [path.name for path in weights if not path.is_file() or path.stat().st_size < _MIN_WEIGHT_BYTES]
     if broken or not weights:
@@ -76,40 +76,40 @@ def check_converted_model(options: DoctorOptions) -> Iterator[Finding]:
     """Check that the converted model is complete according to its tracker file."""
     folder, name, prepare = options.converted_model, "converted model", options.prepare_model
     if not folder.is_dir():
-        yield missing(name, f"{folder} is not there: Megatron loads it", prepare, needed=options.training)
+        yield missing(name, f"{folder} does not exist; Megatron loads it", prepare, needed=options.training)
         return
-    tracker = folder / _TRACKER
+    tracker = folder / _TRACKER_FILE
     iteration = tracker.read_text().strip() if tracker.is_file() else ""
     saved = f"iter_{int(iteration):07d}" if iteration.isdecimal() else iteration
     if saved and (folder / saved).is_dir():
         yield good(name, f"{folder}: {saved}")
     else:
-        found = f"{tracker} names {iteration!r}, but there is no folder {saved!r} beside it: the conversion did not end"
+        found = f"{tracker} names {iteration!r}, but the folder {saved!r} beside it is missing: convert the model again"
         yield error(name, found, prepare)
 
 
 def check_tokenizer(options: DoctorOptions) -> Iterator[Finding]:
     """Check that the tokenizer loads and fits the model, and that its chat template passes `check-template`."""
-    from strands_rollout.diagnostics.template_check import check_template, load_tokenizer_folder, read_object
+    from strands_rollout.diagnostics.template_check import check_template, load_tokenizer_folder, read_json_object
 
     folder = options.tokenizer_dir
-    fetch = f"fetch the tokenizer again: {options.prepare_model}; or name another folder with --tokenizer"
+    fetch = f"download the tokenizer again: {options.prepare_model}; or name another folder with --tokenizer"
     try:
         tokenizer = load_tokenizer_folder(folder)
     except ConfigError as e:
         yield error("tokenizer", str(e), fetch)
         return
-    size, rows = len(tokenizer), read_object(folder / "config.json").get("vocab_size")
+    size, vocab_size = len(tokenizer), read_json_object(folder / "config.json").get("vocab_size")
     yield good("tokenizer", f"{folder}: {type(tokenizer).__name__}, {size} tokens")
-    if isinstance(rows, int) and size > rows:  # an id for which the model has no row kills a server
-        found = f"{folder}: the tokenizer has {size} tokens, config.json's model {rows}: they are of two models"
+    if isinstance(vocab_size, int) and size > vocab_size:  # an id without an embedding crashes a server
+        found = f"{folder}: the tokenizer has {size} tokens, but the model's vocab_size in config.json is {vocab_size}"
         yield error("vocabulary", found, fetch)
     parser = _settings(options).tool_parser
     rules = {rule.name: rule for rule in check_template(str(folder), tokenizer, tool_parser=parser)}
     faults = [replace(rule, name=f"chat template: {name}") for name, rule in rules.items() if rule.remedy is not None]
     if not faults:
         shown = "; ".join(f"{name}: {rules[name].found}" for name in ("end of turn", "reasoning"))
-        yield good("chat template", f"keeps all rules of check-template; {shown}")
+        yield good("chat template", f"passes all rules of check-template; {shown}")
     yield from faults
 
 
@@ -125,19 +125,19 @@ def check_config(options: DoctorOptions) -> Iterator[Finding]:
     """Check the settings file, and that everything it names can be loaded."""
     path = options.config_file
     if path is None and not options.changes:
-        yield skipped("config", "no --config, and no configs/math_code.yaml here: the defaults hold")
+        yield skipped("config", "no --config, and no configs/math_code.yaml here: runs use the default settings")
         return
     try:
         settings = read_config_file(path, options.changes)
     except ConfigError as e:
         yield error("config", str(e), "correct it; all settings with their meaning: strands-rollout config")
         return
-    given = ", ".join(sorted(settings.model_fields_set)) or "no setting"
-    yield good("config", f"{path or '--set'}: {given} set, all valid")
+    given = ", ".join(sorted(settings.model_fields_set)) or "nothing"
+    yield good("config", f"{path or '--set'}: sets {given}; all valid")
     if path and (others := sorted(str(key) for key in yaml.safe_load(yaml_text(path)) if key != KEY)):
-        found = f"{path} also sets {', '.join(others)}: slime lets these override its command line, in silence"
+        found = f"{path} also sets {', '.join(others)}, which silently override slime's command line"
         yield warning("config: other keys", found, "give them on slime's command line instead")
-    yield from _load_named(path, settings)
+    yield from _check_names(path, settings)
     yield from _check_workers(settings)
 
 
@@ -146,25 +146,25 @@ def _check_workers(settings: RolloutSettings) -> Iterator[Finding]:
     workers, cpus = settings.episode_workers, os.cpu_count() or 1
     if workers.is_enabled and find_spec("ray") is None:
         remedy = "pip install 'strands-rollout[ray]', on every node, or set episode_workers: 0"
-        yield error("config: episode_workers", "they need Ray, which is not installed here", remedy)
+        yield error("config: episode_workers", "episode workers need Ray, which is not installed here", remedy)
     elif workers.is_enabled:
         here = workers.per_node or workers.count or 0
-        wanted = f"{workers.count or 'some'} workers of {workers.cpus:g} CPUs"
+        requested = f"{workers.count or 'some'} workers of {workers.cpus:g} CPUs"
         if here * workers.cpus > cpus:
-            found = f"{wanted}; this machine has {cpus} CPUs, of which engines and trainer take some"
-            yield warning("config: episode_workers", found, "see that the job has enough nodes, or ask for fewer")
+            found = f"{requested}; this machine has {cpus} CPUs, of which engines and trainer take some"
+            yield warning("config: episode_workers", found, "check that the job has enough nodes, or use fewer workers")
         else:
-            yield good("config: episode_workers", f"{wanted}; this machine has {cpus}")
+            yield good("config: episode_workers", f"{requested}; this machine has {cpus}")
     if settings.journal_dir is not None:
         folder = Path(settings.journal_dir)
-        there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
-        if not (there.is_dir() and os.access(there, os.W_OK)):
-            yield error("config: journal_dir", f"nothing can be written to {folder}", "name a folder that can be made")
+        existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        if not (existing.is_dir() and os.access(existing, os.W_OK)):
+            yield error("config: journal_dir", f"{folder} can't be written to", "set journal_dir to a writable folder")
         else:
-            yield good("config: journal_dir", f"unfinished episodes are kept in {folder}")
+            yield good("config: journal_dir", f"unfinished episodes are saved in {folder}")
 
 
-def _load_named(path: Path | None, settings: RolloutSettings) -> Iterator[Finding]:
+def _check_names(path: Path | None, settings: RolloutSettings) -> Iterator[Finding]:
     """Yield an error for each setting that names something that can't be loaded or reached."""
     from strands_rollout.slime_plugin.inputs import find_load_errors
     from strands_rollout.user_code import add_config_folder
@@ -172,14 +172,16 @@ def _load_named(path: Path | None, settings: RolloutSettings) -> Iterator[Findin
     add_config_folder(path)
     faults = asyncio.run(find_load_errors(settings, connects=True))
     for name, fault in faults:
-        yield error(f"config: {name}", str(fault), _REACHABLE if isinstance(fault, SandboxError) else _IMPORTABLE)
+        yield error(
+            f"config: {name}", str(fault), _CONNECT_REMEDY if isinstance(fault, SandboxError) else _IMPORT_REMEDY
+        )
     if not faults:
         tools = ", ".join(tool if isinstance(tool, str) else tool.shown_name for tool in settings.tools) or "none"
-        yield good("config: names", f"tools {tools} and all else that the settings name can be loaded")
+        yield good("config: names", f"tools ({tools}) and all other names in the settings can be loaded")
 
 
 def check_data(options: DoctorOptions) -> Iterator[Finding]:
-    """Check the named data files, or else those of the launch scripts, which may be missing."""
+    """Check the data files of --data, else those of the launch scripts, which may be missing."""
     if options.data:
         for path in options.data:
             yield from _check_file(path, options, needed=True)
@@ -204,7 +206,7 @@ def _check_eval_config(path: Path) -> Finding:
         sets = read_eval_config(path, Sampling(samples=1, max_new_tokens=1), limit=None, on_note=lambda _: None)
     except RolloutError as e:
         return error("eval config", str(e), f"correct it; EVAL_CONFIG={path} strands-rollout doctor checks it again")
-    return good("eval config", f"{path}: {', '.join(one.name for one in sets)}, each with its data")
+    return good("eval config", f"{path}: {', '.join(data_set.name for data_set in sets)}, each with its data")
 
 
 def _check_file(path: Path, options: DoctorOptions, *, needed: bool) -> Iterator[Finding]:
@@ -213,10 +215,12 @@ def _check_file(path: Path, options: DoctorOptions, *, needed: bool) -> Iterator
     from strands_rollout.grading import container_label
     from strands_rollout.template.chat_template import ChatTemplate
 
-    scripts = (f"python data_prep/{script}" for start, script in _SCRIPTS.items() if path.name.startswith(start))
-    name, prepare = f"data: {path.name}", next(scripts, _PREPARE_ANY)
+    scripts = (
+        f"python data_prep/{script}" for start, script in _PREPARE_SCRIPTS.items() if path.name.startswith(start)
+    )
+    name, prepare = f"data: {path.name}", next(scripts, _PREPARE_REMEDY)
     if not path.is_file():
-        yield missing(name, f"{path} is not there", prepare, needed=needed)
+        yield missing(name, f"{path} does not exist", prepare, needed=needed)
         return
     try:
         template = ChatTemplate(load_tokenizer_folder(options.tokenizer_dir))
@@ -224,26 +228,26 @@ def _check_file(path: Path, options: DoctorOptions, *, needed: bool) -> Iterator
         template = ChatTemplate(load_tokenizer_folder(diagnostics.SHIPPED_TOKENIZER))
     settings = _settings(options)
     try:
-        rows = list(islice(iter_rows(path, needs_label=settings.needs_labels), _ROWS))
+        rows = list(islice(iter_rows(path, needs_label=settings.needs_labels), _MAX_ROWS))
     except PromptError as e:
         yield error(name, str(e), prepare)
         return
     faults = [f"line {line}: {fault}" for line, row in rows if (fault := _row_fault(row, template, settings))]
     if faults:
         more = f" (and {len(faults) - 1} more of the first {len(rows)} rows)" if len(faults) > 1 else ""
-        yield error(name, f"{path}: {faults[0]}{more}", _NOT_RENDERED if "render" in faults[0] else prepare)
+        yield error(name, f"{path}: {faults[0]}{more}", _RENDERED_REMEDY if "render" in faults[0] else prepare)
         return
-    read = [row for _, row in rows if isinstance(row, Row) and settings.needs_labels]
-    containers = [(row, told) for row in read if (told := container_label(row.label))]
-    notes = [f"line {row.line}: the label {row.label!r:.80} {told.meaning}" for row, told in containers]
-    if any(told.kind == "unreadable" for _, told in containers):
+    labelled = [row for _, row in rows if isinstance(row, Row) and settings.needs_labels]
+    containers = [(row, container) for row in labelled if (container := container_label(row.label))]
+    notes = [f"line {row.line}: the label {row.label!r:.80} {container.meaning}" for row, container in containers]
+    if any(container.kind == "unreadable" for _, container in containers):
         yield warning(name, f"{path}: {'; '.join(notes[:3])}", prepare)
     else:
         yield good(name, "; ".join([f"{path}: the first {len(rows)} rows have usable prompts and labels", *notes[:1]]))
 
 
 def _row_fault(row: Row | PromptError, template: ChatTemplate, settings: RolloutSettings) -> str | None:
-    """Return the problem of a row, such as a prompt that is already rendered by a template; None if it has none."""
+    """Return the problem of a row, such as a prompt already rendered by a template; None if the row is usable."""
     from strands_rollout.grading import label_texts
     from strands_rollout.slime_plugin.inputs import to_episode_prompt, with_row_settings
 
@@ -267,5 +271,5 @@ def _row_fault(row: Row | PromptError, template: ChatTemplate, settings: Rollout
     except ValueError as e:
         return str(e)
     if not any(text.strip() for text in texts):
-        return f"the label is {label!r}: with an empty label every answer is wrong"
+        return f"the label {label!r} is empty, so every answer is wrong"
     return None

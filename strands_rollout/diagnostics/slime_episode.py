@@ -32,15 +32,20 @@ _SETTINGS: Final = {
     "executor": {"name": "local", "isolation": "rlimits"},
 }
 _TIMEOUT_S: Final = 50.0
-_NEEDED: Final = ("train.py", "scripts/models/qwen3-8B.sh", "slime/rollout/sglang_rollout.py", "slime/utils/types.py")
+_REQUIRED_FILES: Final = (
+    "train.py",
+    "scripts/models/qwen3-8B.sh",
+    "slime/rollout/sglang_rollout.py",
+    "slime/utils/types.py",
+)
 _GIT_TIMEOUT_S: Final = 5.0
-_CLONE: Final = (
+_CLONE_REMEDY: Final = (
     "work in the image slimerl/slime, or: git clone https://github.com/THUDM/slime && git -C slime checkout "
     f"{TESTED_COMMIT[:8]} && pip install --no-deps -e slime; then name it with SLIME_DIR or --slime-dir"
 )
 _NAME: Final = "slime episode"
 # cluster modules that slime's rollout modules import; an episode does not use them
-_CLUSTER: Final = {
+_CLUSTER_MODULES: Final = {
     "ray": ("ray", "ray.util", "ray.util.scheduling_strategies"),
     "sglang": ("sglang", "sglang.srt", "sglang.srt.constants", "sglang.srt.server_args", "sglang.srt.utils"),
     "sglang_router": ("sglang_router",),
@@ -65,15 +70,16 @@ def check_slime(
             f"the importable slime at {packages[0]} is not THUDM's: it has no slime.utils.types.Sample. The slime of "
             "PyPI is an unrelated package"
         )
-        yield error("slime package", found, f"pip uninstall slime; then {_CLONE}")
+        yield error("slime package", found, f"pip uninstall slime; then {_CLONE_REMEDY}")
     elif folder is None:
-        found = "no slime here: training needs it; the demo and an evaluation against a server do not"
-        yield missing("slime", found, _CLONE, needed=options.training)
+        found = "no slime found: training needs it; the demo and an evaluation against a server do not"
+        yield missing("slime", found, _CLONE_REMEDY, needed=options.training)
     if folder is None:
         return
-    lacks = [name for name in _NEEDED if not (folder / name).is_file()]
-    if lacks:  # an installed package does not contain the scripts
-        yield error("slime", f"{folder} is not a whole checkout of THUDM/slime: it has no {', '.join(lacks)}", _CLONE)
+    absent = [name for name in _REQUIRED_FILES if not (folder / name).is_file()]
+    if absent:  # an installed package does not contain the scripts
+        found = f"{folder} is not a complete checkout of THUDM/slime: it has no {', '.join(absent)}"
+        yield error("slime", found, _CLONE_REMEDY)
         return
     version = re.search(r"""\bversion=["']([^"']+)["']""", _text(folder / "setup.py"))
     # git refuses a checkout that another user owns, as in a container, unless it is marked as safe
@@ -81,14 +87,14 @@ def check_slime(
     answer = (
         diagnostics.run_program(*git, env=options.env, timeout_s=_GIT_TIMEOUT_S) if (folder / ".git").exists() else None
     )
-    commit = answer.stdout[:8] if answer is not None and answer.exit_code == 0 else "not known"
-    yield good("slime", f"slime {version[1] if version else 'of no known version'} at {folder}, commit {commit}")
+    commit = answer.stdout[:8] if answer is not None and answer.exit_code == 0 else "unknown"
+    yield good("slime", f"slime {version[1] if version else 'of unknown version'} at {folder}, commit {commit}")
 
 
 def check_megatron(
     options: DoctorOptions, find_package: diagnostics.FindPackage = importlib.util.find_spec
 ) -> Iterator[Finding]:
-    """Find Megatron-LM: as named, else beside slime's checkout as in the launch scripts, else importable."""
+    """Find Megatron-LM: the named folder, else beside slime's checkout as the launch scripts do, else importable."""
     named, slime = options.megatron_dir or options.path_in_env("MEGATRON_DIR"), _checkout(options, find_package)
     importable = (package.parent for package in diagnostics.package_folders("megatron", find_package))
     beside = [slime.absolute().parent / "Megatron-LM"] if slime else []
@@ -98,11 +104,11 @@ def check_megatron(
         yield good("megatron", f"Megatron-LM at {found}")
         return
     remedy = (
-        "work in the image slimerl/slime, or name the folder with megatron/core with MEGATRON_DIR or --megatron-dir"
+        "work in the image slimerl/slime, or set MEGATRON_DIR or --megatron-dir to the folder that has megatron/core"
     )
-    here = f"{named} has no megatron/core" if named else "no Megatron-LM here"
-    needed_for = f"{here}: training and the conversion of checkpoints need it"
-    yield missing("megatron", needed_for, remedy, needed=bool(named) or options.training)
+    problem = f"{named} has no megatron/core" if named else "no Megatron-LM found"
+    because = f"{problem}: training and the conversion of checkpoints need it"
+    yield missing("megatron", because, remedy, needed=bool(named) or options.training)
 
 
 def _checkout(options: DoctorOptions, find_package: diagnostics.FindPackage) -> Path | None:
@@ -126,7 +132,7 @@ def check_slime_episode(
     find_package: diagnostics.FindPackage = importlib.util.find_spec,
     timeout_s: float = _TIMEOUT_S,
 ) -> Iterator[Finding]:
-    """Check that an episode returns from slime's loop completed; no finding without a checkout of slime."""
+    """Check that slime's rollout loop completes an episode; yields nothing without a checkout of slime."""
     checkout = _checkout(options, find_package)
     if checkout is None or not _is_slime(checkout / "slime"):
         return
@@ -134,7 +140,7 @@ def check_slime_episode(
     env = {**options.env, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
     answer = diagnostics.run_program(sys.executable, "-m", __name__, str(checkout), env=env, timeout_s=timeout_s)
     if answer is None or answer.exit_code is None:
-        yield error(_NAME, f"no episode came back from slime's loop within {timeout_s:g} s", _REMEDY)
+        yield error(_NAME, f"slime's loop returned no episode within {timeout_s:g} s", _REMEDY)
         return
     try:
         episode = json.loads(answer.stdout.splitlines()[-1])
@@ -142,21 +148,21 @@ def check_slime_episode(
         fault = (answer.stderr.splitlines() or [answer.printed])[-1]
         yield error(_NAME, f"slime's loop could not be run: {fault}", _REMEDY)
     else:
-        yield _judge(episode, training=options.training)
+        yield _judge_episode(episode, training=options.training)
 
 
-def _judge(episode: Json, *, training: bool) -> Finding:
+def _judge_episode(episode: Json, *, training: bool) -> Finding:
     if package := episode.get("missing"):
-        found = f"no episode was tried: slime's rollout needs the package {package!r}, which is not installed"
+        found = f"no episode was played: slime's rollout needs the package {package!r}, which is not installed"
         return missing(_NAME, found, "run it in slime's image, or install that package", needed=training)
-    found = f"an episode came back from slime's loop as {episode['status']}"
+    found = f"slime's loop returned an episode as {episode['status']}"
     if episode["status"] not in ("completed", "truncated"):
         return error(_NAME, f"{found} ({episode['stop_reason']}): {episode['error']}", _REMEDY)
     found += f": {episode['tokens']} tokens, {episode['trained']} of them trained, reward {episode['reward']}"
     if episode["placeholders"]:
-        found += f"; not installed, and not needed for it: {', '.join(episode['placeholders'])}"
+        found += f"; not installed, and not needed for this: {', '.join(episode['placeholders'])}"
     if episode["violations"]:
-        return error(_NAME, f"{found}; slime's trainer could not use it: {'; '.join(episode['violations'])}", _REMEDY)
+        return error(_NAME, f"{found}; slime's trainer can't use it: {'; '.join(episode['violations'])}", _REMEDY)
     if episode["warnings"]:
         return warning(_NAME, f"{found}; {'; '.join(episode['warnings'])}", _REMEDY)
     return good(_NAME, found)
@@ -164,12 +170,9 @@ def _judge(episode: Json, *, training: bool) -> Finding:
 
 @contextmanager
 def importable(checkout: Path) -> Iterator[list[str]]:
-    """Make slime importable, with placeholders for its cluster packages that are not installed.
-
-    Yields the names of these packages.
-    """
-    absent = [package for package in _CLUSTER if importlib.util.find_spec(package) is None]
-    placeholders = [name for package in absent for name in _CLUSTER[package]]
+    """Make slime importable, with placeholders for cluster packages that are not installed; yield their names."""
+    absent = [package for package in _CLUSTER_MODULES if importlib.util.find_spec(package) is None]
+    placeholders = [name for package in absent for name in _CLUSTER_MODULES[package]]
     sys.path.insert(0, str(checkout))
     sys.modules.update({name: _Placeholder(name) for name in placeholders})
     try:
@@ -181,7 +184,7 @@ def importable(checkout: Path) -> Iterator[list[str]]:
 
 
 class _Placeholder(ModuleType):
-    """A module in which every name exists and is a decorator without effect."""
+    """A module in which every name exists and is a decorator that changes nothing."""
 
     __path__ = []  # noqa: RUF012 - declared by ModuleType
     __version__ = "0.3.1"  # version of the router: slime before 0.3.1 asks the router for its workers
@@ -189,10 +192,10 @@ class _Placeholder(ModuleType):
     def __getattr__(self, name: str) -> Callable[..., object]:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _unchanged
+        return _return_unchanged
 
 
-def _unchanged(value: object = None, **_options: object) -> object:
+def _return_unchanged(value: object = None, **_options: object) -> object:
     return value
 
 

@@ -251,7 +251,7 @@ async def test_demo_prints_table_transcript_and_one_json_line(shipped_tokenizer,
     assert "accuracy 100%" in finished.stderr
     assert finished.stderr.endswith("\nnext: python -m strands_rollout.cli view demo_dump\n")
     assert len(list((tmp_path / "demo_dump").glob("*.jsonl"))) == 1
-    for name, found in (("diagnostics", "context: what the chat template renders"), ("viewer", "34")):
+    for name, found in (("diagnostics", "context: equals the chat template"), ("viewer", "34")):
         page = (Path(REPOSITORY) / f"docs/{name}.md").read_text()
         (line,) = re.findall(r"^(?:\| `)?strands-rollout ((?:drift|view) demo_dump[^`\n]*)", page, re.MULTILINE)
         words = [*line.split(), *(["--text"] if name == "viewer" else [])]

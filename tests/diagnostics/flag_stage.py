@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import dedent
 
-from strands_rollout.diagnostics.flag_check import FlagFindings, FlagTable, check_flags, table_of
+from strands_rollout.diagnostics.flag_check import FlagFindings, FlagTable, check_flags, load_flag_table
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 LAUNCH_SCRIPTS = sorted(path.name for path in (*SCRIPTS.glob("strands_*.sh"), *SCRIPTS.glob("eval_*.sh")))
@@ -13,7 +13,7 @@ LAUNCH_SCRIPTS = sorted(path.name for path in (*SCRIPTS.glob("strands_*.sh"), *S
 
 @functools.cache
 def recorded_table() -> FlagTable:
-    return table_of(None)
+    return load_flag_table(None)
 
 
 def findings_of(words: Sequence[str], table: FlagTable | None = None) -> FlagFindings:

@@ -94,7 +94,7 @@ async def test_run_doctor_passes_on_this_machine(tmp_path: Path, monkeypatch: py
 
 
 LAPTOP = [
-    warning("slime", "no slime here", "work in the image"),
+    warning("slime", "no slime found", "work in the image"),
     warning("gpus", "no GPU here", "use a machine with GPUs"),
     warning("disk: checkpoints", "78 GB free", "free some"),
     warning("data: aime-2024.jsonl", "is not there", "python data_prep/aime_2024.py"),
@@ -111,7 +111,7 @@ def shown_lines(findings: Sequence[Finding]) -> list[str]:
 
 def test_without_training_folds_findings_into_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "package_folders", lambda name: [])
-    found = doctor.without_training(LAPTOP, doctor_options(tmp_path))
+    found = doctor.skip_training_warnings(LAPTOP, doctor_options(tmp_path))
     assert [(one.status, one.remedy) for one in found[:4]] == [("skipped", one.remedy) for one in LAPTOP[:4]]
     assert found[4:] == LAPTOP[4:]
     lines = shown_lines(found)
@@ -129,12 +129,12 @@ def test_without_training_folds_findings_into_one_line(tmp_path: Path, monkeypat
 )
 def test_without_training_keeps_findings_where_training_is_meant(env, asked, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(doctor, "package_folders", lambda name: [])
-    assert doctor.without_training(LAPTOP, doctor_options(tmp_path, env, **asked)) == LAPTOP
+    assert doctor.skip_training_warnings(LAPTOP, doctor_options(tmp_path, env, **asked)) == LAPTOP
 
 
 def test_without_training_keeps_findings_on_named_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "package_folders", lambda name: [])
-    found = doctor.without_training(LAPTOP, doctor_options(tmp_path, data=[Path("aime-2024.jsonl")]))
+    found = doctor.skip_training_warnings(LAPTOP, doctor_options(tmp_path, data=[Path("aime-2024.jsonl")]))
     assert found[3] == LAPTOP[3]
 
 
@@ -236,7 +236,7 @@ async def check_server_at(url: str, timeout_s: float = 15.0, **expected: Any) ->
             serving({**SERVES, "context_length": 9}),
             "server context",
             "warning",
-            "takes 9 tokens, 20480 are",
+            "takes 9 tokens; expected at least 20480",
             "length 20",
         ),
     ],
@@ -260,7 +260,7 @@ async def test_check_server_other_vocabulary_is_an_error(tmp_path: Path) -> None
     async with serve_json({**serving(SERVES), "/tokenize": (200, {"tokens": [1, 2, 3]})}) as url:
         named = await check_server_at(url, tokenizer=SHIPPED)
         guessed = await check_server_at(url, env={"HF_CHECKPOINT": str(tokenizer_folder(tmp_path / "model"))})
-    assert_fault(named, "server tokens", "error", str(SHIPPED), "/models/m", "3 there", remedy="--tokenizer")
+    assert_fault(named, "server tokens", "error", str(SHIPPED), "/models/m", "3 on the server", remedy="--tokenizer")
     assert find_only(guessed, "server tokens").status == "warning"
     async with serve_json(serving({**SERVES, "model_path": str(SHIPPED)})) as url:  # this server does not tokenize
         same = await check_server_at(url, tokenizer=SHIPPED)
@@ -301,11 +301,11 @@ def test_check_packages_other_version_names_the_install(present, status, words, 
     ("env", "asked", "status", "words", "remedy"),
     [
         ({}, {"gpus": 2}, "ok", "2 GPUs: NVIDIA H100 80GB HBM3 with 81559 MiB; driver 570.1", None),
-        ({}, {"gpus": 8}, "error", "8 were asked for", "--gpus 2"),
+        ({}, {"gpus": 8}, "error", "expected 8", "--gpus 2"),
         ({"CUDA_VISIBLE_DEVICES": "1"}, {"gpus": 2}, "error", "1 GPUs of 2 (CUDA_VISIBLE_DEVICES=1)", "--gpus 1"),
         ({"CUDA_VISIBLE_DEVICES": "-1"}, {"gpus": 0}, "ok", "0 GPUs of 2", None),
-        ({"NUM_GPUS": "8"}, {"gpus": 4}, "error", "4 were asked for", "NUM_GPUS=2"),
-        ({}, {"training": True}, "error", "8 were asked for", "--gpus 2"),
+        ({"NUM_GPUS": "8"}, {"gpus": 4}, "error", "expected 4", "NUM_GPUS=2"),
+        ({}, {"training": True}, "error", "expected 8", "--gpus 2"),
         ({"RAY_ADDRESS": "http://elsewhere:8265"}, {"training": True}, "ok", "2 GPUs", None),
         # without nvidia-smi from here on
         ({"PATH": ""}, {}, "warning", "no nvidia-smi", "--gpus all"),
@@ -320,7 +320,7 @@ def test_check_gpus_compares_the_count_with_the_need(env, asked, status, words, 
 
 
 def test_check_gpus_survives_a_hanging_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_SMI_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(doctor, "_NVIDIA_SMI_TIMEOUT_S", 0.2)
     env = write_program(tmp_path / "bin", "nvidia-smi", f"sleep 60 & echo $! > {tmp_path / 'pid'}; sleep 60")
     found = doctor.check_gpus(doctor_options(tmp_path, env, gpus=8))
     assert_fault(found, "gpus", "error", "did not answer within 0.2 s", remedy="nvidia-smi")
@@ -359,11 +359,11 @@ def test_check_wandb_requires_the_package_when_on(env, is_installed, status, wor
 
 
 def test_judge_sandbox_missing_layer_is_an_error_if_required() -> None:
-    found = list(doctor.judge_sandbox(LACKING, "full"))
+    found = list(doctor.sandbox_findings(LACKING, "full"))
     assert_fault(found, "sandbox files", "error", "MISSING", "no Landlock", remedy="isolation: seccomp")
     assert "Landlock (Linux 5.13" in (find_only(found, "sandbox files").remedy or "")
     assert "not root" in find_only(found, "sandbox user").found
-    unasked = find_only(doctor.judge_sandbox(LACKING, "seccomp"), "sandbox files")
+    unasked = find_only(doctor.sandbox_findings(LACKING, "seccomp"), "sandbox files")
     assert (unasked.status, "no Landlock" in unasked.found) == ("skipped", True)
 
 

@@ -34,7 +34,7 @@ async def test_drift_reports_and_exits_with_1_on_wrong_context(shipped_tokenizer
     assert (totals["turn_drift"], totals["off_policy"], totals["mismatched_tokens"]) == (7, 7 + len(answer), 0)
     broken = sample_of_parts([prompt, call, context[1:], answer], prompt=QUESTION)
     wrong = drift(write_sample_dump(tmp_path, broken, name="wrong.jsonl"))
-    assert (wrong.exit_code, "are not what the chat template renders" in wrong.stdout) == (1, True)
+    assert (wrong.exit_code, "differ from the chat template's rendering" in wrong.stdout) == (1, True)
 
 
 async def test_drift_refuses_another_tokenizer(shipped_tokenizer, qwen3_tokenizer, tmp_path) -> None:

@@ -33,10 +33,10 @@ def faults(words: str) -> list[FlagFinding]:
         ("--mem-fraction-static 0.7", "--sglang-mem-fraction-static", "(SGLang)"),
         ("--router-polcy random", "--router-policy", "(SGLang's router)"),
         ("--zzzqqq 1", None, "no parser knows it"),
-        ("--sglang-mem-fraction 0.7", "--sglang-mem-fraction-static", "takes it for"),
+        ("--sglang-mem-fraction 0.7", "--sglang-mem-fraction-static", "reads it as"),
         ("--sglang-disable 1", ..., "parser stops"),
         ("--sglang-model-path 4", "--hf-checkpoint", "drops yours"),
-        ("--", None, "argparse takes no flag after it"),
+        ("--", None, "argparse reads no flag after it"),
     ],
 )
 def test_check_flags_unknown_flag_names_nearest_and_system(typo, nearest, said):
@@ -50,12 +50,12 @@ def test_check_flags_unknown_flag_names_nearest_and_system(typo, nearest, said):
 @pytest.mark.parametrize(
     ("words", "severity", "flag", "said"),
     [
-        ("--colocate true", "error", "--colocate", "further word 'true'"),
-        ("--lr 1e-6 2e-6", "error", "--lr", "further word '2e-6'"),
-        ("--rampup-batch-size 1 2 3 4", "error", "--rampup-batch-size", "further word '4'"),
+        ("--colocate true", "error", "--colocate", "extra word 'true'"),
+        ("--lr 1e-6 2e-6", "error", "--lr", "extra word '2e-6'"),
+        ("--rampup-batch-size 1 2 3 4", "error", "--rampup-batch-size", "extra word '4'"),
         (f"{OURS} --apply-chat-template", "error", "--apply-chat-template", ""),
         (f"{BATCHES} 64", "error", "--global-batch-size", ""),
-        (f"{BATCHES} 12", "warning", "--global-batch-size", "the last 8 are not trained on"),
+        (f"{BATCHES} 12", "warning", "--global-batch-size", "the last 8 of "),
         (f"{REPLICAS} --actor-num-nodes 3 {BATCHES} 32", "error", "--global-batch-size", "12 replicas"),
         (f"{GPUS} {BATCHES} 32 --actor-num-nodes 3", "error", "--global-batch-size", "12 replicas"),
         (f"--actor-num-gpus-per-node 7 {BATCHES} 32", "error", "--global-batch-size", "7 replicas"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from flag_stage import LAUNCH_SCRIPTS, SCRIPTS, findings_of, write
 
-from strands_rollout.diagnostics.flag_check import _PRINTING, read_arguments, read_script
+from strands_rollout.diagnostics.flag_check import _PRINT_ARGUMENTS, read_arguments, read_script
 from strands_rollout.errors import ConfigError
 
 FOREIGN = """
@@ -51,12 +51,14 @@ def script_of(folder: Path, text: str) -> Path:
 def test_read_script_refuses_a_foreign_script_with_a_command(tmp_path: Path) -> None:
     write(tmp_path, {"models/small.sh": MODEL})
     script = script_of(tmp_path, FOREIGN.format(folder=tmp_path).lstrip())
-    with pytest.raises(ConfigError, match=r"run\.sh is shell code \('\$'\), which is neither run nor read") as refused:
+    with pytest.raises(
+        ConfigError, match=r"run\.sh is shell code \('\$'\), which is neither run nor parsed"
+    ) as refused:
         read_script(script, None)
     assert not (tmp_path / "was-run").exists()
     command = str(refused.value).splitlines()[-1].strip().partition(" | ")[0]
-    assert command == f"{_PRINTING} SCRIPT"
-    assert _PRINTING in (Path(__file__).parents[2] / "docs/diagnostics.md").read_text()
+    assert command == f"{_PRINT_ARGUMENTS} SCRIPT"
+    assert _PRINT_ARGUMENTS in (Path(__file__).parents[2] / "docs/diagnostics.md").read_text()
     printed = subprocess.run(
         ["bash", "-c", command.replace("SCRIPT", shlex.quote(str(script)))],
         env={"PATH": "/usr/bin:/bin"}, cwd=tmp_path, capture_output=True, text=True, check=True,
@@ -131,7 +133,7 @@ def test_read_arguments_refuses_an_unclosed_quote() -> None:
 def test_read_script_reports_a_failing_or_endless_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, {"slime_launch.sh": LIBRARY})
     script = script_of(tmp_path, f"{OURS}echo no GPUs >&2\nexit 3\n")
-    with pytest.raises(ConfigError, match=r"ended with 3.*no GPUs"):
+    with pytest.raises(ConfigError, match=r"exit code 3.*no GPUs"):
         read_script(script, None)
     script.write_text(f"{OURS}sleep 60\n")
     monkeypatch.setattr("strands_rollout.diagnostics.flag_check._DRY_RUN_TIMEOUT_S", 0.2)
@@ -143,7 +145,7 @@ def test_read_script_reports_a_failing_or_endless_dry_run(tmp_path: Path, monkey
 def test_read_script_runs_only_scripts_that_source_the_library(library: str | None, tmp_path: Path) -> None:
     write(tmp_path, {} if library is None else {"slime_launch.sh": library})
     ours = OURS if library is None else f"# {OURS}"
-    with pytest.raises(ConfigError, match="neither run nor read"):
+    with pytest.raises(ConfigError, match="neither run nor parsed"):
         read_script(script_of(tmp_path, f"#!/bin/bash\ntouch {tmp_path}/was-run\n{ours}"), None)
     assert not (tmp_path / "was-run").exists()
 

@@ -1,4 +1,4 @@
-"""`table_of`: importable parsers are asked in a child process; other systems' flags come from the record.
+"""`load_flag_table`: importable parsers are read in a child process; other systems' flags come from the record.
 
 Small checkouts hold the argument files of slime, SGLang and Megatron-LM in their real places and forms.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from flag_stage import findings_of, write
 
-from strands_rollout.diagnostics.flag_check import RECORD, Flag, FlagTable, ask, table_of
+from strands_rollout.diagnostics.flag_check import RECORD, Flag, FlagTable, load_flag_table, probe_flags
 
 MAIN = "slime/utils/arguments.py"
 FILES = {
@@ -102,11 +102,11 @@ def _no_checkouts_in_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def source_kinds(table: FlagTable) -> list[str]:
     """Return how each system's flags became known: "parser" or "record"."""
-    return ["parser" if ": its parser was asked, " in line else "record" for line in table.sources]
+    return ["parser" if ": read from its parser, " in line else "record" for line in table.sources]
 
 
 def test_table_of_asks_all_four_parsers(tmp_path: Path) -> None:
-    table = table_of(write(tmp_path, ALL))
+    table = load_flag_table(write(tmp_path, ALL))
     assert source_kinds(table) == ["parser"] * 4
     assert [line.rpartition(" ")[2] for line in table.sources][2:] == ["9.9", "8.8"]
     assert {flag.names[0]: flag.system for flag in table.flags} == {
@@ -124,7 +124,7 @@ def test_table_of_asks_all_four_parsers(tmp_path: Path) -> None:
 
 
 def test_table_of_uses_the_record_for_missing_packages(tmp_path: Path) -> None:
-    table = table_of(write(tmp_path, {**FILES, **SGLANG}))
+    table = load_flag_table(write(tmp_path, {**FILES, **SGLANG}))
     assert source_kinds(table) == ["parser", "record", "parser", "record"]
     assert "No module named 'megatron'" in table.sources[1]
     assert findings_of([*WHOLE, "--newest-of-slime", "a", "--tensor-model-parallel-size", "2"], table).ok
@@ -142,7 +142,7 @@ def test_table_of_uses_the_record_for_missing_packages(tmp_path: Path) -> None:
     ids=["too slow", "half written", "no slime"],
 )
 def test_table_of_uses_the_record_when_parsers_fail(files, timeout_s, note, tmp_path):
-    table = table_of(write(tmp_path, files) if files else None, timeout_s=timeout_s)
+    table = load_flag_table(write(tmp_path, files) if files else None, timeout_s=timeout_s)
     assert source_kinds(table) == ["record"] * 4
     assert all(note in line for line in table.sources)
 
@@ -154,12 +154,12 @@ def test_flag_record_equals_slimes_checkout() -> None:
     record = json.loads(RECORD.read_text())
     if (head or "unknown") not in record["sources"]["slime"]["version"]:
         pytest.skip("the record is of another commit of slime")
-    recorded = table_of(None)
-    asked = [flag for flag in map(Flag.model_validate, ask(slime_dir)["flags"]) if flag.system == "slime"]
+    recorded = load_flag_table(None)
+    probed = [flag for flag in map(Flag.model_validate, probe_flags(slime_dir)["flags"]) if flag.system == "slime"]
     # where Megatron-LM declares a flag too, slime changes only its default
     own = {
         flag
-        for flag in asked
+        for flag in probed
         if not any(known.system == "megatron" for name in flag.names for known in recorded.find(name))
     }
 

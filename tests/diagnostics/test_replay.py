@@ -15,7 +15,7 @@ from strands_rollout import Sample
 from strands_rollout.cli.commands import app
 from strands_rollout.client.client import SGLangClient
 from strands_rollout.client.transport import create_client
-from strands_rollout.diagnostics.replay import ReplayedTurn, episode_of, recorded_gaps, replay, run_replay
+from strands_rollout.diagnostics.replay import ReplayedTurn, recorded_gaps, replay, run_replay, to_episode
 from strands_rollout.dump import DumpRecord, TokenTexts, write_dump
 from strands_rollout.engine import SHIPPED_MODEL_DIR, running_engine
 from strands_rollout.errors import ConfigError, DumpError, EngineResponseError, TrajectoryError
@@ -58,7 +58,7 @@ async def play_two_turns(base_url: str, tokenizer: Any, *, temperature: float = 
 def test_episode_of_takes_turns_from_the_loss_mask(mask: list[int] | None, turns: Any) -> None:
     """Without a mask, slime trains the whole response."""
     sample = Sample(tokens=[1, 2, 3, 4, 5, 6], response_length=4, loss_mask=mask)
-    found = episode_of(DumpRecord.from_sample(sample), 0)
+    found = to_episode(DumpRecord.from_sample(sample), 0)
     assert (None if found is None else found.turns) == turns
 
 
@@ -91,7 +91,7 @@ async def test_run_replay_uses_recorded_sampling_params(
         same = await run_replay(dump, base_url=base_url, as_json=True)
         report = json.loads(capsys.readouterr().out)
         await run_replay(dump, base_url=base_url)
-        assert ("turns may depart by chance" in " ".join(capsys.readouterr().err.split())) is (used[1] is None)
+        assert ("turns may differ by chance" in " ".join(capsys.readouterr().err.split())) is (used[1] is None)
         assert (report["temperature"], report["seed"]) == used
         assert same is (report["seed"] == 11)
 
@@ -164,7 +164,7 @@ def test_replay_command_refuses_a_missing_or_tokenless_sample(tmp_path: Path) ->
     path = tmp_path / "results.jsonl"
     path.write_text(json.dumps({"data_set": "a", "problem": 0, "number": 0, "status": "completed"}) + "\n")
     for number, kind, words in (
-        (0, DumpError, "tokens are not in it"),
+        (0, DumpError, "no tokens of the policy"),
         (1, ConfigError, f"got --sample 1; {path} has 1 samples, counted from 0"),
     ):
         result = CliRunner().invoke(app, ["replay", str(path), "--sample", str(number)])
@@ -176,4 +176,4 @@ def test_replay_command_refuses_images(tmp_path: Path) -> None:
     path = write_sample_dump(tmp_path, sample_of_parts([[1, 2], [3]], multimodal_train_inputs={"pixel_values": [0.5]}))
     result = CliRunner().invoke(app, ["replay", str(path), "--base-url", "http://127.0.0.1:9"])
     assert isinstance(result.exception, DumpError)
-    assert str(result.exception) == f"{path}:1 has images, which replay does not send; choose an episode of text"
+    assert str(result.exception) == f"{path}:1 has images, which replay does not send; choose one without images"

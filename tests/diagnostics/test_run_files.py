@@ -103,9 +103,9 @@ def test_check_model_names_missing_files(tmp_path: Path) -> None:
 def test_check_model_looks_where_the_scripts_look(env, name, model, converted, tmp_path):
     asked = doctor_options(tmp_path, env, model_name=name, tokenizer=tmp_path)
     remedy = f"{PREPARE} --model {'OWNER/Foo' if name else 'Qwen/Qwen3'}-4B" if "4B" in model else PREPARE
-    assert_fault(check_model(asked), "model", "warning", f"{tmp_path / model} is not there", remedy=remedy)
+    assert_fault(check_model(asked), "model", "warning", f"{tmp_path / model} does not exist", remedy=remedy)
     found = check_converted_model(asked)
-    assert_fault(found, "converted model", "warning", f"{tmp_path / converted} is not there", remedy=remedy)
+    assert_fault(found, "converted model", "warning", f"{tmp_path / converted} does not exist", remedy=remedy)
     assert_fault(check_tokenizer(asked), "tokenizer", "error", remedy=remedy)
 
 

@@ -31,7 +31,7 @@ def test_check_slime_refuses_another_package_of_that_name(tmp_path: Path) -> Non
         return PathFinder.find_spec(name, [str(tmp_path)])
 
     (tmp_path / "slime").mkdir()
-    assert_fault(check_slime(doctor_options(tmp_path), find), "slime", "warning", "no slime here", remedy="git clone")
+    assert_fault(check_slime(doctor_options(tmp_path), find), "slime", "warning", "no slime found", remedy="git clone")
     (tmp_path / "slime" / "__init__.py").touch()
     words = ("not THUDM's", str(tmp_path))
     assert [finding.name for finding in check_slime(doctor_options(tmp_path), find)] == ["slime package"]
@@ -39,7 +39,7 @@ def test_check_slime_refuses_another_package_of_that_name(tmp_path: Path) -> Non
         check_slime(doctor_options(tmp_path), find), "slime package", "error", *words, remedy="pip uninstall slime"
     )
     found = check_slime(doctor_options(tmp_path, slime_dir=tmp_path / "absent"), find)
-    assert_fault(found, "slime", "error", "not a whole checkout", remedy="git clone")
+    assert_fault(found, "slime", "error", "not a complete checkout", remedy="git clone")
 
 
 def test_check_slime_shows_the_checkouts_version(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_check_slime_shows_the_checkouts_version(tmp_path: Path) -> None:
     for env, options in (({}, {"slime_dir": folder}), ({"SLIME_DIR": str(folder)}, {}), ({}, {})):
         find = nowhere if env or options else lambda name: PathFinder.find_spec(name, [str(folder)])
         (found,) = check_slime(doctor_options(tmp_path, env, **options), find)
-        assert (found.status, found.found) == ("ok", f"slime 0.3.1 at {folder}, commit not known")
+        assert (found.status, found.found) == ("ok", f"slime 0.3.1 at {folder}, commit unknown")
 
 
 def test_check_megatron_looks_where_the_scripts_look(tmp_path: Path) -> None:

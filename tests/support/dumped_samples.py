@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from strands_rollout import Sample
-from strands_rollout.diagnostics.replay import DumpedEpisode, episode_of
+from strands_rollout.diagnostics.replay import DumpedEpisode, to_episode
 from strands_rollout.dump import DumpRecord, write_dump
 
 Parts = list[list[int]]
@@ -42,7 +42,7 @@ def sample_of_parts(parts: Sequence[Sequence[int]], *, with_facts: bool = True, 
 
 
 def dumped_episode(sample: Any) -> DumpedEpisode:
-    found = episode_of(DumpRecord.from_sample(sample), 0)
+    found = to_episode(DumpRecord.from_sample(sample), 0)
     assert found is not None
     return found
 

@@ -63,7 +63,7 @@ ENDINGS: dict[str, Ending] = {
 def random_episode(known: str, tokenizer: Any, seed: int) -> RandomEpisode:
     ending = ENDINGS[known]
     refused = [] if ending.users > 1 else ["system messages", "more user turns with tools"]
-    ends = {"most_calls": 3 if ending.is_parallel else 1, "is_silent": ending.silent}
+    ends = {"max_calls": 3 if ending.is_parallel else 1, "is_silent": ending.silent}
     return RandomEpisode(tokenizer, seed, {}, TEMPLATES[known][0], refused=refused, **ends)
 
 

@@ -149,7 +149,7 @@ class EpisodeRecords:
         records: Records of the episode that a dead process left.
     """
 
-    is_certain = False
+    is_latest = False
     may_have_acted = True
 
     def __init__(self, store: RecordStore, key: bytes, records: Sequence[bytes]) -> None:

@@ -1,7 +1,7 @@
-"""The conditions of an episode: digests of all that decides how it continues from one of its steps.
+"""The conditions of an episode: digests of everything that decides how it continues from one of its steps.
 
 An episode is continued, from a journal or as an aborted sample, only if its conditions have not changed since it began;
-otherwise it starts afresh. docs/partial-rollouts.md lists what counts as a condition.
+otherwise it starts afresh. docs/partial-rollouts.md lists the conditions.
 """
 
 import functools
@@ -19,8 +19,8 @@ from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.slime_adapter import GenerateCall, tokenizer_of
 from strands_rollout.user_code import source_file
 
-# settings that are no conditions: where an episode is played, when it is given up, how it is saved, and what happens
-# to it afterwards. A row's choice from `row_tools` counts as part of the episode's `tools`
+# settings that do not count as conditions: they decide where an episode is played, when it is given up, how it is
+# saved, and what happens to it afterwards. A row's choice from `row_tools` counts as part of the episode's `tools`
 _IGNORED_SETTINGS: Final = frozenset(
     {
         "episode_workers",
@@ -43,7 +43,7 @@ _IGNORED_SETTINGS: Final = frozenset(
         "row_tools",
     }
 )
-# metadata that an attempt writes: facts, slime's mark of a collected sample, and turns for `--log-multi-turn`
+# keys that an attempt writes to metadata: facts, slime's mark of a collected sample, and turns for `--log-multi-turn`
 _ATTEMPT_KEYS: Final = frozenset({METADATA_KEY, "start_rollout_id", "round_number"})
 _CODE_SETTINGS: Final = ("agent_factory", "agent_program", "conversation_manager", "hooks", "tools")
 # a text that tokenizers encode differently: case, digits, spaces, accents, scripts, bytes, markup
@@ -81,12 +81,12 @@ def episode_conditions(call: GenerateCall, settings: RolloutSettings) -> dict[st
 def row_values(sample: SampleLike) -> list[object]:
     """Return a data set's row as plain values: the prompt, the label, and the metadata without attempts' keys."""
     metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
-    own = {str(name): value for name, value in metadata.items() if name not in _ATTEMPT_KEYS}
-    return [sample.prompt, sample.label, own]
+    of_row = {str(name): value for name, value in metadata.items() if name not in _ATTEMPT_KEYS}
+    return [sample.prompt, sample.label, of_row]
 
 
 def digest_of(value: object) -> str:
-    """Return a digest of 16 hex digits of a value's JSON, or of its `repr` if JSON can't hold the value."""
+    """Return a digest, 16 hex digits, of a value's JSON, or of its `repr` if JSON can't hold the value."""
     options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS
     try:
         text = orjson.dumps(value, default=repr, option=options)
@@ -122,7 +122,7 @@ def context_limit(args: SlimeArgs, *, evaluation: bool) -> int | None:
 
 
 def _code_paths(value: object) -> list[str]:
-    """Return the paths of code in a setting's value, without its MCP servers."""
+    """Return the paths of code in a setting's value, which may also hold MCP servers."""
     entries = value if isinstance(value, list) else [value]
     return [entry for entry in entries if isinstance(entry, str)]
 
@@ -138,8 +138,11 @@ def _tokenizer_digest(tokenizer: Any) -> str:  # noqa: ANN401 - a foreign class
 
 @functools.lru_cache(maxsize=256)
 def _code_digest(path: str) -> str:
-    """Return the digest of the file with the code at a path, read once: this process runs the code of that moment."""
+    """Return the digest of the file with the code at a path; "" if it can't be found.
+
+    The file is read once per process, since the process runs the code as it was then.
+    """
     with suppress(ToolError, OSError):
         file = source_file(path)
         return "" if file is None else hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-    return ""  # the episode itself fails with the reason
+    return ""  # the episode fails with the reason when it loads the code

@@ -3,11 +3,12 @@
 Drift is measured in two ways: by encoding each turn again by itself, and by encoding the whole conversation again as
 one text, as a trainer that gets text does.
 
-Mismatch is context that differs from what the chat template renders, token for token. The context between two turns is
-cut at its control tokens. These must be the ones that the template puts around the results of the turn's calls or
-around a user's turn, and each text between them must be encoded as the tokenizer encodes it. The texts of the results
-are taken from the tokens, so no record of the conversation is needed. A sample does not hold its tools and system
-prompt; of its prompt, only the encoding of the texts and the end (question and generation prompt) are checked.
+Mismatch is context that differs, token for token, from the chat template's rendering. The context between two turns is
+cut at its control tokens. They must be the control tokens that the template puts around the results of the turn's calls
+or around a user's turn, and each text between them must be encoded as the tokenizer encodes it. The texts of the
+results are taken from the tokens, so no record of the conversation is needed. A sample does not hold its tools and
+system prompt, so only two things are checked in its prompt: the encoding of the texts, and the end (question and
+generation prompt).
 """
 
 from __future__ import annotations
@@ -48,17 +49,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CLASSES: Final = ("assistant text", "tool call", "whitespace", "special tokens", "template")
-MAX_SAMPLES: Final = 64  # samples of a step that are measured
-MAX_TOKENS: Final = 2**18  # tokens of a step that are measured, prompts included; approximate
-_DIVERGENCE_TOKENS: Final = 8
+MAX_SAMPLES: Final = 64  # measured samples of a step
+MAX_TOKENS: Final = 2**18  # measured tokens of a step, prompts included; approximate
+_DIVERGENCE_TOKENS: Final = 8  # shown before and after a divergence
 # placeholders for unknown texts in messages that the template renders
 _PLACEHOLDER: Final = "probed-{}-of-{}"
 _PLACEHOLDER_ID: Final = "Probed{:03d}"  # 9 letters and digits, which some templates require
 _PLACEHOLDERS: Final = re.compile(r"probed-[a-z]+-of-\d+|Probed\d{3,}")
-_SHOWN_TOKENS: Final = 12
-_MAX_USER_TURNS: Final = 2
+_SHOWN_TOKENS: Final = 12  # shown from a mismatch on
+_MAX_USER_TURNS: Final = 2  # that may follow a turn in a row
 _CALLS: Final = (parsers.ToolCall, parsers.ParseFailure)
-_COUNTS: Final = ("sampled_tokens", "turn_drift", "text_drift", "off_policy")
+_COUNTS: Final = ("sampled_tokens", "turn_drift", "text_drift", "off_policy")  # counts of an EpisodeDrift
 
 T = TypeVar("T")
 Piece: TypeAlias = int | str
@@ -83,10 +84,10 @@ class SampledEpisode:
         return list(self.sample.tokens)
 
 
-class TurnReading:
-    """Reads turns of one policy.
+class TurnReader:
+    """Finds tool calls and prose in the turns of a policy.
 
-    Its parser is None if `tool_parser` is "auto" and the template writes calls in no known format.
+    The parser is None if `tool_parser` is "auto" and the template writes calls in no known format.
 
     Raises:
         TemplateError: The template can't be used token-exactly.
@@ -107,13 +108,13 @@ class TurnReading:
             self.parser = parsers.get_parser(parsers.detect_format(*call))
 
     def count_calls(self, ids: Sequence[int]) -> int | None:
-        """Count the calls of a turn, malformed ones included; None without a parser."""
+        """Return the number of a turn's calls, malformed calls included; None without a parser."""
         if self.parser is None:
             return None
         return sum(isinstance(segment, _CALLS) for segment in self._segments(ids))
 
     def prose(self, ids: Sequence[int]) -> list[tuple[int, int]] | None:
-        """Return start and end, in characters, of each piece of prose in a turn's text; None if all of it is prose."""
+        """Return start and end, in characters, of each piece of prose in a turn's text; None without a call."""
         segments = self._segments(ids)
         if not any(isinstance(segment, _CALLS) for segment in segments):
             return None
@@ -139,7 +140,8 @@ class _Difference:
 
     Attributes:
         at: Its index in the stretch.
-        tokens: How many of the stretch's tokens differ.
+        tokens: The number of the stretch's tokens that differ.
+        expected: The expected text at that place.
     """
 
     at: int
@@ -153,7 +155,7 @@ class Mismatch:
 
     Attributes:
         position: The index of the first differing token in the sample's tokens.
-        tokens: How many of the context's tokens differ; 1 if tokens are only missing.
+        tokens: The number of the context's tokens that differ; 1 if tokens are only missing.
         got: The text from the first differing token on.
         expected: The text that the template renders there.
     """
@@ -167,7 +169,7 @@ class Mismatch:
 class RenderCheck:
     """Compares the context of one policy's episodes with what its template renders."""
 
-    def __init__(self, reading: TurnReading) -> None:
+    def __init__(self, reading: TurnReader) -> None:
         self.reading = reading
         self._template, self._encoder = reading.template, reading.template.encoder
         self._renderings: dict[tuple[int, int], list[Piece] | None] = {}
@@ -176,12 +178,12 @@ class RenderCheck:
         """Yield the mismatches in order, at most one for each stretch of context between two turns."""
         tokens, turns = episode.tokens, list(episode.turns)
         contexts = zip([0, *(end for _, end in turns)], (start for start, _ in turns), strict=False)
-        # the template writes an image as one token, which the processor expands, and plugins may have added transient
-        # text: then only the encoding of the texts can be checked
+        # with images, of which the template writes one token and the processor many, or with transient texts of
+        # plugins, the rendering is unknown; then only the encoding of the texts can be checked
         has_images = getattr(episode.sample, "multimodal_train_inputs", None) is not None
-        is_unknown = has_images or episode.facts.transient_texts
+        is_rendering_unknown = has_images or episode.facts.transient_texts
         for number, (start, end) in enumerate(contexts):
-            if is_unknown:
+            if is_rendering_unknown:
                 found = self._encoding_difference(tokens[start:end])
             elif number == 0:
                 found = self._prompt_difference(tokens[:end], episode)
@@ -190,14 +192,14 @@ class RenderCheck:
             if found is not None:
                 at = start + found.at
                 got = self._encoder.decode(tokens[at : min(end, at + _SHOWN_TOKENS)])
-                yield Mismatch(at, max(found.tokens, 1), got, found.expected)  # none differs if tokens are missing
+                yield Mismatch(at, max(found.tokens, 1), got, found.expected)  # 0 if tokens are only missing
 
     def _turn_difference(self, context: Sequence[int], turn: Sequence[int]) -> _Difference | None:
-        """Compare the context after a turn with each form that the template may give it."""
+        """Compare the context after a turn with each rendering that is possible there."""
         differences = []
         for results, users in self._possible_messages(turn):
             pieces = self._render_pieces(results, users)
-            if pieces is None:  # the template can't render it, e.g. because it rejects the call's id
+            if pieces is None:  # the template refuses such messages, for example the placeholder id of the call
                 continue
             differences.append(self._template_difference(context, pieces[1:] if turn[-1] == pieces[0] else pieces))
         if differences and None not in differences:
@@ -205,7 +207,7 @@ class RenderCheck:
         return self._encoding_difference(context)
 
     def _possible_messages(self, turn: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the possible numbers of tool results, and of user's turns after them, that follow a turn."""
+        """Return pairs of the number of tool results that may follow a turn, and of user's turns after these."""
         calls = self.reading.count_calls(turn)
         if calls is None:
             return []
@@ -214,6 +216,7 @@ class RenderCheck:
         return [(count, users) for count in counts for users in range(0 if count else 1, _MAX_USER_TURNS + 1)]
 
     def _prompt_difference(self, context: Sequence[int], episode: SampledEpisode) -> _Difference | None:
+        """Compare the end of a prompt, the context before the first turn, with the row's question as rendered."""
         is_rewritten = (episode.facts.segments or 1) > 1
         if is_rewritten or fan_out_part(episode.sample) not in (None, 0):  # then the prompt is not the row's
             return self._encoding_difference(context)
@@ -235,13 +238,14 @@ class RenderCheck:
             ids = split[place] if place < len(split) else []
             if ids and isinstance(piece, str) and self._encoder.is_control(ids[0]):
                 ids = []  # an empty text
-            if not self._fits(ids, piece, has_free_start=has_free_start and number == 0):
+            if not self._matches_piece(ids, piece, has_free_start=has_free_start and number == 0):
                 shown = self._encoder.decode([piece]) if isinstance(piece, int) else _PLACEHOLDERS.sub("...", piece)
                 return _Difference(at, len(context) - at, shown)
             at, place = at + len(ids), place + bool(ids)
         return None if at == len(context) else _Difference(at, len(context) - at, "the policy's turn")
 
-    def _fits(self, ids: Sequence[int], piece: Piece, *, has_free_start: bool) -> bool:
+    def _matches_piece(self, ids: Sequence[int], piece: Piece, *, has_free_start: bool) -> bool:
+        """Return whether the ids are this control token, or a text that equals the piece but for its placeholders."""
         if isinstance(piece, int):
             return list(ids) == [piece]
         if any(map(self._encoder.is_control, ids)):
@@ -250,21 +254,21 @@ class RenderCheck:
         return _consists_of(self._encoder.decode(ids), ["", *parts] if has_free_start else parts)
 
     def _encoding_difference(self, context: Sequence[int]) -> _Difference | None:
-        """Find the first text between control tokens whose tokens are not the tokenizer's own."""
+        """Find the first text between control tokens that the tokenizer would encode differently."""
         at, count, first, shown = 0, 0, None, ""
         for ids in self._split(context):
             if not self._encoder.is_control(ids[0]):
-                own = self._encoder.encode_plain(self._encoder.decode(ids))
-                if own != ids:
-                    same = min(shared_length(ids, own), len(ids) - 1)
-                    count += _count_differing(ids, own)
+                encoded = self._encoder.encode_plain(self._encoder.decode(ids))
+                if encoded != ids:
+                    shared = min(shared_length(ids, encoded), len(ids) - 1)
+                    count += _count_differing(ids, encoded)
                     if first is None:
-                        first, shown = at + same, f"tokens {own[same : same + _SHOWN_TOKENS]}"
+                        first, shown = at + shared, f"tokens {encoded[shared : shared + _SHOWN_TOKENS]}"
             at += len(ids)
         return None if first is None else _Difference(first, count, shown)
 
     def _split(self, context: Sequence[int]) -> list[list[int]]:
-        """Cut the context at its control tokens, each of which is alone."""
+        """Cut the context into texts and control tokens; each control token is a part of its own."""
         found: list[list[int]] = []
         for token in context:
             if self._encoder.is_control(token) or not found or self._encoder.is_control(found[-1][0]):
@@ -273,7 +277,11 @@ class RenderCheck:
         return found
 
     def _render_pieces(self, calls: int, users: int) -> list[Piece] | None:
-        """Render so many results and user's turns, from the end of the assistant's turn on; None where that fails."""
+        """Render so many tool results and user's turns, from the end of the assistant's turn on.
+
+        Returns:
+            The pieces of the rendering, with placeholders as texts; None if the template can't render the messages.
+        """
         if (calls, users) not in self._renderings:
             messages: list[ChatMessage] = []
             for number in range(calls):
@@ -290,7 +298,7 @@ class RenderCheck:
         return self._renderings[calls, users]
 
     def _render_prompt_end(self, question: str) -> list[Piece]:
-        """Render the end of a prompt: the text that holds the question, and what follows it."""
+        """Render the end of a prompt: the text that holds the question, and all pieces after it."""
         marked = self._render_pieces(0, 1) or []
         place = next((n for n, piece in enumerate(marked) if isinstance(piece, str) and _PLACEHOLDERS.search(piece)), 0)
         ending = list(self._encoder.pieces(self._template.render_turn([{"role": "user", "content": question}])))[place:]
@@ -301,11 +309,11 @@ class RenderCheck:
 
     @cached_property
     def _shows_tools_with_question(self) -> bool:
-        """True where tools stand between what opens the first user's turn and its words."""
+        """Return whether the template shows the tools within the first user's turn, before its text."""
         question: ChatMessage = {"role": "user", "content": _PLACEHOLDER.format("question", 0)}
         try:
             shown = list(self._encoder.pieces(self._template.render([question], TOOLS)))
-        except TemplateError:  # it shows none
+        except TemplateError:  # it shows no tools
             return False
         alone = self._render_pieces(0, 1) or []
         texts = [
@@ -315,7 +323,7 @@ class RenderCheck:
 
 
 def _consists_of(text: str, parts: Sequence[str]) -> bool:
-    """Match a text against parts that may have anything between them, in time linear in the text."""
+    """Return whether a text consists of the parts with any texts between them, in time linear in the text."""
     first, *others = parts
     if not others:
         return text == first
@@ -331,7 +339,7 @@ def _consists_of(text: str, parts: Sequence[str]) -> bool:
 
 
 def _last_user_text(prompt: Json) -> str | None:
-    """Return the question that ends a prompt, where it is plain text."""
+    """Return the question at the end of a prompt if it is plain text, else None."""
     if isinstance(prompt, str):
         return prompt or None
     last = prompt[-1] if isinstance(prompt, list) and prompt else {}
@@ -339,10 +347,10 @@ def _last_user_text(prompt: Json) -> str | None:
     return content if isinstance(content, str) else None
 
 
-def _count_differing(got: Sequence[int], own: Sequence[int]) -> int:
-    """Count the tokens between the common beginning and the common end; at least one."""
-    begin = shared_length(got, own)
-    end = shared_length(got[begin:][::-1], own[begin:][::-1])
+def _count_differing(got: Sequence[int], expected: Sequence[int]) -> int:
+    """Count the tokens of `got` between the common beginning and the common end; at least 1."""
+    begin = shared_length(got, expected)
+    end = shared_length(got[begin:][::-1], expected[begin:][::-1])
     return max(len(got) - begin - end, 1)
 
 
@@ -352,10 +360,12 @@ class Divergence:
 
     Attributes:
         position: Its index in the sample's tokens.
-        turn: The policy's turn that contains it, from 0; None if it is context.
+        turn: The number of the policy's turn that contains it, from 0; None if it is context.
         before: The text of the tokens before it.
-        got: The sample's ids from there on.
-        again: The ids from there on after encoding the text again.
+        got: The sample's next ids, from the position on.
+        got_texts: The text of each of them.
+        again: The next ids after encoding the text again.
+        again_texts: The text of each of them.
     """
 
     position: int
@@ -380,7 +390,7 @@ class EpisodeDrift:
             tokens than a trainer on text would show it.
         classes: Drifted tokens by kind; "template" counts context tokens in the whole text.
         first: The first difference of the whole text.
-        mismatches: Context that the template would not render; None if it was not compared.
+        mismatches: Context that differs from the template's rendering; None if it was not compared.
     """
 
     number: int
@@ -406,15 +416,15 @@ class EpisodeDrift:
 
     @property
     def mismatched_tokens(self) -> int:
-        """Number of context tokens that the template would not render."""
+        """Number of context tokens that differ from the template's rendering."""
         return sum(found.tokens for found in self.mismatches or [])
 
 
 @dataclass(frozen=True, slots=True)
 class DriftTotals:
-    """Sums of `EpisodeDrift` over all episodes, and shares of the episodes and sampled tokens, 0 to 1.
+    """Sums of `EpisodeDrift` over all episodes, and shares, 0 to 1, of the episodes and sampled tokens.
 
-    Mismatches are None if no context was compared.
+    `mismatched_episodes` and `mismatched_tokens` are None if no context was compared.
     """
 
     episodes: int
@@ -431,17 +441,17 @@ class DriftTotals:
 
 
 class DriftMeter:
-    """Measures episodes of one policy.
+    """Measures the drift and mismatch of one policy's episodes.
 
     Args:
         tokenizer: The policy's tokenizer.
-        template_kwargs: Keyword arguments for the chat template, which override a sample's own.
+        template_kwargs: Keyword arguments for the chat template, which override the sample's.
         tool_parser: The format of the policy's calls; "auto" for the format that the template writes.
         checks_context: Whether contexts are compared with what the template renders.
 
     Attributes:
-        template_fault: The reason why the template can't be used, once it is known. Then nothing is compared with it,
-            and a tool call counts as text.
+        template_fault: The reason why the template can't be used; None while no fault is known. With a fault, no
+            context is compared, and tool calls count as text.
     """
 
     def __init__(
@@ -466,13 +476,13 @@ class DriftMeter:
         """Measure one episode; `number` is its position among others."""
         tokens, turns = episode.tokens, episode.turns
         again = reencode(tokens, self._tokenizer)
-        lost = _lost(*differing_tokens(tokens, self._tokenizer, self._bytes_of, again))
+        lost = _lost_positions(*differing_tokens(tokens, self._tokenizer, self._bytes_of, again))
         lost_sampled = sum(bisect_left(lost, end) - bisect_left(lost, start) for start, end in turns)
         classes = Counter({"template": len(lost) - lost_sampled})
         for start, end in turns:
             classes += self._classes_of(tokens[start:end], tokens[start - 1] if start else None, episode)
         first = None if tokens == again else shared_length(tokens, again)
-        check = self._check_for(episode) if self._checks_context else None
+        check = self._check_of(episode) if self._checks_context else None
         return EpisodeDrift(
             number=number,
             index=getattr(episode.sample, "index", None),
@@ -485,32 +495,33 @@ class DriftMeter:
             mismatches=None if check is None else list(check.mismatches(episode)),
         )
 
-    def _check_for(self, episode: SampledEpisode) -> RenderCheck | None:
-        # the arguments that the facts record, else those of the sample and the caller
-        recorded = episode.facts.template_kwargs
-        own = getattr(episode.sample, "apply_chat_template_kwargs", None) or {}
-        kwargs = dict(recorded) if recorded is not None else {**own, **self._template_kwargs}
+    def _check_of(self, episode: SampledEpisode) -> RenderCheck | None:
+        """Return the check with the template arguments of an episode; None if the template can't be used."""
+        kwargs = episode.facts.template_kwargs
+        if kwargs is None:  # not recorded
+            kwargs_of_sample = getattr(episode.sample, "apply_chat_template_kwargs", None) or {}
+            kwargs = {**kwargs_of_sample, **self._template_kwargs}
         key = repr(sorted(kwargs.items()))
         if key not in self._checks:
             try:
-                self._checks[key] = RenderCheck(TurnReading(self._tokenizer, kwargs, self._tool_parser))
+                self._checks[key] = RenderCheck(TurnReader(self._tokenizer, dict(kwargs), self._tool_parser))
             except TemplateError as e:
                 self._checks[key], self.template_fault = None, str(e)
         return self._checks[key]
 
     def _classes_of(self, ids: Sequence[int], before: int | None, episode: SampledEpisode) -> Counter[str]:
-        """Count the drifted tokens of a turn by kind; without a template all of its text is prose."""
+        """Count the drifted tokens of a turn by kind; without a template, tool calls count as text."""
         sampled, again = differing_tokens(ids, self._tokenizer, self._bytes_of, before=before)
-        drifted = _lost(sampled, again)
+        drifted = _lost_positions(sampled, again)
         if not drifted:
             return Counter()
         again_places = [placed[0] for placed in again]
-        check = self._check_for(episode)
+        check = self._check_of(episode)
         prose = None if check is None else check.reading.prose(ids)
         found: Counter[str] = Counter()
         for at in drifted:
             place, *_, token = sampled[at]
-            # the token at that place when the text is encoded again
+            # the token that covers this place when the text is encoded again
             covering = again[max(0, bisect_right(again_places, place) - 1)][-1] if again else token
             if self._control_ids & {token, covering}:
                 found["special tokens"] += 1
@@ -538,15 +549,19 @@ class DriftMeter:
 
 
 def measure_some(samples: Sequence[FinishedSample], meter: DriftMeter) -> list[EpisodeDrift]:
-    """Measure at most `MAX_SAMPLES` samples of a step, with about `MAX_TOKENS`, evenly spread.
+    """Measure at most `MAX_SAMPLES` samples of a step with about `MAX_TOKENS` tokens, evenly spread.
 
-    Samples without facts about what was sampled, or with invalid token ids, are left out.
+    Samples that do not record their turns, or have invalid token ids, are left out.
     """
-    episodes = [SampledEpisode(each.sample, each.facts, turns) for each in samples if (turns := each.turn_bounds)]
+    episodes = [
+        SampledEpisode(sample.sample, sample.facts, turns) for sample in samples if (turns := sample.turn_bounds)
+    ]
     tokens = sum(len(episode.sample.tokens) for episode in episodes)
     limit = max(1, MAX_TOKENS * len(episodes) // max(tokens, 1))
-    chosen = enumerate(evenly_spread(episodes, min(limit, MAX_SAMPLES)))
-    drifts = [run_metric("drift", functools.partial(meter.measure, each, n), of_sample=True) for n, each in chosen]
+    drifts = [
+        run_metric("drift", functools.partial(meter.measure, episode, number), of_sample=True)
+        for number, episode in enumerate(evenly_spread(episodes, min(limit, MAX_SAMPLES)))
+    ]
     return [drift for drift in drifts if drift is not None]
 
 
@@ -556,8 +571,8 @@ def evenly_spread(items: Sequence[T], limit: int = MAX_SAMPLES) -> list[T]:
     return [items[position * len(items) // count] for position in range(count)]
 
 
-def _lost(sampled: Sequence[PlacedToken], again: Sequence[PlacedToken]) -> list[int]:
-    """Return the positions of sampled tokens that are lost when the text is encoded again, in ascending order."""
+def _lost_positions(sampled: Sequence[PlacedToken], again: Sequence[PlacedToken]) -> list[int]:
+    """Return the indices of the sampled tokens that are lost when the text is encoded again, in ascending order."""
     remaining = set(again)
     return [at for at, placed in enumerate(sampled) if placed not in remaining]
 

@@ -57,17 +57,17 @@ async def play_sample(
         call: slime's call, or the call that a worker was sent.
         sink: Keeps the records of the episode's steps, and holds those of an attempt whose process died. By default the
             journal in the folder of the setting `journal_dir`.
-        settings: Those of the run, where the caller has read them from `call.args` already.
+        settings: The settings of the run, if the caller has read them from `call.args` already.
 
     Returns:
-        The sample, or a list of samples, as `generate` does.
+        The sample or a list of samples, as for `generate`.
     """
     sample = call.sample
     try:
         with exits_as_errors("the episode", RuntimeError):
-            of_run = settings or run_settings(call.args)
-            fans_out = _fans_out(call, of_run)
-            settings = with_row_settings(of_run, sample.metadata)
+            settings = settings or run_settings(call.args)
+            fans_out = _fans_out(call, settings)
+            settings = with_row_settings(settings, sample.metadata)
             conditions = functools.partial(episode_conditions, call, settings)
             sink = sink or await open_journal(sample, settings, conditions, evaluation=call.evaluation)
             was_aborted = sample.status is statuses_of(sample).ABORTED
@@ -86,7 +86,7 @@ async def play_sample(
 
 
 def fail_sample(call: GenerateCall, error: Exception) -> SampleLike | list[SampleLike]:
-    """Make a sample valid whose episode could not be played or written, even where args can't be read.
+    """Make a sample valid whose episode could not be played or written, even if args can't be read.
 
     Raises:
         ConfigError: The sample can't be filled.
@@ -115,7 +115,7 @@ def fail_sample(call: GenerateCall, error: Exception) -> SampleLike | list[Sampl
 
 
 def _fans_out(call: GenerateCall, settings: RolloutSettings) -> bool:
-    """Return whether slime gets a list, by the settings of the run, not of the row.
+    """Return whether slime gets a list, as the settings of the run, not of the row, decide.
 
     slime takes lists from all episodes or from none.
     """
@@ -149,7 +149,7 @@ async def _play_and_fill(job: RolloutJob) -> SampleLike | list[SampleLike]:
 
 
 def _reset_diverged_replay(job: RolloutJob, episode: Episode) -> EpisodeStart:
-    """Return how the episode started, after resetting the sample of a program that did not repeat its first attempt."""
+    """Return the start of the episode; reset the sample if the program did not repeat its first attempt."""
     program = episode.program
     if program is None or program.dropped_tokens is None:
         return job.start
@@ -185,7 +185,7 @@ def failure_reason(error: Exception) -> StopReason:
 async def _run_episode(job: RolloutJob) -> EndedEpisode:
     settings, resume = job.settings, job.start.resume
     watch_running_loop()
-    # the first episode of a process loads what all share, in a thread; the others wait for it
+    # the first episode of a process loads the tokenizer for all, in a thread; the others wait for it
     await run_once(str(getattr(job.call.args, "hf_checkpoint", None)), job.prepare)
     if settings.reward.is_own:
         await run_once(settings.reward.model_dump_json(), functools.partial(check_reward, settings.reward))
@@ -199,7 +199,7 @@ async def _run_episode(job: RolloutJob) -> EndedEpisode:
     sub_agents = AgentModels(job.build_model)
     journal = _build_journal(job, model, sub_agents, code_calls)
     # an agent shares this event loop with its model and tools; a program may block, so it gets a loop of its own and
-    # asks the model through the gateway's endpoint
+    # calls the model through the gateway's endpoint
     own_loop = OwnLoop() if settings.agent_program is not None else nullcontext()
     with closing(model.record), sub_agents.active(), job.control.running():
         async with own_loop as loop, episode_code_tool(settings, code_calls) as code_tool:
@@ -375,13 +375,13 @@ def log_failure(sample: SampleLike, error: Exception) -> None:
 
 
 def _engine_grace_s(args: SlimeArgs, settings: RolloutSettings, sent_at: float) -> float:
-    """Return for how many seconds to await the answer to an aborted request; slime aborts every 3 s until engines idle.
+    """Return the seconds to await the answer to an aborted request; slime aborts every 3 s until the engines are idle.
 
-    The engines hear of an abort before an episode worker does. No abort reaches a request that the worker sent in
-    between, so only closing its connection ends it.
+    The engines learn of an abort before an episode worker does. No abort reaches a request that the worker sent in
+    between; only closing its connection ends it.
     """
-    collected = getattr(args, "partial_rollout", False) or settings.should_abort is not None
-    grace_s = _PARTIAL_GRACE_S if settings.resume_aborted and collected else ABORT_GRACE_S
+    are_samples_collected = getattr(args, "partial_rollout", False) or settings.should_abort is not None
+    grace_s = _PARTIAL_GRACE_S if settings.resume_aborted and are_samples_collected else ABORT_GRACE_S
     if settings.abort_grace_s is not None:
         grace_s = settings.abort_grace_s
     return grace_s if slime_adapter.was_sent_before_abort(args, sent_at) else min(grace_s, ABORT_GRACE_S)
@@ -415,7 +415,7 @@ class RolloutJob:
             )
 
     def prepare(self) -> None:
-        """Load the tokenizer and probe its template, which all later models share."""
+        """Load the tokenizer and probe its template, which are cached for all later models."""
         self.build_model()
         if self.settings.freeze_gc:
             freeze_long_lived()

@@ -1,6 +1,7 @@
 """START HERE. slime's entry point `generate`: takes one sample, plays one agent episode, and fills the sample from it.
 
-The episode runs in this process (`episode.py`) or, with the setting `episode_workers`, in another one (`workers.py`).
+The episode runs in this process (`episode.py`) or, with the setting `episode_workers`, in another process
+(`workers.py`).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ async def generate(
 
     Raises:
         asyncio.CancelledError: The caller was cancelled.
-        ConfigError: `sample` is no Sample, so that no outcome can be written to it.
+        ConfigError: `sample` is not a Sample, so no outcome can be written to it.
         FailedGroupsError: Too many groups of training samples failed in a row; the run must end.
             Nothing else is raised, since it would end slime's run.
     """
@@ -61,12 +62,12 @@ async def generate(
 
 
 async def _play(call: GenerateCall) -> SampleLike | list[SampleLike]:
-    """Play an episode here or on a worker, as the settings say; write a failure to the sample.
+    """Play an episode in this process or on a worker, as the settings say; write a failure to the sample.
 
     Raises:
         FailedGroupsError: Episode workers keep dying.
     """
-    await admit_to_loop()  # slime starts hundreds of samples at once: begin one in each pass of the event loop
+    await admit_to_loop()  # slime starts hundreds of samples at once; begin one in each pass of the event loop
     try:
         with exits_as_errors("the episode", RuntimeError):
             settings = run_settings(call.args)

@@ -90,7 +90,7 @@ async def check_loadable(path: Path | None, settings: RolloutSettings, changes: 
     Args:
         path: The configuration file, whose folder is searched too.
         settings: The settings to check.
-        changes: Changes from the command line, as `setting=value`; errors in these are reported as its own.
+        changes: Changes from the command line, as `setting=value`; their errors are reported under "the command line".
 
     Raises:
         ConfigError: Some code can't be loaded; the message has a line for each setting.
@@ -101,10 +101,10 @@ async def check_loadable(path: Path | None, settings: RolloutSettings, changes: 
     command_errors: list[str] = []
     for name, error in await find_load_errors(settings):
         (command_errors if path is None or name in changed else file_errors).append(f"  {name}: {error}")
-    blocks = [(path, file_errors), ("the command line", command_errors)]
-    lines = [
-        line for source, found in blocks if found for line in (f"{source} has settings that can't be used:", *found)
-    ]
+    lines: list[str] = []
+    for source, found in ((path, file_errors), ("the command line", command_errors)):
+        if found:
+            lines += [f"{source} has settings that can't be used:", *found]
     if lines:
         raise ConfigError("\n".join(lines))
 
@@ -159,7 +159,7 @@ class EpisodePrompt:
 async def episode_prompt(
     sample: SampleLike, configured_system: str | None, template: ChatTemplate | None
 ) -> EpisodePrompt:
-    """Convert the prompt of a sample by `to_episode_prompt`, in a thread if it holds images."""
+    """Convert the prompt of a sample with `to_episode_prompt`, in a thread if it holds images."""
     prompt, loaded = sample.prompt, getattr(sample, "multimodal_inputs", None)
     chat = prompt if isinstance(prompt, list) else []
     if any(isinstance(message, Mapping) and _has_image(message.get("content")) for message in chat):
@@ -218,11 +218,13 @@ def _convert_chat(
         raise PromptError("got an empty chat as prompt; expected at least a user's message")
     system: list[str] = []
     messages: list[Message] = []
-    unplaced = iter(images) if images else None
+    remaining_images = iter(images) if images else None
     for position, entry in enumerate(chat):
         message, role, content = _read_message(entry, position)
         if role == "user" and _has_image(content):
-            messages.append({"role": role, "content": [_convert_part(part, position, unplaced) for part in content]})
+            messages.append(
+                {"role": role, "content": [_convert_part(part, position, remaining_images) for part in content]}
+            )
             continue
         text = _read_text(content, position, separator)
         if role == "user":
@@ -235,7 +237,7 @@ def _convert_chat(
             raise PromptError(f"got a system message at position {position}; expected it before all other messages")
         else:
             system.append(text)
-    if unused := len(list(unplaced or ())):
+    if unused := len(list(remaining_images or ())):
         raise PromptError(
             f"got {len(images)} loaded images, {unused} more than the chat has image parts; expected one for each part"
         )
@@ -324,7 +326,7 @@ def _tool_use(call: object, position: int, number: int) -> dict[str, Any]:
     name, arguments = function.get("name"), _read_arguments(function)
     if not isinstance(name, str) or not name or arguments is None:
         raise PromptError(
-            f"got tool calls at position {position} of the chat, of which one is {call!r:.200}; expected "
+            f"got the tool call {call!r:.200} at position {position} of the chat; expected "
             '{"id": ..., "type": "function", "function": {"name": ..., "arguments": an object, or its JSON}}'
         )
     # some templates require an id of 9 letters and digits
@@ -332,9 +334,10 @@ def _tool_use(call: object, position: int, number: int) -> dict[str, Any]:
 
 
 def _read_arguments(function: Mapping[str, Any]) -> str | Mapping[str, Any] | None:
-    """Return a call's arguments; JSON as it is written, since templates render it so; {} if a table left them empty.
+    """Return a call's arguments, {} if the row leaves them empty; None if they are neither an object nor its JSON.
 
-    None if they are neither an object nor its JSON: the template would show the policy an impossible call.
+    JSON stays as it is written, since templates render it unchanged. Other arguments are refused, since the template
+    would show the policy a call that it could never make.
     """
     arguments = function.get("arguments", _ABSENT)
     if arguments is None or (isinstance(arguments, str) and arguments.strip() in ("", "null")):
@@ -347,17 +350,17 @@ def _read_arguments(function: Mapping[str, Any]) -> str | Mapping[str, Any] | No
 
 
 def _add_tool_result(messages: list[Message], message: Mapping[str, Any], text: str, position: int) -> None:
-    """Add a tool's result, in Strands' form, to the results of the last assistant's calls."""
+    """Add a tool's result, as Strands writes it, to the results of the last assistant message's calls."""
     results = messages.pop() if len(messages) > 1 and "toolResult" in messages[-1]["content"][0] else _message("user")
     calling = messages[-1] if messages and messages[-1]["role"] == "assistant" else _message("assistant")
     unanswered = [block["toolUse"]["toolUseId"] for block in calling["content"] if "toolUse" in block]
-    for block in results["content"]:  # calls may share an id; their results are in the order of the calls then
+    for block in results["content"]:  # calls may share an id; then their results are in the order of the calls
         unanswered.remove(block["toolResult"]["toolUseId"])
     call_id = message.get("tool_call_id") or next(iter(unanswered), None)
     if call_id not in unanswered:
         raise PromptError(
             f"got the role 'tool' at position {position} of the chat, with the tool_call_id {call_id!r}; expected "
-            f"system, user or assistant, or the result of one of the last assistant's unanswered calls: {unanswered}"
+            f"system, user or assistant, or the result of an unanswered call of the last assistant: {unanswered}"
         )
     result = {"toolUseId": call_id, "status": "success", "content": [{"text": text}]}
     messages.append({"role": "user", "content": [*results["content"], {"toolResult": result}]})
@@ -376,7 +379,7 @@ def _read_text(content: object, position: int, separator: str) -> str:
 
 
 def _drop_nulls(part: Any) -> Any:  # noqa: ANN401 - whatever a row holds
-    """Return a part of a message without null values, with which tables fill the keys of other parts."""
+    """Return a part of a message without null values: table formats fill each part with the keys of all parts."""
     return {key: value for key, value in part.items() if value is not None} if isinstance(part, Mapping) else part
 
 
@@ -455,7 +458,7 @@ def _tools_with_schemas(schemas: object, settings: RolloutSettings) -> Sequence[
 
 
 def _schema_name(schema: object) -> str:
-    """Return the tool's name in a schema of OpenAI's form, with or without its envelope; a plain name is returned."""
+    """Return the tool's name in an OpenAI schema, with or without its `function` envelope, or in a plain name."""
     inner = schema.get("function", schema) if isinstance(schema, Mapping) else schema
     return str(inner.get("name") if isinstance(inner, Mapping) else inner)
 

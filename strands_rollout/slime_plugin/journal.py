@@ -1,8 +1,8 @@
 """The journal of an episode: one record per step, from which another process can continue the episode.
 
-`record.saved` defines what a record holds and rebuilds an episode from its records. The records outlive the process in
-a `RecordStore` in `journal_dir`, or in the driver of an episode worker. An episode is continued from its last finished
-turn, as an aborted one is resumed, and gives the same sample.
+`record.saved` defines the content of a record and rebuilds an episode from its records. The records outlive the process
+in a `RecordStore` in `journal_dir`, or in the driver of an episode worker. An episode is continued from its last
+finished turn, like an aborted episode that is resumed, and gives the same sample.
 """
 
 from __future__ import annotations
@@ -37,25 +37,26 @@ class RecordSink(Protocol):
 
     Attributes:
         records: The records of an earlier attempt whose process died; empty in the first attempt.
-        may_have_acted: Whether tool calls without a result may have begun in the last recorded turn.
-        is_certain: Whether that attempt is known to be this sample's last; else the sample may have gone further since.
+        may_have_acted: Whether tool calls of the last recorded turn that have no result may have begun.
+        is_latest: Whether that attempt is known to be this sample's latest. If not, the sample itself may hold a newer
+            state.
     """
 
     records: Sequence[bytes]
     may_have_acted: bool
-    is_certain: bool
+    is_latest: bool
 
     def write(self, record: bytes) -> None:
         """Take a record."""
 
     async def write_before_tools(self, record: bytes) -> None:
-        """Take a record, and return when it would outlive this process."""
+        """Take a record, and return once it would outlive this process."""
 
     def begin(self) -> None:
         """Begin an attempt; its first record replaces all records of earlier attempts."""
 
     def close(self, *, keep: bool) -> None:
-        """End the episode; `keep` its records if it will be continued later."""
+        """End the attempt; `keep` the records if the episode will be continued later."""
 
 
 class EpisodeJournal:
@@ -66,7 +67,7 @@ class EpisodeJournal:
         model: The main agent's model.
         code: The counts of the code tool, which grow as the episode runs.
         sub_agents: The models of further agents; grows as the episode makes them.
-        fans_out: Whether their tokens become samples, which no record can hold.
+        fans_out: Whether the tokens of further agents become samples, which no record can hold.
         start: The state that the episode started from.
     """
 
@@ -91,7 +92,7 @@ class EpisodeJournal:
         self._writer = StepWriter(is_continued=start.resume is not None)
 
     async def turn_ended(self, progress: EpisodeProgress) -> None:
-        """Write a record; return when it is safe, so that no tool acts before."""
+        """Write a record, and return once it is safe, so that no tool acts before."""
         self._writer.begin_turn()
         if (record := self._record(progress)) is not None:
             await self._sink.write_before_tools(record)
@@ -102,20 +103,20 @@ class EpisodeJournal:
             self._sink.write(record)
 
     def close(self, reason: str) -> None:
-        """Record that the episode can't be continued, and stop recording."""
+        """Record the reason why the episode can't be continued, and stop recording."""
         if not self._is_closed:
             self._is_closed = True
             self._sink.write(closing_record(reason))
 
     def _record(self, progress: EpisodeProgress) -> bytes | None:
         model = self._model
-        is_alone = not self._sub_agents and not model.record.others
-        dropped = 0 if is_alone else self._count_other_tokens()
+        is_single = not self._sub_agents and not model.record.others  # the episode has only its main conversation
+        dropped = 0 if is_single else self._count_other_tokens()
         if dropped and self._fans_out:
             self.close("no record holds the samples of its further agents")
         if self._is_closed:
             return None
-        aborts = model.conversation.sampler.engine_aborts if is_alone else model.engine_aborts
+        aborts = model.conversation.sampler.engine_aborts if is_single else model.engine_aborts
         state = SavedEpisode(model.trajectory, progress, aborts + self._earlier_aborts, asdict(self._code))
         record = self._writer.record(state, dropped=dropped, resumes=self._resumes)
         if record is None:
@@ -134,7 +135,7 @@ def _check_unfinished_calls(progress: EpisodeProgress, settings: RolloutSettings
     The code tool without a session is harmless: its code changes nothing that outlives the call.
 
     Raises:
-        LostEpisodeError: A tool that is not harmless was called; `repeat_interrupted_tools` allows calling it again.
+        LostEpisodeError: A tool may have acted; `repeat_interrupted_tools` allows calling it again.
     """
     calls = [block["toolUse"] for block in progress.messages[-1]["content"] if "toolUse" in block]
     unfinished = [call for call in calls if call["toolUseId"] not in progress.finished]
@@ -148,7 +149,7 @@ def _check_unfinished_calls(progress: EpisodeProgress, settings: RolloutSettings
 
 
 def continue_from_journal(start: EpisodeStart, sink: RecordSink | None, settings: RolloutSettings) -> EpisodeStart:
-    """Return the start of an episode, from its records if the sink has any that can be used.
+    """Return the start of an episode: from its records if the sink has usable ones, else `start`.
 
     Raises:
         LostEpisodeError: The records are known to be this sample's, and the episode can't be continued from them.
@@ -157,12 +158,12 @@ def continue_from_journal(start: EpisodeStart, sink: RecordSink | None, settings
         return start
     records = sink.records
     sink.begin()
-    if not records or (start.resume is not None and not sink.is_certain):
+    if not records or (start.resume is not None and not sink.is_latest):
         return start  # an aborted sample has its own state, which is newer
     try:
         loaded = load_steps(records)
     except ResumeError as e:
-        if sink.is_certain:
+        if sink.is_latest:
             raise LostEpisodeError(
                 f"the process that ran the episode died, and the episode can't be continued: {e}"
             ) from e
@@ -181,9 +182,9 @@ async def open_journal(
     """Open the records of this sample in the folder `journal_dir`; return None without the setting or if opening fails.
 
     Records are found by the sample's index, its row and the conditions of the episode: records of an episode on another
-    row or under other conditions are not this sample's. An aborted sample has gone further than those, so they are
-    ended. A process reads the records that dead processes left once, in a thread. While another episode of the same
-    sample has the records open, they are not shared.
+    row or under other conditions are not this sample's. An aborted sample holds a newer state than such records, so
+    they are removed. Each process reads the records that dead processes left once, in a thread. Records that another
+    episode of the same sample has open are not shared.
     """
     folder = settings.journal_dir
     if folder is None or not settings.resume_aborted:

@@ -60,7 +60,7 @@ STATUSES: Final = ("completed", "truncated", "failed", "aborted")
 TRUNCATING: Final = tuple(str(reason) for reason in StopReason if reason in TRUNCATED_REASONS)
 # the packages of slime's metrics and logging: in the newest slime, and in releases up to 0.3.1
 _SLIME_PACKAGES: Final = ("slime.observability", "slime.utils")
-_first_steps: Final[dict[str, int]] = {}  # by metric prefix, the first step in this process
+_FIRST_STEPS: Final[dict[str, int]] = {}  # the first step in this process, by metric prefix
 _NOT_LOGGED: Final = "%s is set, but this package's metrics are not logged there: %s"
 
 
@@ -93,7 +93,7 @@ def log_eval(
 ) -> bool:
     """Log an evaluation under `eval/<dataset>/agent/`; slime's `--custom-eval-rollout-log-function-path`.
 
-    A sample that failed or was not graded because of an infrastructure fault is no wrong answer. It is removed from
+    A sample that failed or was not graded because of an infrastructure fault is not a wrong answer. It is removed from
     `data`, from which slime computes its own metrics next. A data set that has only such samples is removed too, and
     logged as an error.
 
@@ -130,7 +130,7 @@ def _prepare_for_slime(args: SlimeArgs, data: MutableMapping[str, dict[str, Any]
 
 
 def _drop_missing(args: SlimeArgs, data: MutableMapping[str, dict[str, Any]], name: str) -> None:
-    """Remove samples without a graded answer from a data set; for slime's pass rate, all samples of their problem."""
+    """Remove samples without a graded answer from a data set; with slime's pass rate, all samples of their problem."""
     result = data[name]
     samples = finished_samples(result.get("samples"))
     missing = [sample.is_missing for sample in samples]
@@ -141,10 +141,13 @@ def _drop_missing(args: SlimeArgs, data: MutableMapping[str, dict[str, Any]], na
     level = logging.ERROR if all(missing) else logging.WARNING
     message = "event=evaluation_incomplete data_set=%s samples=%d missing=%d last_error=%s"
     logger.log(level, message, name, len(samples), sum(missing), last)
-    size = getattr(args, "n_samples_per_eval_prompt", None) or 1 if getattr(args, "log_passrate", False) else 1
-    dropped = [any(missing[at - at % size : at - at % size + size]) for at in range(len(missing))]
+    # slime computes the pass rate from blocks of consecutive samples, one block for each problem
+    has_pass_rate = getattr(args, "log_passrate", False)
+    size = (has_pass_rate and getattr(args, "n_samples_per_eval_prompt", None)) or 1
+    starts = [position - position % size for position in range(len(missing))]
+    dropped = [any(missing[start : start + size]) for start in starts]
     if all(dropped):
-        del data[name]  # slime would divide by 0
+        del data[name]  # slime would divide by zero
         return
     for key in ("rewards", "truncated", "samples"):
         if isinstance(result.get(key), list):
@@ -195,13 +198,13 @@ def _log_step(rollout_id: int, args: SlimeArgs, samples_by_prefix: Mapping[str, 
 def _measure_drift(args: SlimeArgs, samples: Sequence[FinishedSample], prefix: str, rollout_id: int) -> Metrics:
     """Return the metrics of drift, and of mismatch in the first step or with `mismatch_check: every_step`.
 
-    Empty if no sample records which of its tokens were sampled.
+    Return none if no sample records which of its tokens were sampled.
     """
     first = next((sample for sample in samples if sample.turn_bounds), None)
     if first is None:
         return {}
     settings = settings_from_args(args)
-    is_first_step = _first_steps.setdefault(prefix, rollout_id) == rollout_id
+    is_first_step = _FIRST_STEPS.setdefault(prefix, rollout_id) == rollout_id
     meter = DriftMeter(
         tokenizer_of(args, first.sample),
         tool_parser=settings.tool_parser,
@@ -211,7 +214,7 @@ def _measure_drift(args: SlimeArgs, samples: Sequence[FinishedSample], prefix: s
     if meter.template_fault is not None:
         log_once(logger, logging.WARNING, "context is not compared with the chat template: %s", meter.template_fault)
     for drift in drifts:
-        if drift.mismatches:  # logged each time, since it never happens in a correct run
+        if drift.mismatches:  # every one is logged, since a correct run has none
             logger.warning(
                 "context is not what the chat template renders sample_index=%s token=%d tokens=%d: run "
                 "`strands-rollout drift` on a dump of the sample for details",
@@ -223,7 +226,7 @@ def _measure_drift(args: SlimeArgs, samples: Sequence[FinishedSample], prefix: s
 
 
 def _log_to_wandb(args: SlimeArgs, numbers: Metrics, tables: Mapping[str, Table]) -> None:
-    """Log numbers and tables in one call, as slime does, with the step among the numbers and not as wandb's own."""
+    """Log numbers and tables in one call; as in slime's calls, the step is one of the numbers, not wandb's own step."""
     if not getattr(args, "use_wandb", False):
         return
     import wandb
@@ -238,7 +241,7 @@ def _log_to_wandb(args: SlimeArgs, numbers: Metrics, tables: Mapping[str, Table]
 
 
 def _log_to_tensorboard(args: SlimeArgs, numbers: Metrics, step_key: str) -> None:
-    """Log the numbers through slime's own logging, which holds the writer."""
+    """Log the numbers through slime's own logging, which owns the writer."""
     if not getattr(args, "use_tensorboard", False):
         return
     log = _slime_function("logging_utils", "log")
@@ -259,7 +262,10 @@ def _slime_function(module: str, name: str) -> Callable[..., Any] | None:
 
 
 def distribution(name: str, values: Iterable[float | None]) -> Metrics:
-    """Return mean, 50th, 90th and 99th percentile (interpolated) and maximum of values other than None, if any."""
+    """Return mean, 50th, 90th and 99th percentile (interpolated) and maximum of the values, ignoring None; {} if empty.
+
+    Each metric is named `<name>/<statistic>`.
+    """
     present = [value for value in values if value is not None]
     if not present:
         return {}
@@ -269,7 +275,7 @@ def distribution(name: str, values: Iterable[float | None]) -> Metrics:
 
 
 def shares(name: str, values: Iterable[str | None], known: Iterable[str] = ()) -> Metrics:
-    """Return the share of each value among values other than None, 0.0 for `known` values that are absent, if any."""
+    """Return the share of each value, ignoring None; 0.0 for `known` values that are absent; {} without any value."""
     counts = Counter(value for value in values if value is not None)
     total = counts.total()
     return {f"{name}/{value}": counts[value] / total for value in dict.fromkeys([*known, *counts])} if total else {}
@@ -329,7 +335,7 @@ def code_metrics(samples: Samples) -> Metrics:
 
 
 def gateway_metrics(samples: Samples) -> Metrics:
-    """Return the distributions of requests, repeats, forks and refusals at the endpoint of episodes of programs."""
+    """Return the distributions of requests, repeats, forks and refusals at the endpoints of programs' episodes."""
     facts = [gateway for sample in samples if (gateway := sample.facts.gateway) is not None]
     counts = {name: [gateway.get(name) for gateway in facts] for name in ("requests", "repeats", "forks")}
     refused = [sum(gateway["refused"].values()) for gateway in facts if isinstance(gateway.get("refused"), Mapping)]
@@ -407,7 +413,7 @@ def _mismatch_metrics(tokens: Sequence[int]) -> Metrics:
 
 
 def worker_metrics(samples: Samples) -> Metrics:
-    """Return how long samples waited for an episode worker, and each worker's CPU use, episodes and restarts."""
+    """Return the seconds that samples waited for a worker, and each worker's CPU use, episodes and restarts."""
     waits = distribution("queue_s", [sample.facts.queue_s for sample in samples])
     return waits | workers.pool_metrics() if waits else waits
 
@@ -466,9 +472,9 @@ def transcript_rows(
 ) -> list[list[Cell]]:
     """Return at most `MAX_ROWS` rows of `COLUMNS`, in the order of the samples.
 
-    Shown are the samples with the best, worst and median reward, the first failed and the first truncated one, the
-    longest, the slowest, and the one with most tool calls; the column "why" has the reason. Remaining rows are other
-    samples, evenly spread. A sample that can't be written is left out.
+    The rows are the samples with the best, the worst and the median reward, the first failed and the first truncated
+    sample, the longest, the slowest, and the sample with most tool calls; the column "why" has the reason. Other
+    samples, evenly spread, fill up the table. A sample that can't be written is left out.
 
     Args:
         samples: The samples of a step.
@@ -492,7 +498,7 @@ def transcript_rows(
 
 
 def _choose_rows(samples: Sequence[FinishedSample], rewards: Sequence[float | None]) -> Iterator[tuple[str, int]]:
-    """Yield reasons to show a sample, each with the sample's position; of equal samples the first."""
+    """Yield the reasons to show a sample, each with the sample's position; the first of equal samples."""
     graded = sorted((reward, position) for position, reward in enumerate(rewards) if reward is not None)
     if graded:
         yield "best", min(graded, key=lambda entry: (-entry[0], entry[1]))[1]
@@ -547,9 +553,9 @@ def bounded_text(value: object, max_chars: int, secrets: Collection[str] = ()) -
 
 
 def write_step_dump(args: SlimeArgs, name: str, rollout_id: int, raw_samples: object) -> Path | None:
-    """Write the step's first samples, whole groups where they fit, to `<dump_dir>/<name>_<rollout_id>.jsonl.gz`.
+    """Write the step's first samples, whole groups if they fit, to `<dump_dir>/<name>_<rollout_id>.jsonl.gz`.
 
-    An existing file of that name is from an interrupted step that is being repeated, and is replaced.
+    An existing file of that name is replaced: it is from an interrupted step, which is being repeated.
 
     Args:
         args: slime's args.
@@ -580,7 +586,7 @@ def write_step_dump(args: SlimeArgs, name: str, rollout_id: int, raw_samples: ob
 def _first_groups(samples: Sequence[FinishedSample], limit: int) -> Sequence[FinishedSample]:
     """Return as many whole groups as fit into `limit` samples, or the first samples of a group that does not fit."""
     groups = [getattr(sample.sample, "group_index", None) for sample in samples]
-    end = whole = min(limit, len(samples))
-    while 0 < whole < len(samples) and groups[whole] == groups[whole - 1]:
-        whole -= 1
-    return samples[: whole or end]
+    whole_end = end = min(limit, len(samples))
+    while 0 < whole_end < len(samples) and groups[whole_end] == groups[whole_end - 1]:
+        whole_end -= 1
+    return samples[: whole_end or end]

@@ -64,8 +64,8 @@ _NUMBER: Final = re.compile(r"-?\d*\.?\d+")
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
-    """The result of a reward: its number, `acc` and `pred` if it gives them, and further numbers by name."""
+class RewardResult:
+    """The result of a reward: its score, `acc` and `pred` if it gives them, and further numbers by name."""
 
     score: float
     acc: float | None = None
@@ -74,8 +74,14 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
-class GradedAnswer:
-    """The answer to reward: `response` is the text of the sample's last assistant message."""
+class AnswerToGrade:
+    """An answer to grade.
+
+    Attributes:
+        args: slime's args.
+        response: The text of the sample's last assistant message.
+        label: The row's label.
+    """
 
     args: object
     sample: Any
@@ -84,21 +90,21 @@ class GradedAnswer:
 
 
 async def user_reward(
-    settings: RewardSettings, answer: GradedAnswer, built_in: Callable[[], Awaitable[Scored]]
-) -> Scored:
-    """Return the score of the user's function, or the weighted sum of parts, which run concurrently.
+    settings: RewardSettings, answer: AnswerToGrade, built_in: Callable[[], Awaitable[RewardResult]]
+) -> RewardResult:
+    """Return the result of the user's function, or the weighted sum of parts, which run concurrently.
 
-    `built_in` scores a part that has neither function, judge nor evaluator.
+    `built_in` scores a part that has neither a function nor a judge nor an evaluator.
 
     Raises:
         EnvironmentFaultError: A judge gave no number, a part with a judge took too long, or the rollout was aborted.
         RolloutError: A function can't be loaded, raised, took too long, or returned no finite number.
     """
 
-    async def score_part(part: RewardPart) -> Scored:
-        what, kind = ("the reward", RolloutError) if part.judge is None else ("the judge", EnvironmentFaultError)
-        async with _limits(settings.timeout_s, part.judge):
-            with exits_as_errors(what, kind):  # SystemExit in this task would end the event loop
+    async def score_part(part: RewardPart) -> RewardResult:
+        name, error_class = ("the reward", RolloutError) if part.judge is None else ("the judge", EnvironmentFaultError)
+        async with _within_limits(settings.timeout_s, part.judge):
+            with exits_as_errors(name, error_class):  # SystemExit in this task would end the event loop
                 if part.evaluator is not None:
                     return await _run_evaluator(part.evaluator, part.judge, answer)
                 if part.judge is not None:
@@ -114,13 +120,13 @@ async def user_reward(
         raise EnvironmentFaultError("the rollout was aborted before the reward was computed") from e
     if error := next((result for result in results if isinstance(result, BaseException)), None):
         raise error
-    scored = dict(zip(parts, cast("list[Scored]", results), strict=True))
-    return _weighted_sum(parts, scored) if settings.parts else next(iter(scored.values()))
+    results_by_part = dict(zip(parts, cast("list[RewardResult]", results), strict=True))
+    return _weighted_sum(parts, results_by_part) if settings.parts else next(iter(results_by_part.values()))
 
 
 @asynccontextmanager
-async def _limits(timeout_s: float, judge: Judge | None) -> AsyncIterator[None]:
-    """Limit a part to one of the judge's `max_concurrency` slots and to a time, which starts once the slot is free."""
+async def _within_limits(timeout_s: float, judge: Judge | None) -> AsyncIterator[None]:
+    """Wait for one of the judge's `max_concurrency` slots, then run the block within a time limit."""
     slot: AbstractAsyncContextManager[object] = nullcontext()
     if judge is not None:
         slots = _JUDGE_SLOTS.setdefault(asyncio.get_running_loop(), {})
@@ -132,38 +138,38 @@ async def _limits(timeout_s: float, judge: Judge | None) -> AsyncIterator[None]:
     except TimeoutError as e:
         if not limit.expired():
             raise
-        kind = RolloutError if judge is None else EnvironmentFaultError
-        raise kind(f"the reward took longer than reward.timeout_s={timeout_s:g}") from e
+        error_class = RolloutError if judge is None else EnvironmentFaultError
+        raise error_class(f"the reward took longer than reward.timeout_s={timeout_s:g}") from e
 
 
-def _weighted_sum(parts: Mapping[str, RewardPart], scored: Mapping[str, Scored]) -> Scored:
-    values = {name: result.score for name, result in scored.items()}
-    nested = {f"{name}/{key}": value for name, result in scored.items() for key, value in result.parts.items()}
+def _weighted_sum(parts: Mapping[str, RewardPart], results_by_part: Mapping[str, RewardResult]) -> RewardResult:
+    values = {name: result.score for name, result in results_by_part.items()}
+    nested = {f"{name}/{key}": value for name, result in results_by_part.items() for key, value in result.parts.items()}
     # an evaluator's `acc` counts only if no other part has one
-    by_rank = sorted(scored.items(), key=lambda item: parts[item[0]].evaluator is not None)
-    return Scored(
+    by_rank = sorted(results_by_part.items(), key=lambda item: parts[item[0]].evaluator is not None)
+    return RewardResult(
         sum(parts[name].weight * value for name, value in values.items()),
         next((result.acc for _, result in by_rank if result.acc is not None), None),
-        next((result.pred for result in scored.values() if result.pred), ""),
+        next((result.pred for result in results_by_part.values() if result.pred), ""),
         values | nested,
     )
 
 
-def parse_score(value: object, what: str) -> Scored:
-    """Return the score of a number, or of a mapping with the key `score`, whose further numbers become parts.
+def parse_score(value: object, name: str) -> RewardResult:
+    """Convert a number, or a mapping with the key `score`, whose further numbers become parts.
 
     Raises:
-        RolloutError: The value is neither; `what` names it in the message.
+        RolloutError: The value is neither; `name` is its name in the message.
     """
     entries = value if isinstance(value, Mapping) else {"score": value}
-    numbers = {str(name): number for name, entry in entries.items() if (number := usable_number(entry)) is not None}
+    numbers = {str(key): number for key, entry in entries.items() if (number := usable_number(entry)) is not None}
     if "score" not in numbers or ("acc" in entries and "acc" not in numbers):
         raise RolloutError(
-            f"{what} is {reprlib.repr(value):.80}; expected a finite `score`, as a number or in a "
-            "mapping, there with a finite `acc` if it has one"
+            f"{name} is {reprlib.repr(value):.80}; expected a finite `score`: a number, or a mapping with the key "
+            "`score`, whose `acc`, if it has one, is finite, too"
         )
     pred = entries.get("pred")
-    return Scored(numbers.pop("score"), numbers.pop("acc", None), pred if isinstance(pred, str) else "", numbers)
+    return RewardResult(numbers.pop("score"), numbers.pop("acc", None), pred if isinstance(pred, str) else "", numbers)
 
 
 def takes_args_and_sample(function: Callable[..., object]) -> bool:
@@ -178,10 +184,11 @@ def _positional_parameters(function: Callable[..., object]) -> dict[str, bool]:
         parameters = inspect.signature(function).parameters.values()
     except Exception:  # a callable without a signature raises many errors
         return {}
-    return {each.name: each.default is each.empty for each in parameters if each.kind < each.VAR_POSITIONAL}
+    # the kinds are ordered: positional-only, positional-or-keyword, *args, ...
+    return {item.name: item.default is item.empty for item in parameters if item.kind < item.VAR_POSITIONAL}
 
 
-async def _call_function(path: str, answer: GradedAnswer) -> Scored:
+async def _call_function(path: str, answer: AnswerToGrade) -> RewardResult:
     function = load_function(path)
     arguments = _choose_arguments(function, path, answer)
     try:
@@ -191,7 +198,7 @@ async def _call_function(path: str, answer: GradedAnswer) -> Scored:
     return parse_score(result, f"the reward of {path}")
 
 
-def _choose_arguments(function: Callable[..., object], path: str, answer: GradedAnswer) -> tuple[Any, ...]:
+def _choose_arguments(function: Callable[..., object], path: str, answer: AnswerToGrade) -> tuple[Any, ...]:
     """Return the arguments of a reward function, by the number and the names of its parameters."""
     parameters = _positional_parameters(function)
     required = sum(parameters.values())
@@ -209,13 +216,13 @@ def check_reward(settings: RewardSettings) -> None:
     """Load all functions, judges and evaluators that the settings of the reward name.
 
     Raises:
-        RolloutError: One of them can't be used.
+        RolloutError: Some code can't be loaded or used.
     """
     for part in settings.all_parts.values():
         if (path := part.function) is not None:
             if hasattr(resolve(path), "evaluate_async"):
                 raise ConfigError(f"{path} is an evaluator, not a function; set it as reward.evaluator")
-            _choose_arguments(load_function(path), path, GradedAnswer(None, None, "", None))
+            _choose_arguments(load_function(path), path, AnswerToGrade(None, None, "", None))
         if part.evaluator is not None:
             _load_evaluator(part.evaluator, part.judge)
         if (judge := part.judge) is None:
@@ -226,7 +233,7 @@ def check_reward(settings: RewardSettings) -> None:
             raise ConfigError(f"a judge uses the environment variable {missing[0]}, which is not set")
 
 
-async def _ask_judge(judge: Judge, answer: GradedAnswer) -> Scored:
+async def _ask_judge(judge: Judge, answer: AnswerToGrade) -> RewardResult:
     question = facts_of(answer.sample).question or question_of(getattr(answer.sample, "prompt", ""))
     texts = {"question": str(question), "response": answer.response, "label": str(answer.label)}
     prompt = _PLACEHOLDERS.sub(lambda placeholder: texts[placeholder[1]], judge.prompt)
@@ -236,7 +243,7 @@ async def _ask_judge(judge: Judge, answer: GradedAnswer) -> Scored:
     if not scores:
         got = f"a judge replied {text[-200:]!r}"
         raise EnvironmentFaultError(f"{got}; expected a line like `Score: 0.5`, which its prompt must ask for")
-    return Scored(float(scores[-1]))
+    return RewardResult(float(scores[-1]))
 
 
 async def _ask_strands_model(judge: Judge, prompt: str) -> str:
@@ -278,13 +285,14 @@ _EVALUATORS: Final[dict[tuple[str, str], _Evaluator]] = {}
 
 
 def record_for_evaluators(model: SGLangModel, episode: Episode, state: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the main agent's messages and the environment's state as plain JSON, which evaluators read later."""
+    """Return the main agent's messages and the environment's state as plain JSON for evaluators, which run later."""
     head = model.conversation.branch.head or Head()
     messages = [saved_message(message) for message in episode.messages]
-    used = {block["toolUse"]["toolUseId"] for each in messages for block in each["content"] if "toolUse" in block}
-    own = [str(call["id"]) for call in episode.tools.calls if str(call["id"]).startswith("call_")]  # the main agent's
+    blocks = [block for message in messages for block in message["content"]]
+    calls_in_messages = {block["toolUse"]["toolUseId"] for block in blocks if "toolUse" in block}
+    main_calls = [str(call["id"]) for call in episode.tools.calls if str(call["id"]).startswith("call_")]
     # the messages lack calls if the history was rewritten, and in a swarm or graph, where each agent has a history
-    is_whole = episode.is_resumable and used.issuperset(own)
+    is_whole = episode.is_resumable and calls_in_messages.issuperset(main_calls)
     record = {
         "messages": messages,
         "tools": [*head.tools],
@@ -304,15 +312,21 @@ class _Evaluator(Protocol):
     async def evaluate_async(self, case: object) -> list[Any]: ...
 
 
-# set when the reward is no longer awaited, so that a model call in an evaluator's thread ends too
+# set when no one awaits the reward any more, so that a model call in an evaluator's thread ends too
 _REWARD_ENDED: Final[ContextVar[threading.Event]] = ContextVar("reward_ended")
 
 
-async def _run_evaluator(path: str, judge: Judge | None, answer: GradedAnswer) -> Scored:
+async def _run_evaluator(path: str, judge: Judge | None, answer: AnswerToGrade) -> RewardResult:
+    """Return the result of the evaluator at a path.
+
+    Raises:
+        EnvironmentFaultError: The evaluator had nothing to judge, or raised and has a judge.
+        RolloutError: The evaluator raised and has no judge, or reads what the episode lacks.
+    """
     from strands_evals.evaluators import Evaluator
 
     evaluator = _load_evaluator(path, judge)
-    # the base class's evaluate_async uses a thread of the event loop's pool, which tools may occupy for long
+    # the base class's evaluate_async runs in the event loop's thread pool, which tools may occupy for long
     is_sync = type(evaluator).evaluate_async is Evaluator.evaluate_async
     evaluate = in_own_thread(evaluator.evaluate, has_grace_period=False) if is_sync else evaluator.evaluate_async
     ended = threading.Event()
@@ -326,24 +340,21 @@ async def _run_evaluator(path: str, judge: Judge | None, answer: GradedAnswer) -
             ended.set()
         judged = [output for output in outputs if not output.not_applicable]
         score, passed, reason = evaluator.aggregator(judged or outputs)
-        scored = (
-            parse_score({"score": score, "acc": float(passed)}, f"the result of the evaluator {path}")
-            if judged
-            else None
-        )
+        name = f"the result of the evaluator {path}"
+        result = parse_score({"score": score, "acc": float(passed)}, name) if judged else None
     except Exception as e:  # an evaluator may raise anything
         cause = getattr(e, "original_exception", e)  # Strands wraps some errors
         if isinstance(cause, RolloutError):
             raise cause from e.__cause__
-        kind = RolloutError if judge is None else EnvironmentFaultError
-        raise kind(f"the evaluator {path} raised {type(cause).__name__}: {cause}") from e
-    if scored is None:
+        error_class = RolloutError if judge is None else EnvironmentFaultError
+        raise error_class(f"the evaluator {path} raised {type(cause).__name__}: {cause}") from e
+    if result is None:
         raise EnvironmentFaultError(f"the evaluator {path} had nothing to judge: {reason}")
-    return scored
+    return result
 
 
-def _check_comparable(evaluator: object, path: str, answer: GradedAnswer) -> None:
-    """Raise ConfigError if an evaluator would give 0 only because the episode lacks what it compares."""
+def _check_comparable(evaluator: object, path: str, answer: AnswerToGrade) -> None:
+    """Raise ConfigError if an evaluator would give 0 only because the episode lacks the values to compare."""
     from strands_evals.evaluators import Equals, StateEquals
 
     states = (facts_of(answer.sample).evaluated or {}).get("state") or {}
@@ -358,7 +369,7 @@ def _load_evaluator(path: str, judge: Judge | None) -> _Evaluator:
     """Return the evaluator at a path, built once for each judge.
 
     Raises:
-        ConfigError: It can't be used.
+        ConfigError: The evaluator can't be used.
     """
     key = path, "" if judge is None else judge.model_dump_json()
     if key not in _EVALUATORS:
@@ -384,7 +395,7 @@ def _build_evaluator(path: str, judge: Judge | None) -> object:
         if judge is not None and model is None:
             raise ConfigError(f"got a judge for {path}, which takes no `model`; remove the judge")
         try:
-            evaluator = evaluator(model=_with_limits(_judge_model(judge), judge)) if judge is not None else evaluator()
+            evaluator = evaluator(model=_limit_model(_judge_model(judge), judge)) if judge is not None else evaluator()
         except Exception as error:  # a user's evaluator may raise anything
             where = f"{path} raised {type(error).__name__}: {error}{user_code_location(error)}"
             raise ConfigError(f"{where}; for an evaluator with arguments, name a function that builds it") from error
@@ -415,8 +426,8 @@ def _judge_model(judge: Judge) -> Model:
     )
 
 
-def _with_limits(model: Model, judge: Judge) -> Model:
-    """Return a copy of a model whose replies time out, and end when the reward ends, even in an evaluator's thread."""
+def _limit_model(model: Model, judge: Judge) -> Model:
+    """Return a copy of a model whose replies time out and end with the reward, even in an evaluator's thread."""
     stream, limited = cast("Callable[..., AsyncIterator[Any]]", model.stream), copy.copy(model)
 
     async def stream_with_limits(*args: object, **kwargs: object) -> AsyncIterator[Any]:
@@ -470,7 +481,7 @@ def _case_class() -> type[Any]:
     return Case
 
 
-def _build_case(answer: GradedAnswer, *, reads_session: bool) -> object:
+def _build_case(answer: AnswerToGrade, *, reads_session: bool) -> object:
     """Return the episode as strands_evals' EvaluationData.
 
     The trajectory is a Session, or a list of tool names if the row's `expected_trajectory` is one.
@@ -485,11 +496,11 @@ def _build_case(answer: GradedAnswer, *, reads_session: bool) -> object:
     row = {name: value for name, value in answer.sample.metadata.items() if name != METADATA_KEY}
 
     expected = row.get("expected_trajectory")
-    by_name = isinstance(expected, list) and all(isinstance(name, str) for name in expected) and not reads_session
+    expects_names = isinstance(expected, list) and all(isinstance(name, str) for name in expected) and not reads_session
     trajectory: object = None
     if record.get("is_whole"):
         names = [call["name"] for call, _ in _calls_with_results(record["messages"])]
-        trajectory = names if by_name else _build_session(record, answer.response)
+        trajectory = names if expects_names else _build_session(record, answer.response)
 
     def named_states(states: Json) -> Json:
         if states and isinstance(states, Mapping):
@@ -500,7 +511,7 @@ def _build_case(answer: GradedAnswer, *, reads_session: bool) -> object:
         input=str(facts.question or question_of(getattr(answer.sample, "prompt", ""))),
         name=str(getattr(answer.sample, "index", None)),
         actual_output=answer.response,
-        expected_output=str(label) if isinstance(label, int | float) else label,  # answers are text
+        expected_output=str(label) if isinstance(label, int | float) else label,  # it is compared with a text
         expected_assertion=row.get("expected_assertion"),
         expected_trajectory=expected,
         actual_trajectory=trajectory,
@@ -514,7 +525,7 @@ def _build_session(record: Mapping[str, Json], response: str) -> object:
     """Return the messages as strands_evals' Session: a trace for each user's turn, with the calls before its answer."""
     from strands_evals.types import trace
 
-    clock = itertools.count()  # the spans need start times, of which only the order matters
+    clock = itertools.count()  # of the spans' start times only the order matters
     specs = [(spec["name"], spec.get("description"), spec["inputSchema"]["json"]) for spec in record["tools"]]
     tools = [trace.ToolConfig(name=name, description=text, parameters=schema) for name, text, schema in specs]
 
@@ -539,8 +550,8 @@ def _build_session(record: Mapping[str, Json], response: str) -> object:
         }
         spans = [trace.AgentInvocationSpan(span_info=info, available_tools=tools, **texts)]
         for call, result in _calls_with_results(turn):
-            info_of_call = span_info(str(number), info.span_id)
-            spans.append(trace.ToolExecutionSpan(span_info=info_of_call, tool_call=call, tool_result=result))
+            call_info = span_info(str(number), info.span_id)
+            spans.append(trace.ToolExecutionSpan(span_info=call_info, tool_call=call, tool_result=result))
         traces.append(trace.Trace(spans=spans, trace_id=str(number), session_id="episode"))
     return trace.Session(traces=traces, session_id="episode")
 

@@ -19,10 +19,8 @@ from strands_rollout.slime_plugin.conditions import changed_conditions
 
 logger = logging.getLogger(__name__)
 RESUME_VERSION: Final = 1
-# conditions that may differ when a sample is resumed; the values of the resuming step hold
+# conditions that may differ when a sample is resumed; the values of the resuming step apply
 _CHANGEABLE_CONDITIONS: Final = frozenset({"max_new_tokens", "min_new_tokens", "executor"})
-
-
 # response-side fields of slime 0.3's Sample that are None in a new sample; fields that a Sample lacks are skipped
 _NONE_FIELDS: Final = (
     "loss_mask",
@@ -51,9 +49,9 @@ class EpisodeStart:
 
     resume: SavedEpisode | None = None  # None to start afresh
     aborts: int = 0  # times that the sample came back ABORTED
-    resumes: int = 0  # times that it was resumed, this time included
+    resumes: int = 0  # times that the episode was resumed, this time included
     question: str | None = None  # the environment's question, which replaced the row's prompt
-    dropped_tokens: int = 0  # tokens that earlier attempts sampled and that are in no sample
+    dropped_tokens: int = 0  # tokens that earlier attempts sampled and that no sample holds
 
 
 def prepare_sample(sample: SampleLike, conditions: Mapping[str, str] | None, *, may_resume: bool) -> EpisodeStart:
@@ -92,7 +90,7 @@ def _load_resume_state(sample: SampleLike, facts: EpisodeFacts, conditions: Mapp
     except ResumeError as e:
         reason = str(e)
     else:
-        # states that an older version saved have no conditions, and count as unchanged
+        # states saved by older versions have no conditions, and count as unchanged
         changed = changed_conditions(saved.get("conditions") or conditions, conditions)
         changed = [name for name in changed if name not in _CHANGEABLE_CONDITIONS]
         if not changed:

@@ -41,10 +41,10 @@ from strands_rollout.slime_plugin.slime_adapter import uses_reward_func
 from strands_rollout.tool_parsers import Segment, Text, get_parser, parser_names
 
 if TYPE_CHECKING:
-    from strands_rollout.slime_plugin.own_reward import Scored
+    from strands_rollout.slime_plugin.own_reward import RewardResult
 
 _LOGGER = logging.getLogger(__name__)
-_GRADING_THREADS: Final = 2  # apart from the event loop's own threads, which tools may occupy for long
+_GRADING_THREADS: Final = 2  # not the event loop's default threads, which tools may occupy for long
 _MAX_SHOWN_CHARS: Final = 200
 _MAX_LIST_DEPTH: Final = 8
 _CUT_REASONS: Final = frozenset({"turn_length", "response_length", "context_length"})
@@ -95,7 +95,7 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
     del kwargs
     if not isinstance(sample, list | tuple):
         graded = await _grade(args, sample)
-        reward = _for_slime(args, sample, graded.details)
+        reward = _to_slime_reward(args, sample, graded.details)
         _count_rewards(args, [graded])
         return reward
     flat: list[Any] = []
@@ -107,7 +107,7 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
             tasks[position] = group.create_task(_grade(args, flat[position]))
             await asyncio.sleep(0)  # one sample in each pass of the event loop: a long list must not block it
     details = (dict(tasks[position].result().details) for position in graded_positions)
-    rewards = _map_nested(sample, lambda each: _for_slime(args, each, next(details)))
+    rewards = _map_nested(sample, lambda each: _to_slime_reward(args, each, next(details)))
     _count_rewards(args, [task.result() for task in tasks.values()])
     return rewards
 
@@ -120,7 +120,7 @@ class _GradedSample:
 
 
 async def _grade(args: object, sample: object) -> _GradedSample:
-    """Grade one sample; its training episode counts as running meanwhile, since it may still succeed."""
+    """Grade one sample; its training episode counts as running until then, since it may still succeed."""
     try:
         with exits_as_errors("the sample", RuntimeError):
             is_counted, number = not _is_evaluation(sample), take_episode_number(sample)
@@ -133,7 +133,7 @@ async def _grade(args: object, sample: object) -> _GradedSample:
 
 
 def _count_rewards(args: object, all_graded: Sequence[_GradedSample]) -> None:
-    """Count the rewards of training samples, after all of them are set.
+    """Count the rewards of training samples, after all samples have theirs.
 
     Raises:
         FailedGroupsError: Too many groups failed in a row; the run must end.
@@ -160,8 +160,11 @@ def _map_nested(samples: Sequence[Any], function: Callable[[Any], T], depth: int
     return [_map_nested(each, function, depth + 1) if nested else function(each) for each, nested in pairs]
 
 
-def _for_slime(args: object, sample: SampleLike, details: RewardDict) -> Reward:
-    """Return the reward in the form in which slime reads it from this sample: the dict or the score."""
+def _to_slime_reward(args: object, sample: SampleLike, details: RewardDict) -> Reward:
+    """Return the reward as slime reads it from this sample: the dict or the score.
+
+    A sample whose reward failed is excluded from training.
+    """
     try:
         with exits_as_errors("the sample", RuntimeError):
             if details["method"] in FAILED_METHODS:  # not the policy's fault
@@ -176,7 +179,7 @@ def _for_slime(args: object, sample: SampleLike, details: RewardDict) -> Reward:
 
 
 def _reads_reward_key(args: object, sample: object) -> bool:
-    """Return whether slime reads an entry of this sample's reward, which it does not tell a reward function."""
+    """Return whether slime reads a key of this sample's reward; a reward function has to conclude it from the args."""
     if not (hasattr(args, "reward_key") or hasattr(args, "eval_reward_key")) or getattr(args, "reward_key", None):
         return True  # an evaluation without a key of its own reads the key of training
     if not getattr(args, "eval_reward_key", None):
@@ -185,14 +188,14 @@ def _reads_reward_key(args: object, sample: object) -> bool:
 
 
 def _is_evaluation(sample: object) -> bool:
-    """Return whether the sample is of an evaluation."""
+    """Return whether the sample belongs to an evaluation."""
     facts = facts_of(sample)
-    # this package's `generate` records it; of other samples, slime gives only those for training a group
+    # this package's `generate` records it; for other samples: slime gives a group only to those for training
     return bool(facts.evaluation) if facts.stop_reason is not None else getattr(sample, "group_index", None) is None
 
 
 def _graded_positions(samples: Sequence[object]) -> list[int]:
-    """Return for each sample the position of the sample whose reward it gets: its main agent's, else its own."""
+    """Return, for each sample, the position of the sample whose reward it gets: its main agent's, else its own."""
     fan_outs = [_fan_out_key(sample) for sample in samples]
     mains = {key: position for position, (key, part) in enumerate(fan_outs) if part == 0}
     return [position if part is None else mains.get(key, position) for position, (key, part) in enumerate(fan_outs)]
@@ -214,13 +217,13 @@ async def grade_ahead(args: object, sample: SampleLike) -> None:
     """Grade a sample in an episode worker if slime will call `reward_func` next, which then reuses the reward."""
     will_be_graded = uses_reward_func(args, sample) and not getattr(args, "group_rm", False)
     if will_be_graded and sample.reward is None and sample.status is not statuses_of(sample).ABORTED:
-        began = time.monotonic()
+        started_at = time.monotonic()
         details = await _compute_reward(args, sample)
-        add_facts(sample, EpisodeFacts(reward_ahead=details, score_s=time.monotonic() - began))
+        add_facts(sample, EpisodeFacts(reward_ahead=details, score_s=time.monotonic() - started_at))
 
 
 async def _compute_reward(args: object, sample: object) -> RewardDict:
-    """Return the reward of one sample; of a reward that fails, the lowest score with the error."""
+    """Return the reward of one sample; the score for a wrong answer, with the error, if the reward fails."""
     settings = RewardSettings()
     try:
         with exits_as_errors("the sample", RuntimeError):
@@ -229,57 +232,62 @@ async def _compute_reward(args: object, sample: object) -> RewardDict:
             run_settings = getattr(args, "strands_rollout", None)
             options = run_settings.get("reward") if isinstance(run_settings, Mapping) else None
             settings = reward_settings(options)
-            return await (_user_reward(settings, sample, args) if settings.is_own else _built_in(settings, sample))
+            if settings.is_own:
+                return await _user_reward(settings, sample, args)
+            return await _built_in_reward(settings, sample)
     except Exception as e:  # a reward that raises ends slime's training run
         method = NO_JUDGE if isinstance(e, EnvironmentFaultError) else REWARD_FAILED
-        label = _describe(getattr(sample, "label", None))
-        return _as_dict(settings.wrong, Grade(correct=False, pred="", label=label, method=method), _log_failure(e))
+        label = _display_text(getattr(sample, "label", None))
+        return _reward_dict(settings.wrong, Grade(correct=False, pred="", label=label, method=method), _log_failure(e))
 
 
-async def _built_in(settings: RewardSettings, sample: object) -> RewardDict:
+async def _built_in_reward(settings: RewardSettings, sample: object) -> RewardDict:
+    """Return the reward of slime's example, the environment's score, or the comparison with the label."""
     if settings.style == "slime_strands_example":
         return _slime_example_reward(sample)
     if (scored := facts_of(sample).environment_score) is None:
         return await _default_reward(settings, sample)
     from strands_rollout.slime_plugin.own_reward import parse_score
 
-    return _scored_as_dict(settings, parse_score(scored, "environment_score"), sample, "environment")
+    return _result_as_dict(settings, parse_score(scored, "environment_score"), sample, "environment")
 
 
 async def _user_reward(settings: RewardSettings, sample: object, args: object) -> RewardDict:
+    """Return the reward of the user's function, judges and evaluators."""
     # imported here, since the built-in reward works without Strands
-    from strands_rollout.slime_plugin.own_reward import GradedAnswer, parse_score, user_reward
+    from strands_rollout.slime_plugin.own_reward import AnswerToGrade, parse_score, user_reward
     from strands_rollout.user_code import add_config_folder
 
-    async def built_in() -> Scored:
-        details = await _built_in(settings, sample)
+    async def built_in() -> RewardResult:
+        details = await _built_in_reward(settings, sample)
         if details["error"]:
             raise RolloutError(str(details["error"]))
         return parse_score({name.removeprefix(PART_PREFIX): value for name, value in details.items()}, "the grade")
 
     add_config_folder(getattr(args, "custom_config_path", None))
-    answer = GradedAnswer(args, sample, _answer_text(sample), getattr(sample, "label", None))
-    scored = await user_reward(settings, answer, built_in)
+    answer = AnswerToGrade(args, sample, _answer_text(sample), getattr(sample, "label", None))
+    result = await user_reward(settings, answer, built_in)
     method = "parts" if settings.parts else "function" if settings.function else "evaluator"
-    return _scored_as_dict(settings, scored, sample, method)
+    return _result_as_dict(settings, result, sample, method)
 
 
-def _scored_as_dict(settings: RewardSettings, scored: Scored, sample: object, method: str) -> RewardDict:
-    """Return the dict of a score with its parts; without an `acc`, a score of at least `correct` is a right answer."""
-    acc = float(scored.score >= settings.correct) if scored.acc is None else scored.acc
-    label = _describe(getattr(sample, "label", None))
-    parts = {f"{PART_PREFIX}{name}": value for name, value in scored.parts.items()}
-    return _as_dict(scored.score, Grade(acc > 0, scored.pred, label, method), "") | {"acc": acc, **parts}
+def _result_as_dict(settings: RewardSettings, result: RewardResult, sample: object, method: str) -> RewardDict:
+    """Return a result as slime's dict; without an `acc`, a score of at least `correct` counts as a right answer."""
+    acc = float(result.score >= settings.correct) if result.acc is None else result.acc
+    label = _display_text(getattr(sample, "label", None))
+    parts = {f"{PART_PREFIX}{name}": value for name, value in result.parts.items()}
+    return _reward_dict(result.score, Grade(acc > 0, result.pred, label, method), "") | {"acc": acc, **parts}
 
 
 async def _default_reward(settings: RewardSettings, sample: object) -> RewardDict:
+    """Compare the sample's answer with its label."""
     loop = asyncio.get_running_loop()
     verdict = await loop.run_in_executor(_grading_pool(os.getpid()), _grade_sample, sample, settings.symbolic_timeout_s)
     score = settings.correct if verdict.correct else settings.wrong
     if settings.tool_shaping and not verdict.correct:
-        # slime's strands example shapes failures so: negative below two tool iterations
+        # as slime's strands example shapes failures: negative below two tool iterations
         score += min(MAX_TOOL_SHAPING, (_tool_iterations(sample) - 2) / 2 * 0.1)
-    return _as_dict(score, verdict, "the sample has no label" if verdict.method == "no_label" else "")
+    return _reward_dict(score, verdict, "the sample has no label" if verdict.method == "no_label" else "")
 
 
 @functools.cache
@@ -293,9 +301,10 @@ def _grade_sample(sample: object, cpu_s: float) -> Grade:
 
 
 def _is_cut(sample: object) -> bool:
-    """Return whether the last turn ended in the middle; a foreign sample has only its status, which may mean that.
+    """Return whether the last turn was cut before its end.
 
-    A truncated episode may have a whole last turn, if it ended between two turns.
+    The facts say so. A foreign sample has only its status: a truncated episode may have a whole last turn, but its
+    answer is not trusted.
     """
     facts = facts_of(sample)
     if facts.final_is_cut is not None:
@@ -317,7 +326,7 @@ def _answer_text(sample: object) -> str:
 
 
 def _remove_reasoning(turn: str, tool_parser: str | None, *, in_reasoning: bool) -> str:
-    """Return a turn's `spoken_text`; if its reasoning has other tags than `<think>`, its parser finds the text."""
+    """Return a turn's `spoken_text`; its parser finds the text if reasoning has other tags than `<think>`."""
     parser = get_parser(tool_parser) if tool_parser in parser_names() else None
     if parser is None or getattr(parser, "open_reasoning", "") == "<think>":
         return spoken_text(turn, in_reasoning=in_reasoning)
@@ -334,10 +343,10 @@ def _slime_example_reward(sample: object) -> RewardDict:
     label = getattr(sample, "label", None)
     result = slime_example_grade(_text(getattr(sample, "response", None)), label, _tool_iterations(sample))
     verdict = Grade(correct=result.correct, pred=result.pred, label=_text(label), method="slime_strands_example")
-    return _as_dict(result.score, verdict, result.error)
+    return _reward_dict(result.score, verdict, result.error)
 
 
-def _as_dict(score: float, verdict: Grade, error: str) -> RewardDict:
+def _reward_dict(score: float, verdict: Grade, error: str) -> RewardDict:
     return {
         "score": float(score),
         "acc": 1.0 if verdict.correct else 0.0,
@@ -357,8 +366,8 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else "" if value is None else str(value)
 
 
-def _describe(value: object) -> str:
-    """Return a value for a message: "" for None, a shortened form if it is large, its type if `repr` fails."""
+def _display_text(value: object) -> str:
+    """Return a value as a short text for a message: "" for None, its type if `repr` fails."""
     if value is None or isinstance(value, str):
         return value or ""
     try:
@@ -373,13 +382,13 @@ def _tool_iterations(sample: object) -> float:
 
 
 def _log_failure(error: Exception) -> str:
-    """Log an error once per text, since a wrong setting fails every sample, and a bug with its traceback.
+    """Log an error once per text, since a wrong setting fails every sample; log a bug with its traceback.
 
     Returns:
         The text of the error.
     """
-    text = f"{type(error).__name__}: {_describe(error)}"
-    kind = text[:_MAX_SHOWN_CHARS]
+    text = f"{type(error).__name__}: {_display_text(error)}"
+    shown = text[:_MAX_SHOWN_CHARS]
     bug = None if isinstance(error, RolloutError) else error
-    log_once(_LOGGER, logging.ERROR, "event=reward_failed error=%s", kind, exc_info=bug)
+    log_once(_LOGGER, logging.ERROR, "event=reward_failed error=%s", shown, exc_info=bug)
     return text

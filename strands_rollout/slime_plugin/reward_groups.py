@@ -1,9 +1,9 @@
 """Rewards by group: normalisation, the dynamic sampling filter, and the end of a run in which all groups fail.
 
-slime takes a failed sample for a finished one. While an engine or a judge is down, it would draw prompts without end
-with a dynamic filter, and train on nothing without one. Therefore `FailedGroups` counts failures and ends the run. An
-exception from `generate` or the reward ends slime's synchronous rollout, except in a surplus group that slime no longer
-looks at; the fully-async rollout logs the exception and loses the group. An exception from `log_rollout` or
+slime treats a failed sample as a finished one. While an engine or a judge is down, it would draw prompts without end
+with a dynamic filter, and train on nothing without a filter. Therefore `FailedGroups` counts failures and ends the run.
+An exception from `generate` or the reward ends slime's synchronous rollout, except in a surplus group that slime no
+longer awaits; the fully-async rollout logs the exception and loses the group. An exception from `log_rollout` or
 `normalize_rewards` ends both.
 
 An episode has failed when its sample is FAILED or its reward failed. It has succeeded when its reward is known or,
@@ -73,10 +73,10 @@ def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[flo
     outcome is the mean of its trained samples' rewards. For groups of equal size without fan-out and excluded samples,
     the result equals slime's default.
 
-    Left out of the statistics, with the normalised reward 0.0, are: a sample with `remove_sample` or the status FAILED;
-    all siblings of a main agent that FAILED, because of an infrastructure fault; and a rollout without a usable reward,
-    which is a finite number in float32. An unusable reward is logged as an error and not raised, since an exception
-    would end the training run.
+    The statistics exclude a sample with `remove_sample` or the status FAILED; all siblings of a main agent that FAILED,
+    which an infrastructure fault caused; and a rollout without a usable reward, which is a finite number in float32.
+    The normalised reward of excluded samples is 0.0. An unusable reward is logged as an error and not raised, since an
+    exception would end the training run.
 
     With the setting `max_sample_staleness`, samples that are too old get `remove_sample` first. slime calls this
     function last before it trains, and in its fully-async rollout finished samples may wait long for their step.
@@ -87,7 +87,7 @@ def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[flo
         samples: The samples of one training step, as a flat list.
 
     Returns:
-        The raw rewards (0.0 for an unusable one) and the normalised rewards, one of each per sample, in order. Both
+        The raw rewards (0.0 for an unusable reward) and the normalised rewards, one of each per sample, in order. Both
         lists are raw if args turn normalisation off, or name an estimator without it (ppo, reinforce_plus_plus).
 
     Raises:
@@ -110,30 +110,31 @@ def _normalize(groups: Iterable[Sequence[Rollout]], count: int, *, is_scaled: bo
     normalized = [0.0] * count
     for group in groups:
         rewards = [rollout.reward for rollout in group if rollout.reward is not None]
-        mean, unit = _mean(rewards), reward_spread(rewards) + _STD_EPSILON if is_scaled else 1.0
+        mean, scale = _mean(rewards), reward_spread(rewards) + _STD_EPSILON if is_scaled else 1.0
         for rollout, reward in zip(group, rewards, strict=True):
             for position in rollout.trained:
-                normalized[position] = (reward - mean) / unit
+                normalized[position] = (reward - mean) / scale
     return normalized
 
 
 def _exclude_stale(args: SlimeArgs, samples: Sequence[Any]) -> None:
+    """Exclude samples older than the setting `max_sample_staleness` from training, and log their number."""
     try:
         limit = settings_from_args(args).max_sample_staleness
-    except ConfigError:  # the settings are wrong, and every sample has failed with that error
+    except ConfigError:  # every sample has failed with this error already
         return
     if limit is None:
         return
     known = sample_staleness(list(map(_last_weights, samples)))
-    ages = [0 if age is None else age for age in known]
-    stale = [sample for sample, age in zip(samples, ages, strict=True) if age > limit]
+    staleness = [0 if versions is None else versions for versions in known]
+    stale = [sample for sample, versions in zip(samples, staleness, strict=True) if versions > limit]
     for sample in stale:
         sample.remove_sample, sample.loss_mask = True, [0] * sample.response_length
         if sample.rollout_log_probs is not None:  # the trainer expects none where the mask is 0
             sample.rollout_log_probs = [0.0] * sample.response_length
     if stale:
         message = "samples are too old to be trained samples=%d of=%d oldest=%s max_sample_staleness=%d"
-        oldest = "before_a_restart" if max(ages) == NOT_COMPARABLE else max(ages)
+        oldest = "before_a_restart" if max(staleness) == NOT_COMPARABLE else max(staleness)
         logger.warning(message, len(stale), len(samples), oldest, limit)
 
 
@@ -151,7 +152,7 @@ def rollouts_of(args: SlimeArgs, samples: Sequence[Any]) -> list[Rollout]:
     members: dict[Hashable, list[int]] = {}
     for position, sample in enumerate(samples):
         members.setdefault((sample.group_index, *_identity(sample, position)), []).append(position)
-    return [_rollout(args, samples, positions) for positions in members.values()]
+    return [_build_rollout(args, samples, positions) for positions in members.values()]
 
 
 def reward_spread(rewards: Sequence[float]) -> float:
@@ -163,15 +164,18 @@ def reward_spread(rewards: Sequence[float]) -> float:
 
 
 def _identity(sample: SampleLike, position: int) -> tuple[str, int]:
-    """Return a key that the siblings of a rollout share; its name keeps a rollout_id apart from a sample's index."""
+    """Return a key that the siblings of a rollout share; its first part keeps a rollout_id from equalling an index."""
     if (rollout_id := rollout_id_of(sample)) is not None:
         return "rollout_id", rollout_id
     return ("index", sample.index) if sample.index is not None else ("position", position)
 
 
-def _rollout(args: SlimeArgs, samples: Sequence[Any], positions: Sequence[int]) -> Rollout:
+def _build_rollout(args: SlimeArgs, samples: Sequence[Any], positions: Sequence[int]) -> Rollout:
+    """Return the rollout of the samples at these positions; its reward is as `normalize_rewards` describes."""
     mains = [position for position in positions if fan_out_part(samples[position]) == 0]
-    trained = [at for at in positions if not samples[at].remove_sample and not _has_failed(samples[at])]
+    trained = [
+        position for position in positions if not samples[position].remove_sample and not _has_failed(samples[position])
+    ]
     if not trained or any(_has_failed(samples[main]) for main in mains):
         return Rollout(samples[positions[0]].group_index, (), None)
     usable = (_usable_reward(args, samples[position]) for position in mains or trained)
@@ -189,7 +193,7 @@ def is_trained(sample: SampleLike) -> bool:
 
 
 def _usable_reward(args: SlimeArgs, sample: SampleLike) -> float | None:
-    """Return the sample's reward; None if it is absent, no number, or not finite, so that no trainer can use it."""
+    """Return the sample's reward; None if it is not a finite number, which no trainer can use."""
     try:
         return usable_number(sample.get_reward_value(args))
     except Exception:  # slime's method raises many errors on a reward of another shape
@@ -199,8 +203,8 @@ def _usable_reward(args: SlimeArgs, sample: SampleLike) -> float | None:
 def _groups(args: SlimeArgs, rollouts: Sequence[Rollout]) -> Iterable[list[Rollout]]:
     """Return the rollouts with a reward, by group.
 
-    Rollouts without a group index form groups of `n_samples_per_prompt` in order, as slime draws them; if their number
-    is no multiple of that, they form one group.
+    Rollouts without a group index form groups of `n_samples_per_prompt` in order, as slime draws them, or a single
+    group if their number is not a multiple of that.
     """
     size = getattr(args, "n_samples_per_prompt", None)
     ungrouped = sum(rollout.group is None for rollout in rollouts)
@@ -216,12 +220,12 @@ def _groups(args: SlimeArgs, rollouts: Sequence[Rollout]) -> Iterable[list[Rollo
 
 
 def _mean(rewards: Sequence[float]) -> float:
-    """Return the mean; exactly the reward itself if all are equal, since rounding must not create a spread."""
+    """Return the mean of rewards; exactly their value if all are equal, since rounding must not create a spread."""
     return rewards[0] if min(rewards) == max(rewards) else math.fsum(rewards) / len(rewards)
 
 
 def _log_unusable(samples: Sequence[Any], rollouts: Sequence[Rollout]) -> None:
-    """Log one line per step about unusable rewards, with the first of them."""
+    """Log one line per step about unusable rewards, with the first of these rewards."""
     positions = [rollout.trained[0] for rollout in rollouts if rollout.trained and rollout.reward is None]
     if positions:
         first = samples[positions[0]]
@@ -257,9 +261,9 @@ def keep_informative_groups(args: SlimeArgs, samples: Sequence[Any], **kwargs: o
     """Keep a group if its trained rollouts differ in reward; other groups have no advantage to learn from.
 
     slime's `--dynamic-sampling-filter-path`. Rollouts, excluded samples and rewards are those of `normalize_rewards`:
-    the siblings of a fan-out are one rollout, and a failed sample is none, so that an outage does not make a group
-    informative. A group to which a foreign reward function gives no number counts as failed, since slime would draw
-    prompts without end.
+    the siblings of a fan-out are one rollout, and a failed sample does not count as a rollout, so that an outage does
+    not make a group informative. A group to which a foreign reward function gives no number counts as failed, since
+    slime would draw prompts without end.
 
     Args:
         args: slime's args; `reward_key` is read.
@@ -281,8 +285,8 @@ def keep_informative_groups(args: SlimeArgs, samples: Sequence[Any], **kwargs: o
 def keep_informative_groups_with_fallback(args: SlimeArgs, samples: Sequence[Any], **kwargs: object) -> Any:  # noqa: ANN401
     """Prefer the groups that `keep_informative_groups` keeps, but train on others before drawing further prompts.
 
-    Works like slime's `check_reward_nonzero_std_with_fallback`. slime before 0.3.1 only keeps or drops groups; it keeps
-    a group where it would otherwise draw more prompts. A group without any trained rollout is always dropped.
+    Works like slime's `check_reward_nonzero_std_with_fallback`. slime before 0.3.1 can only keep or drop a group; there
+    a group is kept when slime would otherwise draw more prompts. A group without any trained rollout is always dropped.
     Arguments, result and errors are those of `keep_informative_groups`.
     """
     del kwargs
@@ -319,36 +323,36 @@ def _drop_reason(rewards: Sequence[float]) -> str:
 
 
 class FailedGroups:
-    """Counts the groups of one job that failed in a row; any sample that can be trained ends the streak.
+    """Counts a job's groups that failed in a row; any sample that can be trained ends the streak.
 
     A group has failed when all of its samples have failed. A burst of failures among concurrent episodes is not enough
     to end the run: it continues while any episode that began before the streak's first failure is running or being
     graded, since that episode may still succeed. Safe to use from several threads.
 
     Attributes:
-        error: The error that must end the run, while the streak is long enough; else None.
+        error: The error that must end the run; None while the streak is too short.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._begun = 0
-        self._running: set[int] = set()
-        self._raised_at = 0  # number of the newest episode when the error was last raised
+        self._episodes_begun = 0  # also the number of the newest episode
+        self._running: set[int] = set()  # the numbers of episodes that are running or being graded
+        self._newest_at_raise = 0  # number of the newest episode when the error was last raised
         self._reset_streak()
 
     def _reset_streak(self) -> None:
         self.error: FailedGroupsError | None = None
-        self._newest_at_start: int | None = None  # number of the newest episode at the streak's first failure
-        self._failed: dict[Hashable, set[Hashable]] = {}
-        self._episodes = self._ungrouped = self._groups = 0
+        self._newest_at_first_failure: int | None = None  # number of the newest episode at the streak's first failure
+        self._failed_members: dict[Hashable, set[Hashable]] = {}  # by group
+        self._failed_episodes = self._failed_ungrouped = self._failed_groups = 0
 
     @contextmanager
     def running_episode(self, number: int | None = None) -> Iterator[int]:
-        """Count an episode as running within the block, and yield its number; pass `number` again to grade it."""
+        """Count an episode as running within the block, and yield its number; pass `number` while it is graded."""
         with self._lock:
             if number is None:
-                self._begun += 1
-                number = self._begun
+                self._episodes_begun += 1
+                number = self._episodes_begun
             self._running.add(number)
         try:
             yield number
@@ -367,32 +371,32 @@ class FailedGroups:
         """Count an episode that failed, or whose reward failed, after its `running_episode()` has ended.
 
         Returns:
-            The error if it must be raised now: once for all concurrent episodes, and again when later episodes fail
-            because the run continued.
+            The error if the caller must raise it: only once for all concurrent episodes, and again when episodes fail
+            that began later, because the run continued.
         """
         with self._lock:
-            if self._newest_at_start is None:
-                self._newest_at_start = self._begun
+            if self._newest_at_first_failure is None:
+                self._newest_at_first_failure = self._episodes_begun
             group, member = sample.group_index, sample.index
             if not isinstance(group, int | str) or not isinstance(member, int | str | None):
                 # assume that samples without an index come in the order of their groups
-                group, member = ("ungrouped", self._ungrouped // group_size), self._ungrouped
-                self._ungrouped += 1
-            members = self._failed.setdefault(group, set())
-            self._episodes += 1
+                group, member = ("ungrouped", self._failed_ungrouped // group_size), self._failed_ungrouped
+                self._failed_ungrouped += 1
+            members = self._failed_members.setdefault(group, set())
+            self._failed_episodes += 1
             if member not in members:
                 members.add(member)
-                self._groups += len(members) == group_size
-            if self._groups < limit or any(running <= self._newest_at_start for running in self._running):
+                self._failed_groups += len(members) == group_size
+            if self._failed_groups < limit or any(begun <= self._newest_at_first_failure for begun in self._running):
                 return None
             self.error = FailedGroupsError(
-                f"got {self._groups} failed groups of training samples in a row ({self._episodes} episodes), by no "
-                "fault of the policy; the run ends, since it would train on nothing. Fix the cause of the last "
-                f"failure, or set max_failed_groups (now {limit}; 0 never ends a run): {why}"
+                f"got {self._failed_groups} failed groups of training samples in a row ({self._failed_episodes} "
+                "episodes), by no fault of the policy; the run ends, since it would train on nothing. Fix the cause of "
+                f"the last failure, or set max_failed_groups (now {limit}; 0 never ends a run): {why}"
             )
-            if number <= self._raised_at:
+            if number <= self._newest_at_raise:
                 return None
-            self._raised_at = self._begun
+            self._newest_at_raise = self._episodes_begun
             return self.error
 
 
@@ -400,7 +404,7 @@ class FailedGroups:
 class _JobCounts:
     args: Any  # kept alive, so that no other args get the same id
     failed: FailedGroups
-    unrewarded: FailedGroups  # groups without a reward, which only a filter sees
+    unrewarded: FailedGroups  # counts groups without a reward, which only a filter sees
 
 
 _JOBS: Final[OrderedDict[int, _JobCounts]] = OrderedDict()
@@ -446,18 +450,18 @@ def count_episode(args: SlimeArgs, number: int, sample: SampleLike) -> None:
 
 
 def take_episode_number(sample: object) -> int | None:
-    """Remove and return the number that `count_episode` left on a sample; None for a foreign generate function's."""
+    """Remove and return the number that `count_episode` left on a sample; None if it left none."""
     number = take_fact(sample, "episode_number")
     return number if isinstance(number, int) else None
 
 
 def count_reward(args: SlimeArgs, number: int, sample: SampleLike, failure: str | None) -> None:
-    """Count a training sample after its grading; `failure` is the reason if that failed, else None.
+    """Count a training sample after its grading; `failure` is the reason if the grading failed, else None.
 
     Raises:
         FailedGroupsError: Too many groups failed in a row; the run must end.
     """
-    if _has_failed(sample):  # counted with its episode
+    if _has_failed(sample):  # `count_episode` has counted it
         return
     groups = failed_groups_of(args)
     if failure is not None:
@@ -479,12 +483,12 @@ def _count_unrewarded_group(args: SlimeArgs, samples: Sequence[Any], rewards: Se
     if rewards:
         groups.add_trained()
         return
-    # FAILED samples are counted already, and a sample without a token in its mask had nothing to train on
+    # FAILED samples are counted already, and a sample with an all-zero mask had nothing to train on
     trainable = [sample for sample in samples if not _has_failed(sample) and any(sample.loss_mask or ())]
     if not trainable or uses_reward_func(args, trainable[0]):
         return
     with groups.running_episode() as number:
-        pass
+        pass  # only the number is needed: no episode of the group is running
     why = f"the reward is {trainable[0].reward!r:.200}, or it removed the sample; expected a finite number"
     _add_failed(args, groups, number, trainable[0], why, size=1)
 
@@ -492,6 +496,11 @@ def _count_unrewarded_group(args: SlimeArgs, samples: Sequence[Any], rewards: Se
 def _add_failed(
     args: SlimeArgs, groups: FailedGroups, number: int, sample: SampleLike, why: str, size: int | None = None
 ) -> None:
+    """Count a failed episode; end the run, or log the error where slime would lose an exception.
+
+    Raises:
+        FailedGroupsError: Too many groups failed in a row; the run must end.
+    """
     limit, slime_loses_errors = MAX_FAILED_GROUPS, False
     # args that can't be read fail every episode, and must end the run like any other fault
     try:
@@ -512,7 +521,7 @@ def _add_failed(
 
 
 def _max_failed_groups(args: SlimeArgs) -> int:
-    """Return the setting `max_failed_groups`, read alone since other settings may be wrong; 0 never ends a run."""
+    """Return the setting `max_failed_groups`, read without validating the other settings; 0 never ends a run."""
     settings = getattr(args, "strands_rollout", None)
     limit = settings.get("max_failed_groups", MAX_FAILED_GROUPS) if isinstance(settings, Mapping) else MAX_FAILED_GROUPS
     if limit is None:

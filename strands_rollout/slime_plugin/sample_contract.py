@@ -1,4 +1,4 @@
-"""Check whether slime's trainer can take a finished sample, and list what is wrong with it.
+"""Check whether slime's trainer can take a finished sample, and list its faults.
 
 slime 0.3's requirements are in slime/rollout/sglang_rollout.py and slime/ray/rollout.py. This module uses none of the
 code that fills samples, so that it can judge that code.
@@ -25,13 +25,13 @@ def contract_violations(
     reward_key: str | None = None,
     may_abort: bool = False,
 ) -> list[str]:
-    """Return all that is wrong with a sample after `generate` and the reward function; empty if it can be trained on.
+    """Return the faults of a sample after `generate` and the reward function; empty if it can be trained on.
 
     Args:
         sample: slime's Sample, or this package's.
         decode: Decodes ids to text, control tokens included; without it the response's text is not checked.
         reward_key: slime's `--reward-key`; None if the reward must be a number.
-        may_abort: Whether the rollout is being aborted, so that ABORTED is a valid status.
+        may_abort: True if the rollout is being aborted, so that ABORTED is a valid status.
     """
     status = str(sample.status.value)
     violations = [*_bad_lengths(sample)]
@@ -45,10 +45,10 @@ def contract_violations(
 
 
 def export_violations(sample: SampleLike, *, reward_key: str | None) -> list[str]:
-    """Return what makes a sample unusable for any trainer.
+    """Return the faults that make a sample unusable for any trainer; empty if it has none.
 
-    That is an unfinished status, no reward, or tokens, mask and logprobs that do not agree. The rules hold for samples
-    of any generate function; `contract_violations` also checks this package's own facts.
+    Such faults are an unfinished status, no reward, or tokens, mask and logprobs that do not agree. The rules hold for
+    samples of any generate function; `contract_violations` also checks this package's own facts.
     """
     status = str(sample.status.value)
     if status not in _FINISHED_STATUSES:

@@ -60,12 +60,12 @@ class EndedEpisode:
     Attributes:
         model: The main agent's model.
         start: The state that the episode started from.
-        code_calls: Counts of the code tool.
+        code_calls: The counts of the code tool.
         sub_agents: The models of further agents.
         score: The environment's score.
         question: The environment's question, which replaced the row's prompt.
         evaluated: The record that evaluators read.
-        gateway: The facts of the gateway's endpoint, where a foreign program played.
+        gateway: The facts of the gateway's endpoint, if a program in another process played.
     """
 
     model: SGLangModel
@@ -86,9 +86,10 @@ class WritingRules:
     Attributes:
         may_abort: Whether slime can take an ABORTED sample now; if not, an aborted episode becomes a FAILED sample.
         fans_out: Whether slime takes a list of samples.
-        max_staleness: Weight versions by which trained tokens may be older than the last one; None for no limit.
-        resume_conditions: Returns the conditions under which an aborted episode may be resumed; None if it can't be.
-        evaluation: Whether this is an evaluation, which the reward function reads from the facts.
+        max_staleness: Weight versions by which a trained token may be older than the last token; None for no limit.
+        resume_conditions: Returns the conditions under which an aborted episode may be resumed; None if it can't be
+            resumed.
+        evaluation: Whether this is an evaluation; the facts record it for the reward function.
         sampling_params: slime's sampling parameters, recorded with the facts.
     """
 
@@ -110,8 +111,7 @@ def write_episode(
     """Fill a sample, which `prepare_sample` has prepared, from an episode; append to the tokens of a resumed sample.
 
     Returns:
-        The sample, and with `rules.fans_out` one sibling for each of the segments, unless the episode failed or was
-        aborted.
+        The sample and, with `rules.fans_out`, a sibling for each segment, unless the episode failed or was aborted.
 
     Raises:
         EngineResponseError: The engine's replay data does not fit its tokens.
@@ -120,14 +120,14 @@ def write_episode(
     status = _status(sample, episode.stop_reason, may_abort=rules.may_abort)
     stale_tokens, resume = 0, None
     if model.trajectory.sampled_length:
-        # the history was rewritten after the resume: the tokens that the sample holds are another segment's now
+        # the history was rewritten after the resume, so the tokens that the sample holds belong to another segment
         if ended.start.resume and len(model.conversation.branches) > 1:
             reset_sample(sample)
         stale_tokens = write_trajectory(args, sample, model, model.trajectory, rules.max_staleness)
         if status is statuses.FAILED:
             exclude_from_training(sample)
         if status is statuses.ABORTED and rules.resume_conditions is not None:
-            resume = _saved_progress(ended, rules.resume_conditions())
+            resume = _resume_state(ended, rules.resume_conditions())
     else:
         # image tokens without their images stop a trainer
         prompt_ids = [] if model.conversation.branch.new_images else model.prompt_ids
@@ -136,7 +136,7 @@ def write_episode(
     sample.non_generation_time = episode.tools.waited_s
     returned = segments if rules.fans_out and status in (statuses.COMPLETED, statuses.TRUNCATED) else ()
     samples = [sample, *(_build_sibling(args, sample, segment, rules) for segment in returned)]
-    dropped = 0 if returned else sum(each.segment.trajectory.sampled_length for each in segments)
+    dropped = 0 if returned else sum(sibling.segment.trajectory.sampled_length for sibling in segments)
     dropped_tokens = ended.start.dropped_tokens + dropped
     write_facts(sample, _episode_facts(ended, rules, stale_tokens, dropped_tokens, resume))
     if dropped and not (rules.evaluation or rules.fans_out):
@@ -147,7 +147,7 @@ def write_episode(
 
 
 def write_failure(sample: SampleLike, error: BaseException, stop_reason: StopReason, rules: WritingRules) -> None:
-    """Make a sample valid when no episode could be played or written."""
+    """Make a sample valid whose episode could not be played or written."""
     write_untrained(sample, [], 0)
     sample.status = _status(sample, stop_reason, may_abort=rules.may_abort)
     facts = EpisodeFacts(
@@ -163,14 +163,14 @@ def write_failure(sample: SampleLike, error: BaseException, stop_reason: StopRea
 
 
 def write_facts(sample: SampleLike, facts: EpisodeFacts) -> None:
-    """Set the facts of a sample's episode; they replace all earlier facts."""
+    """Replace all facts of a sample by these facts."""
     sample.metadata[METADATA_KEY] = facts.to_metadata()
 
 
 def write_trajectory(
     args: SlimeArgs, sample: SampleLike, model: SGLangModel, trajectory: Trajectory, max_staleness: int | None
 ) -> int:
-    """Append the tokens of a trajectory that the sample does not have yet.
+    """Append the tokens of a trajectory that the sample lacks, and set its response text.
 
     Returns:
         The number of tokens that were masked because their weights were too old.
@@ -191,7 +191,8 @@ def write_trajectory(
     return _mask_stale(sample, trajectory, max_staleness)
 
 
-def _saved_progress(ended: EndedEpisode, conditions: Mapping[str, str]) -> dict[str, Any] | None:
+def _resume_state(ended: EndedEpisode, conditions: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return the state from which the episode can be resumed; None, with a warning, if it can't be saved."""
     state = SavedEpisode(
         ended.model.trajectory, ended.episode.progress, _engine_aborts(ended), asdict(ended.code_calls)
     )
@@ -203,15 +204,15 @@ def _saved_progress(ended: EndedEpisode, conditions: Mapping[str, str]) -> dict[
 
 
 def _engine_aborts(ended: EndedEpisode) -> int:
-    """Return how many requests the engine aborted that were continued in place, in all attempts."""
+    """Return the number of requests that the engine aborted and the model continued in place, in all attempts."""
     resumed = ended.start.resume
     return ended.model.engine_aborts + (resumed.engine_aborts if resumed else 0)
 
 
 def write_untrained(sample: SampleLike, prompt_ids: Sequence[int], filler_id: int) -> None:
-    """Fill a sample of an episode without any sampled token: the prompt, and one masked filler token as response.
+    """Fill the sample of an episode without any sampled token: with the prompt, and a masked filler token as response.
 
-    slime's trainer needs at least one prompt and one response token.
+    slime's trainer needs at least one prompt token and one response token.
     """
     reset_sample(sample)
     sample.tokens = [*(prompt_ids or [filler_id]), filler_id]
@@ -252,14 +253,14 @@ def is_unfinished(sample: SampleLike) -> bool:
 
 
 def exclude_from_training(sample: SampleLike) -> None:
-    """Keep the tokens and train on none: slime trains FAILED samples like completed ones unless they are masked."""
+    """Mask all tokens and set `remove_sample`: slime would train a FAILED sample like others."""
     sample.loss_mask = [0] * sample.response_length
     sample.rollout_log_probs = [0.0] * sample.response_length
     sample.remove_sample = True
 
 
 def _append_part(args: SlimeArgs, sample: SampleLike, trajectory: Trajectory, part: Part) -> None:
-    """Append one answer of the engine and the context before it, unless the sample has it."""
+    """Append one answer of the engine and the context before it, unless the sample has the answer already."""
     written = len(sample.tokens)
     if part.end <= written:
         return
@@ -284,14 +285,16 @@ def _append(
     meta_info: Mapping[str, Any] | None = None,
 ) -> None:
     """Append sampled tokens with their logprobs, or context without, to the Sample of any version of slime."""
-    own: Any = sample
+    target: Any = sample
     is_sampled = log_probs is not None
-    if hasattr(own, "append_response_tokens"):
-        own.append_response_tokens(args, tokens=tokens, log_probs=log_probs, trainable=is_sampled, meta_info=meta_info)
+    if hasattr(target, "append_response_tokens"):
+        target.append_response_tokens(
+            args, tokens=tokens, log_probs=log_probs, trainable=is_sampled, meta_info=meta_info
+        )
         return
     # slime before 0.3.1, whose Sample has no such method
     Sample.append_response_tokens(
-        own, args, tokens=tokens, log_probs=log_probs, trainable=is_sampled, meta_info=meta_info
+        target, args, tokens=tokens, log_probs=log_probs, trainable=is_sampled, meta_info=meta_info
     )
     layers, top_k = _expert_shape(args)
     if layers and top_k:
@@ -305,7 +308,7 @@ def _expert_shape(args: SlimeArgs) -> tuple[int, int]:
 
 
 def _mask_stale(sample: SampleLike, trajectory: Trajectory, max_staleness: int | None) -> int:
-    """Mask the tokens that too old weights sampled; return their number."""
+    """Mask the tokens that were sampled with too old weights; return their number."""
     spans = [] if max_staleness is None else stale_spans(trajectory.weight_spans, max_staleness)
     for span in spans:
         _mask(sample, range(span.start - trajectory.prompt_length, span.end - trajectory.prompt_length))
@@ -333,8 +336,9 @@ _GROUP_NORMALISED_ESTIMATORS: Final = ("grpo", "gspo", "cispo", "reinforce_plus_
 def may_fan_out(args: SlimeArgs, sample: object, *, evaluation: bool) -> bool:
     """Return whether slime can take a list of samples from an episode; warn once if the configuration forbids it.
 
-    slime 0.3 takes each element of a group for one sample where it collects partial rollouts, in its fully-async
-    rollout and with --group-rm. Before slime 0.3.0 a Sample has no field for the rollout that it belongs to.
+    slime 0.3 expects one sample, not a list, for each element of a group when it collects partial rollouts, in its
+    fully-async rollout and with --group-rm. Before slime 0.3.0 a Sample has no field for the rollout that it belongs
+    to.
     """
     if evaluation:
         return False
@@ -375,7 +379,7 @@ class SiblingSegment:
             sub-agent.
         model: The model that sampled it.
         segment: The branch, with at least one sampled token.
-        is_cut: Whether a sub-agent ended with a tool call that failed or was cut.
+        is_cut: Whether it is a sub-agent's that was interrupted in a tool call.
     """
 
     kind: str
@@ -387,41 +391,45 @@ class SiblingSegment:
 def sibling_segments(
     main: SGLangModel, others: Sequence[SGLangModel], succeeded: Collection[str]
 ) -> list[SiblingSegment]:
-    """Return all branches of an episode except the main agent's last one.
+    """Return all branches of an episode except the main agent's last branch.
 
-    `succeeded` holds the ids of tool calls that succeeded.
+    Args:
+        main: The main agent's model.
+        others: The models of further agents.
+        succeeded: The ids of the tool calls that succeeded.
     """
     siblings = [SiblingSegment("segment", main, branch) for branch in main.conversation.branches[:-1]]
-    others_than_main = [
+    other_conversations = [
         (model, conversation)
         for model in (main, *others)
         for conversation in model.record
         if conversation is not main.conversation
     ]
-    for model, conversation in others_than_main:
+    for model, conversation in other_conversations:
         kind = "aside" if conversation.kind == "aside" else "agent"
-        # a tool in a thread may still be running the agent, and its record grow
-        copies = [segment.snapshot() for segment in conversation]
-        # an agent may well end with a call, as with a structured output; but an agent that plays within a tool call
-        # that failed or was cut was interrupted there
-        is_open = kind == "agent" and conversation.call not in succeeded
+        # snapshots, since a tool in a thread may still be running the agent and appending to its record
+        branches = [branch.snapshot() for branch in conversation]
+        # an agent may end with a call of its own, as with structured output; but if the tool call that ran the agent
+        # failed or was cut, the agent was interrupted there
+        was_interrupted = kind == "agent" and conversation.call not in succeeded
         siblings += [
-            SiblingSegment(kind, model, copy, is_cut=is_open and copy.stop_reason == "tool_use")
-            for copy in copies
-            if copy.trajectory.turns
+            SiblingSegment(kind, model, branch, is_cut=was_interrupted and branch.stop_reason == "tool_use")
+            for branch in branches
+            if branch.trajectory.turns
         ]
     return siblings
 
 
 def warn_about_dropped_tokens(sample: SampleLike, segments: Sequence[SiblingSegment]) -> None:
-    """Warn, once for each reason, that the sampled tokens of these segments are in no sample."""
-    for each in segments:
-        key = each.kind, each.segment.ended_by.startswith(TRANSIENT)
-        reason = each.segment.ended_by or _DROP_REASONS[each.kind]
-        keep = ", or transient_context: keep" if key[1] else ""
-        message = "event=sampled_tokens_dropped index=%s tokens=%d: %s; set fan_out: true%s (see docs/multi-agent.md)"
-        count = each.segment.trajectory.sampled_length
-        log_once(logger, logging.WARNING, message, sample.index, count, reason, keep, key=key)
+    """Warn, once for each reason, that no sample holds the sampled tokens of these segments."""
+    message = "event=sampled_tokens_dropped index=%s tokens=%d: %s; set fan_out: true%s (see docs/multi-agent.md)"
+    for sibling in segments:
+        is_transient = sibling.segment.ended_by.startswith(TRANSIENT)
+        reason = sibling.segment.ended_by or _DROP_REASONS[sibling.kind]
+        remedy = ", or transient_context: keep" if is_transient else ""
+        count = sibling.segment.trajectory.sampled_length
+        key = sibling.kind, is_transient
+        log_once(logger, logging.WARNING, message, sample.index, count, reason, remedy, key=key)
 
 
 _DROP_REASONS: Final = {
@@ -434,7 +442,7 @@ _DROP_REASONS: Final = {
 def is_fan_out(sample: SampleLike, rules: WritingRules) -> bool:
     """Return whether slime gets the samples of this episode as a list.
 
-    slime takes an aborted sample back by itself, never in a list. Once any episode gives a list, all others must.
+    slime takes an aborted sample back alone, never in a list. If one episode returns a list, all others must, too.
     """
     return rules.fans_out and sample.status is not statuses_of(sample).ABORTED
 
@@ -470,10 +478,15 @@ def _episode_facts(
 ) -> EpisodeFacts:
     """Return the facts of an episode, over all of its attempts."""
     model, episode = ended.model, ended.episode
-    own = [conversation for conversation in model.record if conversation.kind != "agent"]
+    main_and_side = [conversation for conversation in model.record if conversation.kind != "agent"]
     facts = replace(
         _agent_facts(model, model.conversation.branch, episode.stop_reason),
-        generate_s=sum(turn.latency_s for each in own for segment in each for turn in segment.trajectory.turns),
+        generate_s=sum(
+            turn.latency_s
+            for conversation in main_and_side
+            for segment in conversation
+            for turn in segment.trajectory.turns
+        ),
         error=None if episode.error is None else error_text(episode.error),
         tool_iterations=episode.tool_iterations,
         tool_calls=episode.tool_calls,
@@ -506,7 +519,7 @@ def _episode_facts(
     facts = replace(facts, gateway=program.facts)
     if program.text is None:
         return facts
-    # an answer that the program took from the end of a cut turn is cut, too
+    # an answer that the program took from the end of a cut turn is itself cut
     is_cut = facts.final_is_cut and str(facts.final_text).rstrip().endswith(program.text.rstrip())
     return replace(facts, final_text=program.text, final_in_reasoning=False, final_is_cut=is_cut)
 

@@ -1,7 +1,7 @@
-"""The border to slime: its generation state, abort flag and trace, and stand-ins for them where slime is absent.
+"""Everything that this package reads from slime: its generation state, abort flag and trace; stand-ins without slime.
 
 Only this module imports slime, inside functions. slime is installed from its repository; the `slime` of PyPI is another
-package. The code supports the newest slime and its releases from 0.2.4 on, between which some of its modules moved.
+package. The code supports the newest slime and its releases from 0.2.4 on; some modules moved in between.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# in the newest slime, and in releases up to 0.3.1
+# slime's module of spans in the newest slime, and in releases up to 0.3.1
 _TRACE_MODULES: Final = ("slime.observability.trace_utils", "slime.utils.trace_utils")
 DRIVER_STATE_ATTR: Final = "strands_rollout_drivers_state"
 """The attribute of the args in an episode worker that holds the driver's copy of slime's state."""
@@ -58,7 +58,7 @@ class GenerateCall:
 
 
 def is_slime_sample(sample: object) -> bool:
-    """Return whether a sample is slime's own, which means that slime's state exists in this process."""
+    """Return whether a sample is of slime's own class, which means that slime's state exists in this process."""
     return any(base.__module__.startswith("slime.") for base in type(sample).__mro__)
 
 
@@ -85,7 +85,7 @@ def tokenizer_of(args: SlimeArgs, sample: object) -> PreTrainedTokenizerBase:
 
 
 def processor_of(args: SlimeArgs, sample: object) -> ProcessorMixin | str | None:
-    """Return the processor that slime has loaded, else the checkpoint from which it is loaded for the first image."""
+    """Return the processor that slime has loaded, else the checkpoint from which the first image will load it."""
     loaded = getattr(slime_state(args, sample), "processor", None)
     return loaded if loaded is not None else str(getattr(args, "hf_checkpoint", None) or "") or None
 
@@ -95,10 +95,10 @@ _TRANSFORMERS_LOCK: Final = threading.Lock()
 
 
 def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a folder or hub id, which is loaded once per process.
+    """Return the tokenizer of a folder or hub id, loaded once per process.
 
     Raises:
-        ConfigError: It can't be loaded.
+        ConfigError: The tokenizer can't be loaded.
     """
     with _TRANSFORMERS_LOCK:
         return _load_tokenizer(checkpoint)
@@ -106,7 +106,7 @@ def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
 
 @functools.lru_cache(maxsize=8)
 def _load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
-    is_folder = os.path.isdir(checkpoint)  # noqa: PTH112 - false, and no error, for an invalid path
+    is_folder = os.path.isdir(checkpoint)  # noqa: PTH112 - returns False for an invalid path, where pathlib raises
     if not is_folder and not _HUB_ID.fullmatch(checkpoint):
         raise ConfigError(
             f"the tokenizer of {checkpoint!r:.200} can't be loaded: it is neither a folder here nor an id of Hugging "
@@ -143,7 +143,7 @@ def hub_unreachable_reason() -> str | None:
 
 
 def vocab_size_of(args: SlimeArgs) -> int | None:
-    """Return the rows of the model's embedding, which may exceed the tokenizer's ids; None without a model config."""
+    """Return the number of rows of the model's embedding, which may exceed the tokenizer's; None without its config."""
     checkpoint = getattr(args, "hf_checkpoint", None)
     if not checkpoint:
         return None
@@ -188,7 +188,7 @@ def is_aborting(args: SlimeArgs, sample: object, should_abort: str | Callable[[]
     Args:
         args: slime's args.
         sample: The sample; slime's own flag is read if it is slime's.
-        should_abort: A further function to call, or its dotted path.
+        should_abort: The setting `should_abort`: a function to call as well, or its dotted path.
 
     Raises:
         ConfigError: There is no function at the path, or it raised SystemExit or the like.
@@ -206,13 +206,13 @@ def rollout_control(
     should_abort: str | Callable[[], bool] | None,
     engine_grace_s: EngineGrace = short_grace,
 ) -> Control:
-    """Return the control of one sample's episode or reward, which ends when `is_aborting` returns True."""
+    """Return the control of one sample's episode or reward, which it aborts when `is_aborting` returns True."""
     is_aborted = functools.partial(is_aborting, args, sample, should_abort)
     return Control(is_aborted, engine_grace_s=engine_grace_s, poll_key=abort_key(args, sample, should_abort))
 
 
 def abort_key(args: SlimeArgs, sample: object, should_abort: str | Callable[[], bool] | None) -> Hashable:
-    """Return a key that is equal for samples for which `is_aborting` returns the same, while they are in use."""
+    """Return a key that is equal for all samples in use for which `is_aborting` returns the same value."""
     return id(args), is_slime_sample(sample), should_abort if isinstance(should_abort, str) else id(should_abort)
 
 
@@ -224,8 +224,8 @@ def watch_aborts(args: SlimeArgs, sample: object) -> None:
     """Call the listeners from now on when slime sets its abort flag, before slime does anything else.
 
     After setting the flag, slime aborts the engines' requests, and again every 3 s while an engine has any. Processes
-    that send requests must know of the abort first, or they would send new ones in between. slime has no event for
-    this: its flag is an attribute of one object, whose class is replaced here by a subclass with a property.
+    that send requests must know of the abort first, or they would send new requests in between. slime has no event for
+    the abort: its flag is an attribute of one object, whose class is replaced here by a subclass with a property.
     """
     state = None if hasattr(args, DRIVER_STATE_ATTR) else slime_state(args, sample)
     if state is not None and not hasattr(type(state), _CALLS_LISTENERS):
@@ -255,15 +255,15 @@ def was_sent_before_abort(args: SlimeArgs, sent_at: float) -> bool:
     """Return whether a request sent at this time of `time.monotonic` was sent before the current abort.
 
     Always True in slime's own process, where the flag is read before each request. An episode worker learns of an abort
-    late; it knows only until when there was none.
+    late, and knows only the latest time at which there was none.
     """
     driver_state = getattr(args, DRIVER_STATE_ATTR, None)
-    return driver_state is None or sent_at <= driver_state.clear_until
+    return driver_state is None or sent_at <= driver_state.last_clear_at
 
 
 @functools.lru_cache(maxsize=8)
 def load_should_abort(path: str) -> Callable[[], bool]:
-    """Return the function at a dotted path.
+    """Return the function at the dotted path that `should_abort` names.
 
     Raises:
         ConfigError: There is no function at the path.
@@ -288,8 +288,8 @@ def may_return_aborted(args: SlimeArgs, sample: object) -> bool:
 
 def uses_reward_func(args: SlimeArgs, sample: object) -> bool:
     """Return whether slime grades a sample with this package's `reward_func`."""
-    own = None if getattr(args, "group_rm", False) else getattr(sample, "custom_rm_path", None)
-    return (own or getattr(args, "custom_rm_path", None)) in REWARD_PATHS
+    path_of_sample = None if getattr(args, "group_rm", False) else getattr(sample, "custom_rm_path", None)
+    return (path_of_sample or getattr(args, "custom_rm_path", None)) in REWARD_PATHS
 
 
 def is_fully_async(args: SlimeArgs) -> bool:
@@ -301,7 +301,7 @@ def is_fully_async(args: SlimeArgs) -> bool:
 
 
 def request_span(sample: object) -> RequestSpan | None:
-    """Return a recorder of requests in slime's trace, from which slime computes metrics; None for a foreign sample."""
+    """Return a recorder of requests in slime's trace, from which slime computes metrics; None outside of slime."""
     if not is_slime_sample(sample):
         return None
 
@@ -315,16 +315,16 @@ def request_span(sample: object) -> RequestSpan | None:
 
 
 def tool_span(sample: object) -> ToolSpan | None:
-    """Return a recorder of tool calls, as `tool:<name>` in slime's trace; None for a foreign sample."""
+    """Return a recorder of tool calls, as `tool:<name>` in slime's trace; None outside of slime."""
     return (lambda name: _trace_span(sample, f"tool:{name}")) if is_slime_sample(sample) else None
 
 
 @contextmanager
 def _trace_span(sample: object, name: str, attrs: Mapping[str, Any] | None = None) -> Iterator[object]:
-    """Open one of slime's spans, which ends with the block in any case; yield None if slime's trace can't record it."""
+    """Open a span of slime's trace for the block; yield slime's record of it, or None if slime can't record it."""
     record: object = None
     with ExitStack() as stack:
-        with _tracing("begin a span"):
+        with _ignoring_trace_errors("begin a span"):
             span = _slime_trace().trace_span(sample, name, attrs=attrs)
             record = span.__enter__()
             stack.push(functools.partial(_end_span, span))
@@ -332,13 +332,13 @@ def _trace_span(sample: object, name: str, attrs: Mapping[str, Any] | None = Non
 
 
 def _end_span(span: Any, kind: object, error: BaseException | None, at: object) -> None:  # noqa: ANN401 - slime's span
-    with _tracing("end a span"):
+    with _ignoring_trace_errors("end a span"):
         # slime accepts only an Exception here, so a cancellation ends the span like an ordinary end
         span.__exit__(*((kind, error, at) if isinstance(error, Exception) else (None, None, None)))
 
 
 def _record_answer(record: Any, meta_info: Mapping[str, Any]) -> None:  # noqa: ANN401 - slime's span
-    with _tracing("record an answer"):
+    with _ignoring_trace_errors("record an answer"):
         record.update(_slime_trace().build_sglang_meta_trace_attrs(dict(meta_info)))
 
 
@@ -346,23 +346,23 @@ def open_spans(sample: object) -> object:
     """Return the spans of slime's trace that are open here, for `within_spans` in another process."""
     spans: object = None
     if is_slime_sample(sample):
-        with _tracing("read the open spans"):
+        with _ignoring_trace_errors("read the open spans"):
             spans = _slime_trace()._TRACE_STACK.get()
     return spans
 
 
 @contextmanager
 def within_spans(spans: object) -> Iterator[None]:
-    """Make the spans of the block children of spans that are open in another process."""
+    """Make the block's spans children of `spans`, which `open_spans` returned in another process."""
     if spans is not None:
-        with _tracing("take over open spans"):
+        with _ignoring_trace_errors("take over open spans"):
             _slime_trace()._TRACE_STACK.set(spans)
     yield
 
 
 @contextmanager
-def _tracing(step: str) -> Iterator[None]:
-    """Suppress errors of slime's trace, which must not fail an episode; log each kind of error once per process."""
+def _ignoring_trace_errors(step: str) -> Iterator[None]:
+    """Suppress errors of slime's trace, which must not fail an episode; log each type of error once per process."""
     try:
         with exits_as_errors("slime's trace", RuntimeError):
             yield
@@ -393,8 +393,8 @@ def _slime_trace() -> ModuleType:
 def slime_state(args: SlimeArgs, sample: object = None) -> object:
     """Return slime's process-wide state if its rollout has created it; None elsewhere, and for a foreign sample.
 
-    It is not created here, since that loads a tokenizer and needs args that a caller outside of slime's rollout may
-    lack. In an episode worker, return the driver's copy.
+    The state is not created here, since that loads a tokenizer and needs args that a caller outside of slime's rollout
+    may lack. In an episode worker, return the copy of the driver's state.
     """
     if (driver_state := getattr(args, DRIVER_STATE_ATTR, None)) is not None:
         return driver_state

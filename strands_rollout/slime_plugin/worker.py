@@ -1,8 +1,8 @@
-"""One episode worker: a Ray actor that plays episodes as `generate` does in the driver, and the messages of both.
+"""One episode worker: a Ray actor that plays episodes as `generate` does, and the messages between it and the driver.
 
 Samples are pickled, with their large arrays in separate buffers that Ray shares without a copy. The lists of a filled
 sample are sent as arrays. Records of an episode's steps are sent to the driver in batches; the tools of a turn run only
-when the driver has its record.
+once the driver has the turn's record.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ Ray: TypeAlias = Any
 """The module `ray`, or a handle of an actor; Ray's own types are of little use."""
 Packed = tuple[bytes, list[Any]]
 """A pickled value, and the buffers of its large arrays."""
-_DRIVER_SETTINGS: Final = ("episode_workers", "journal_dir", "should_abort")  # apply in the driver only
+_DRIVER_SETTINGS: Final = ("episode_workers", "journal_dir", "should_abort")  # have no effect in a worker
 _LOG_LINES: Final = 20
 _MIN_BUFFER_BYTES: Final = 64_000  # smaller arrays are pickled with the value
-_RAY_DELAY_S: Final = 5.0  # by which Ray may be late to count freed resources
+_RAY_DELAY_S: Final = 5.0  # Ray counts freed resources up to this late
 _MAX_BATCH_WAIT_S: Final = 0.05  # a batch waits for more messages while many arrive
 _BATCH_WAIT_PER_MESSAGE_S: Final = 0.002
 _BATCH_BYTES: Final = 1_000_000
-_HEARTBEAT_S: Final = 1.0
+_HEARTBEAT_S: Final = 1.0  # an empty batch is sent after this time without messages
 MAX_ARGS: Final = 64  # versions of slime's args that a worker keeps
 _ARRAY_TYPES: Final = {"tokens": np.int32, "loss_mask": np.int8, "rollout_log_probs": np.float64}
 _INPUT_FIELDS: Final = ("prompt", "multimodal_inputs")  # large; sent back only if they have changed
@@ -72,7 +72,7 @@ def pack(value: object, dumps: Callable[..., bytes] = pickle.dumps) -> Packed:
 
 
 def unpack(data: bytes, buffers: Sequence[Any]) -> Any:  # noqa: ANN401 - whatever was packed
-    """Return the value; its large arrays are read-only, since Ray shares their memory."""
+    """Return the packed value; its large arrays are read-only, since Ray shares their memory."""
     return pickle.loads(data, buffers=buffers)  # noqa: S301 - the job's own
 
 
@@ -97,7 +97,7 @@ class LeftRecords(NamedTuple):
 
     records: Sequence[bytes]
     may_have_acted: bool
-    is_certain: bool
+    is_latest: bool
 
 
 class AbortSignals(NamedTuple):
@@ -143,8 +143,8 @@ class Batch(NamedTuple):
     Attributes:
         records: Pairs of an episode's key and a record.
         results: The results of finished episodes.
-        busy: The CPU cores that its process has used since the last batch, on average.
-        newest_version: The newest weight version that engines have reported to it.
+        busy: The CPU cores that the worker's process has used since the last batch, on average.
+        newest_version: The newest weight version that engines have reported to the worker.
     """
 
     records: Sequence[tuple[int, bytes]]
@@ -167,11 +167,11 @@ class WorkerInfo:
     """The process of a started worker.
 
     Attributes:
-        pid: Its process id.
+        pid: The process id.
         host: The IP address of its node.
         node: Ray's id of its node.
-        log: The path of its log.
-        folder: The folder with the records of its episodes.
+        log: The path of its log, on that node.
+        folder: The folder with the records of its episodes, on that node.
         versions: The versions of Python, Ray and this package there.
         load_errors: One line for each setting whose code can't be loaded there.
     """
@@ -192,34 +192,32 @@ class DriverState:
     Attributes:
         aborted: slime's abort flag.
         user_abort: The result of the setting `should_abort`; None without that setting.
-        clear_until: The last time of `time.monotonic` at which neither is known to have been set.
+        last_clear_at: The latest time of `time.monotonic` for which the worker knows that neither flag was set.
     """
 
     aborted: bool
     user_abort: bool | None
-    clear_until: float
+    last_clear_at: float
 
 
 @dataclass(slots=True)
-class _PlayedEpisode:
-    """An episode that is being played."""
-
+class _RunningEpisode:
     task: asyncio.Task[None]
     state: DriverState
 
 
 class _Outbox:
-    """Batches the records and results for the driver, since a message costs the same for one of them as for many."""
+    """Collects records and results for the driver into batches: a message to it costs the same for one as for many."""
 
     def __init__(self) -> None:
         self._records: list[tuple[int, bytes]] = []
         self._results: deque[Result] = deque()
         self._filled = asyncio.Event()
-        self._commits: list[asyncio.Future[None]] = []  # waiters for the records that are not sent yet
-        self._sent_commits: list[asyncio.Future[None]] = []  # waiters for the records of the last batch
+        self._commits: list[asyncio.Future[None]] = []  # wait for the records of the next batch
+        self._sent_commits: list[asyncio.Future[None]] = []  # wait for the records of the last batch
         self._wait_s = 0.0
 
-    def add(self, key: int, record: bytes) -> None:
+    def add_record(self, key: int, record: bytes) -> None:
         """Add a record to the next batch."""
         self._records.append((key, record))
         self._filled.set()
@@ -234,15 +232,15 @@ class _Outbox:
         self._filled.set()
 
     async def commit(self) -> None:
-        """Return when the driver has all records so far."""
+        """Return when the driver has all records that were added so far."""
         commit: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._commits.append(commit)
         await commit
 
     async def next_batch(self) -> tuple[list[tuple[int, bytes]], list[Result]]:
-        """Return the next records and results; nothing after `_HEARTBEAT_S` seconds.
+        """Wait for records and results, and return them; return empty lists after `_HEARTBEAT_S` seconds.
 
-        The call also acknowledges the last batch: the driver has it.
+        A call means that the driver has the last batch, so it releases the waiters for that batch's records.
         """
         for commit in self._sent_commits:
             if not commit.done():
@@ -258,7 +256,7 @@ class _Outbox:
         self._wait_s = min(_MAX_BATCH_WAIT_S, messages * _BATCH_WAIT_PER_MESSAGE_S)
         records, self._records, self._sent_commits, self._commits = self._records, [], self._commits, []
         results, size = [], 0
-        while self._results and size < _BATCH_BYTES:  # large arrays share the memory of their batch
+        while self._results and size < _BATCH_BYTES:  # bounded, since one live array keeps its whole batch in memory
             results.append(self._results.popleft())
             size += sum(len(buffer) for buffer in results[-1].buffers)
         if not self._results:
@@ -268,7 +266,7 @@ class _Outbox:
 
 @dataclass(slots=True)
 class _WorkerRecordSink:
-    """Keeps an episode's records in a file, in case this process dies, and in the driver, in case the node is lost.
+    """Writes an episode's records to a file, in case this process dies, and to the driver, in case the node is lost.
 
     Implements `journal.RecordSink`. The driver keeps the records of the last attempt until this attempt has sent one,
     since the first record holds the whole episode.
@@ -278,7 +276,7 @@ class _WorkerRecordSink:
     key: int
     records: Sequence[bytes]
     may_have_acted: bool
-    is_certain: bool
+    is_latest: bool
     file: EpisodeRecords
 
     def begin(self) -> None:
@@ -286,16 +284,16 @@ class _WorkerRecordSink:
         self.file.begin()
 
     def write(self, record: bytes) -> None:
-        """Write a record to the file, and send it."""
+        """Write a record to the file, then send it."""
         self.file.write(record)
-        self.outbox.add(self.key, record)
+        self.outbox.add_record(self.key, record)
 
     async def write_before_tools(self, record: bytes) -> None:
-        """Send a record, and write it to the file when the driver has it.
+        """Send a record, and write it to the file once the driver has it.
 
-        The order tells after a death whether the tools may have begun: only then is the record in the file.
+        Because of this order, the tools of a dead worker's turn can't have begun if its file lacks the turn's record.
         """
-        self.outbox.add(self.key, record)
+        self.outbox.add_record(self.key, record)
         await self.outbox.commit()
         self.file.write(record)
 
@@ -305,7 +303,7 @@ class _WorkerRecordSink:
 
 
 class EpisodeWorker:
-    """The Ray actor; all methods run concurrently on one event loop."""
+    """Plays episodes in a process of its own, as a Ray actor; its methods run concurrently on one event loop."""
 
     def __init__(self, number: int, pool: str, log_level: int, numbering: str) -> None:
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # the warning that torch is missing
@@ -315,17 +313,17 @@ class EpisodeWorker:
         self._store = RecordStore(self._folder)
         self._log_level = log_level
         self._args: dict[int, Any] = {}
-        self._has_args = asyncio.Condition()
-        self._running: dict[int, _PlayedEpisode] = {}
+        self._args_arrived = asyncio.Condition()
+        self._running: dict[int, _RunningEpisode] = {}
         self._outbox = _Outbox()
         self._cpu_s, self._measured_at = time.process_time(), time.monotonic()
-        # the last time at which the driver is known to have seen no abort
-        self._clear_until = self._measured_at
+        # see `DriverState`
+        self._last_clear_at = self._measured_at
 
     async def start(self, number: int, args: bytes) -> WorkerInfo:
-        """Prepare for these args, and check that the code they name can be loaded.
+        """Prepare for these args, and check that the code that they name can be loaded.
 
-        This is not done in the constructor, since Ray hides the errors of constructors.
+        The constructor does not do this, since Ray hides the errors of constructors.
         """
         logging.basicConfig(
             level=self._log_level, format=f"[episode worker {self._number}] %(levelname)s %(name)s: %(message)s"
@@ -345,11 +343,11 @@ class EpisodeWorker:
         return WorkerInfo(os.getpid(), host, node, _log_path(), str(self._folder), versions, errors)
 
     async def set_args(self, number: int, args: bytes) -> None:
-        """Take slime's args, to which calls refer by `number`."""
-        async with self._has_args:
+        """Store pickled args of slime, to which calls refer by `number`."""
+        async with self._args_arrived:
             self._args[number] = pickle.loads(args)  # noqa: S301 - the job's own
             drop_oldest_args(self._args)
-            self._has_args.notify_all()
+            self._args_arrived.notify_all()
 
     async def assign(
         self,
@@ -357,23 +355,29 @@ class EpisodeWorker:
         notices: Sequence[AbortNotice],
         cancelled: Sequence[int],
     ) -> None:
-        """Begin episodes, pass abort signals on to others, and cancel those whose callers were cancelled, by keys."""
+        """Take the driver's messages.
+
+        Args:
+            assignments: Episodes to begin.
+            notices: New abort signals for running episodes.
+            cancelled: The keys of episodes to cancel, since their callers were cancelled.
+        """
         for assignment in assignments:
-            state = DriverState(assignment.aborts.slime, assignment.aborts.user, self._clear_until)
+            state = DriverState(assignment.aborts.slime, assignment.aborts.user, self._last_clear_at)
             task = asyncio.create_task(self._run(assignment, state))
-            self._running[assignment.key] = _PlayedEpisode(task, state)
+            self._running[assignment.key] = _RunningEpisode(task, state)
             task.add_done_callback(functools.partial(self._forget, assignment.key))
         for notice in notices:
             for state in (self._running[key].state for key in notice.keys if key in self._running):
                 state.aborted = state.aborted or notice.aborts.slime
                 state.user_abort = notice.aborts.user
-                state.clear_until = self._clear_until
+                state.last_clear_at = self._last_clear_at
         for key in cancelled:
             if key in self._running:
                 self._running[key].task.cancel()
 
     async def _run(self, assignment: Assignment, state: DriverState) -> None:
-        """Play an episode and send its result; a cancelled episode has none."""
+        """Play an episode and send its result; a cancelled episode sends none."""
         key = assignment.key
         try:
             call: RemoteCall = unpack(assignment.data, assignment.buffers)
@@ -386,8 +390,8 @@ class EpisodeWorker:
         self._running.pop(key, None)
 
     async def _play(self, key: int, call: RemoteCall, state: DriverState, left: LeftRecords) -> Packed:
-        async with self._has_args:
-            await self._has_args.wait_for(lambda: call.args_number in self._args)
+        async with self._args_arrived:
+            await self._args_arrived.wait_for(lambda: call.args_number in self._args)
         args = copy.copy(self._args[call.args_number])
         setattr(args, DRIVER_STATE_ATTR, state)
         if state.user_abort is not None:
@@ -403,13 +407,13 @@ class EpisodeWorker:
         return pack((isinstance(played, list), [_changed_fields(each, inputs) for each in samples]))
 
     async def collect(self, *, is_clear: bool) -> Batch:
-        """Return the next batch; the call acknowledges the last one.
+        """Return the next batch. The call acknowledges the last batch.
 
         Args:
-            is_clear: Whether no rollout was being aborted when the driver received the last batch.
+            is_clear: True if no rollout was being aborted when the driver received the last batch.
         """
         if is_clear:
-            self._clear_until = self._measured_at
+            self._last_clear_at = self._measured_at  # when the last batch was built, before the driver received it
         records, results = await self._outbox.next_batch()
         cpu_s, now = time.process_time(), time.monotonic()
         busy = (cpu_s - self._cpu_s) / max(now - self._measured_at, 1e-6)
@@ -417,12 +421,12 @@ class EpisodeWorker:
         return Batch(records, results, busy, KNOWN_VERSIONS.newest)
 
     async def take_left_records(self, folder: str) -> dict[int, Sequence[bytes]]:
-        """Return the records by episode that a process that died on this node left in its folder; remove the folder."""
+        """Return the records, by episode, in the folder of a process that died on this node, and remove the folder."""
         left = await asyncio.to_thread(left_in, Path(folder))
         return {int(key): records for key, records in left.items()}
 
     async def close(self) -> None:
-        """Remove the records, after the last episode."""
+        """Remove the records of all episodes."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -440,7 +444,7 @@ def _session_folder() -> Path:
 
 
 def _changed_fields(sample: SampleLike, inputs: Mapping[str, object]) -> dict[str, Any]:
-    """Return the fields of a filled sample, without unchanged inputs, and with its lists as arrays."""
+    """Return the fields of a filled sample, without the inputs that have not changed, and with its lists as arrays."""
     values = {name: value for name, value in vars(sample).items() if name not in inputs or value is not inputs[name]}
     for name, dtype in _ARRAY_TYPES.items():
         if isinstance(values.get(name), list):
@@ -458,12 +462,20 @@ def fill_sample(sample: SampleLike, values: dict[str, Any]) -> None:
 
 def drop_oldest_args(sent: dict[int, Any]) -> None:
     """Keep the last `MAX_ARGS` args; worker and driver both call this, so the driver knows which args a worker has."""
-    for old in list(sent)[:-MAX_ARGS]:
-        del sent[old]
+    for number in list(sent)[:-MAX_ARGS]:
+        del sent[number]
 
 
-class SentArgs:
-    """slime's args, pickled for workers, at one moment."""
+class ArgsSnapshot:
+    """slime's args at one moment, pickled for workers.
+
+    Attributes:
+        number: Identifies the snapshot in the driver and its workers.
+        data: The pickled args, with the settings that apply in a worker.
+
+    Raises:
+        ConfigError: A value can't be pickled.
+    """
 
     def __init__(self, args: SlimeArgs, number: int) -> None:
         dumps = importlib.import_module("ray").cloudpickle.dumps
@@ -485,7 +497,7 @@ class SentArgs:
             ) from e
 
     def belongs_to(self, args: SlimeArgs) -> bool:
-        """Return whether these are the same args, and unchanged."""
+        """Return whether this is a snapshot of these args, and they have not changed since."""
         try:
             return args is self._args and vars(args) == self._values and _worker_settings(args) == self._settings
         except Exception:  # a user's values may refuse to be compared, as arrays do
@@ -544,18 +556,18 @@ def choose_nodes(ray: Ray, setting: EpisodeWorkers) -> list[str | None]:
         free = ray.available_resources()
         wanted = {"CPU": setting.cpus, **setting.resources}
         fit = [int(free.get(name, 0.0) / each + 1e-6) for name, each in wanted.items() if each > 0]
-        room = min(fit, default=count)
-        room = room if setting.per_node is None else min(room, setting.per_node * len(nodes))
-        if room >= count or time.monotonic() > give_up_at:
+        capacity = min(fit, default=count)
+        capacity = capacity if setting.per_node is None else min(capacity, setting.per_node * len(nodes))
+        if capacity >= count or time.monotonic() > give_up_at:
             break
         time.sleep(_RAY_DELAY_S / 20)
-    if room < count:
+    if capacity < count:
         total = ray.cluster_resources().get("CPU", 0.0)
         node_limit = "" if setting.per_node is None else f", at most {setting.per_node} on a node"
         raise ConfigError(
             f"got episode_workers for {count} workers of {wanted}{node_limit}; the Ray cluster has {len(nodes)} nodes "
             f"with {total:g} CPUs, of which {free.get('CPU', 0.0):g} are free (engines, trainer and others hold the "
-            f"rest), which is room for {room}. Set a count of {room} or less, set fewer cpus for each, or give Ray "
+            f"rest): enough for {capacity}. Set a count of {capacity} or less, set fewer cpus for each, or give Ray "
             "more CPUs (ray start --num-cpus)"
         )
     if setting.per_node is None:
@@ -585,13 +597,13 @@ def check_worker(info: WorkerInfo, ray: Ray) -> None:
     """Check that a worker's node has the driver's versions and the code that the settings name.
 
     Raises:
-        ConfigError: It has not.
+        ConfigError: A version differs, or code can't be loaded there.
     """
-    here = {"ray": ray.__version__, "strands-rollout": __version__}
-    other = [f"{name} {info.versions[name]}" for name, own in here.items() if info.versions[name] != own]
-    if other:
-        wanted = ", ".join(f"{name} {version}" for name, version in here.items())
-        raise ConfigError(f"the node {info.host} has {' and '.join(other)}; expected {wanted}, as in the driver")
+    expected = {"ray": ray.__version__, "strands-rollout": __version__}
+    found = {name: info.versions[name] for name in expected}
+    if different := [f"{name} {version}" for name, version in found.items() if version != expected[name]]:
+        wanted = ", ".join(f"{name} {version}" for name, version in expected.items())
+        raise ConfigError(f"the node {info.host} has {' and '.join(different)}; expected {wanted}, as in the driver")
     if info.load_errors:
         lines = "\n  ".join(info.load_errors)
         raise ConfigError(
@@ -601,7 +613,7 @@ def check_worker(info: WorkerInfo, ray: Ray) -> None:
 
 
 def log_tail(info: WorkerInfo | None) -> str:
-    """Return the end of a worker's log, or a text that says where it is."""
+    """Return the end of a worker's log, or a text that says where the log is."""
     if info is None:
         return "the worker has not started yet"
     try:

@@ -46,6 +46,7 @@ from strands_rollout.slime_plugin.slime_adapter import GenerateCall
 from strands_rollout.slime_plugin.worker import (
     AbortNotice,
     AbortSignals,
+    ArgsSnapshot,
     Assignment,
     Batch,
     EpisodeWorker,
@@ -54,7 +55,6 @@ from strands_rollout.slime_plugin.worker import (
     Ray,
     RemoteCall,
     Result,
-    SentArgs,
     WorkerInfo,
 )
 
@@ -62,9 +62,9 @@ logger = logging.getLogger(__name__)
 _START_TIMEOUT_S: Final = 120.0
 _RETRY_START_S: Final = 30.0  # seconds after which a failed start of the pool is tried again
 _ABORT_POLL_S: Final = 0.02
-_MAX_DEATHS: Final = 5  # of one worker within `_DEATH_WINDOW_S`; then the run ends
+_MAX_DEATHS: Final = 5  # deaths of one worker within `_DEATH_WINDOW_S` that end the run
 _DEATH_WINDOW_S: Final = 60.0
-_MAX_ATTEMPTS: Final = 3  # of an episode that makes no progress between deaths of its workers
+_MAX_ATTEMPTS: Final = 3  # attempts in a row at an episode whose workers die before it makes progress
 _MAX_CAUSE_CHARS: Final = 200
 _READ_RECORDS_TIMEOUT_S: Final = 60.0
 _NODE_POLL_S: Final = 5.0
@@ -83,7 +83,7 @@ async def play_on_worker(call: GenerateCall, settings: RolloutSettings) -> Sampl
     """Play the episode of a call of `generate` in an episode worker.
 
     Args:
-        call: The call of `generate`.
+        call: slime's call.
         settings: The settings of the run, without the row's.
 
     Raises:
@@ -98,8 +98,8 @@ async def play_on_worker(call: GenerateCall, settings: RolloutSettings) -> Sampl
     def conditions() -> dict[str, str]:
         return episode_conditions(call, with_row_settings(settings, sample.metadata))
 
-    job.file = await open_journal(sample, settings, conditions, evaluation=call.evaluation)
-    job.records = [] if job.file is None else [*job.file.records]  # left by a driver that died
+    job.journal = await open_journal(sample, settings, conditions, evaluation=call.evaluation)
+    job.records = [] if job.journal is None else [*job.journal.records]  # left by a driver that died
     try:
         job.packed_call = pool.pack_call(job)
         result = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(pool.play(job), pool.loop))
@@ -109,45 +109,54 @@ async def play_on_worker(call: GenerateCall, settings: RolloutSettings) -> Sampl
         failed_groups_of(call.args).error = e  # slime's fully-async rollout loses exceptions, and reads this instead
         raise
     finally:
-        if job.file is not None:
-            job.file.close(keep=is_unfinished(sample))
+        if job.journal is not None:
+            job.journal.close(keep=is_unfinished(sample))
 
 
 def _fill_samples(job: _EpisodeJob, result: Result | None) -> SampleLike | list[SampleLike]:
-    """Fill the caller's sample from a worker's result, and build its siblings; None means aborted before the start."""
+    """Fill the caller's sample from a worker's result, and build its siblings.
+
+    Args:
+        job: The episode.
+        result: The worker's result; None if the episode was aborted before a worker began it.
+
+    Raises:
+        EngineAbortedError: There is no result, and slime can't take an ABORTED sample.
+    """
     sample = job.call.sample
     if result is None:
         if not slime_adapter.may_return_aborted(job.call.args, sample):
             raise errors.EngineAbortedError("the rollout was aborted before an episode worker was free")
         sample.status = statuses_of(sample).ABORTED
         return sample
-    is_list, (own, *others) = remote.unpack(result.data, result.buffers)
-    remote.fill_sample(sample, own)
+    is_list, (main_values, *sibling_values) = remote.unpack(result.data, result.buffers)
+    remote.fill_sample(sample, main_values)
     add_facts(sample, EpisodeFacts(queue_s=job.queue_s))
     siblings = []
-    for values in others:
-        siblings.append(copy.copy(sample))
-        vars(siblings[-1]).pop("trace", None)
-        remote.fill_sample(siblings[-1], values)
+    for values in sibling_values:
+        sibling = copy.copy(sample)
+        vars(sibling).pop("trace", None)  # slime's trace belongs to the main sample
+        remote.fill_sample(sibling, values)
+        siblings.append(sibling)
     return [sample, *siblings] if is_list else sample
 
 
 @dataclass(eq=False, slots=True)
 class _EpisodeJob:
-    """An episode that is assigned to a worker, and to the next one if that worker dies.
+    """An episode that is assigned to a worker, and to another worker if that one dies.
 
     Attributes:
         key: Identifies the episode in this driver.
-        sent: slime's args as the worker gets them.
+        args: slime's args as its worker gets them.
         packed_call: The packed `worker.RemoteCall`.
-        file: The journal's file of this sample; None without the setting `journal_dir`.
-        done: Its result; None if it was aborted before it began.
+        journal: The records of this sample in `journal_dir`; None without that setting.
+        done: Receives the result; None if the episode was aborted before a worker began it.
         worker: The worker that plays it; None while it waits.
-        since: When it began to wait or to be played, by `time.monotonic`.
+        waits_or_plays_since: Time of `time.monotonic` at which it was queued or, once assigned, began to be played.
         records: The records of the last attempt that has any.
         new_records: The records of this attempt that have arrived so far.
         may_have_acted: As in `journal.RecordSink`.
-        is_certain: As in `journal.RecordSink`.
+        is_latest: As in `journal.RecordSink`.
         sent_aborts: The abort signals that its worker knows.
         attempts: Attempts in a row without progress.
         queue_s: Seconds that it has waited for workers.
@@ -156,23 +165,23 @@ class _EpisodeJob:
     call: GenerateCall
     should_abort: str | Callable[[], bool] | None
     key: int = 0
-    sent: SentArgs | None = None
+    args: ArgsSnapshot | None = None
     packed_call: Packed = (b"", [])
-    file: EpisodeRecords | None = None
+    journal: EpisodeRecords | None = None
     done: asyncio.Future[Result | None] | None = None
     worker: _Worker | None = None
-    since: float = 0.0
+    waits_or_plays_since: float = 0.0
     records: list[bytes] = field(default_factory=list)
     new_records: list[bytes] = field(default_factory=list)
     may_have_acted: bool = True
-    is_certain: bool = False
+    is_latest: bool = False
     sent_aborts: AbortSignals = _NO_ABORT
     attempts: int = 0
     queue_s: float = 0.0
 
     @property
     def is_over(self) -> bool:
-        """Return whether no caller waits for it any more."""
+        """Return whether the caller has its result or no longer waits for it."""
         return self.done is None or self.done.done()
 
     def read_aborts(self) -> AbortSignals:
@@ -184,8 +193,8 @@ class _EpisodeJob:
         return AbortSignals(slime, slime or slime_adapter.is_aborting(args, sample, self.should_abort))
 
     def end(self, outcome: Result | RolloutError | None) -> None:
-        """Hand the outcome to the caller, unless it has one."""
-        if self.done is None or self.done.done():
+        """Pass the outcome to the caller, unless the episode is over already."""
+        if self.done is None or self.done.done():  # `is_over`, which does not narrow the type
             return
         if isinstance(outcome, RolloutError):
             self.done.set_exception(copy.copy(outcome))  # a copy, since each raise extends the traceback
@@ -195,12 +204,12 @@ class _EpisodeJob:
     def begin_attempt(self, worker: _Worker) -> Assignment:
         """Assign the episode to a worker, and return the message for it."""
         now = time.monotonic()
-        self.queue_s += now - self.since
-        self.since, self.worker, worker.jobs[self.key] = now, worker, self
-        if self.file is not None:
-            self.file.begin()
-        left = LeftRecords(self.records, self.may_have_acted, self.is_certain)
-        return Assignment(self.key, *self.packed_call, left, self.sent_aborts)
+        self.queue_s += now - self.waits_or_plays_since
+        self.waits_or_plays_since, self.worker, worker.jobs[self.key] = now, worker, self
+        if self.journal is not None:
+            self.journal.begin()
+        left_records = LeftRecords(self.records, self.may_have_acted, self.is_latest)
+        return Assignment(self.key, *self.packed_call, left_records, self.sent_aborts)
 
     def on_worker_death(self, left: Sequence[bytes] | None) -> None:
         """Prepare the next attempt after the worker died.
@@ -208,37 +217,42 @@ class _EpisodeJob:
         Args:
             left: The records in the worker's file; None if it can't be read.
         """
-        # a turn's record is sent before its tools run, and written to the file after that; a call's result is written
-        # first. So if the driver has exactly one record more than the file, the tools had not begun
+        # the worker sends a turn's record to the driver first, then writes it to its file, then runs the turn's tools;
+        # it writes a tool's result to the file first. So if the driver has exactly one record more than the file, the
+        # turn's tools had not begun
         ahead = 0 if left is None else len(self.new_records) - len(left)
         records = self.new_records if left is None or ahead > 0 else [*left]
         self.attempts = 0 if records else self.attempts + 1
         if records:
-            self.records, self.may_have_acted, self.is_certain = records, ahead != 1, True
-        self.new_records, self.since, self.worker = [], time.monotonic(), None
+            self.records, self.may_have_acted, self.is_latest = records, ahead != 1, True
+        self.new_records, self.waits_or_plays_since, self.worker = [], time.monotonic(), None
         if self.attempts >= _MAX_ATTEMPTS:
             self.end(
                 errors.LostEpisodeError(f"{self.attempts} episode workers in a row died while they played the episode")
             )
 
     def add_record(self, record: bytes) -> None:
-        """Keep a record of the episode's steps."""
+        """Keep a record of this attempt, also in the journal."""
         self.new_records.append(record)
-        if self.file is not None:
-            self.file.write(record)
+        if self.journal is not None:
+            self.journal.write(record)
 
 
 @dataclass(eq=False, slots=True)
 class _Worker:
-    """A worker of the pool, with its current actor, which is replaced when it dies.
+    """A worker of the pool. Its actor is replaced when it dies; the worker stays.
 
     Attributes:
         node: Ray's id of the node that it must run on; None to let Ray choose.
+        actor: Ray's handle of the current actor.
+        info: The actor's process; None until the actor has started.
         jobs: The episodes that it plays, by key.
-        assignments: For the next call of `EpisodeWorker.assign`, as are `notices` and `cancelled`.
-        has_args: The numbers of slime's args that the actor has, in the order in which they were sent.
-        busy: The CPU cores that it used lately.
-        episode_s: Smoothed seconds that an episode takes.
+        assignments: Pending messages for the next call of `EpisodeWorker.assign`, as are `notices` and `cancelled`.
+        args_numbers: The numbers of the `ArgsSnapshot`s that the actor has, in the order in which they were sent; a
+            dict for its order.
+        deaths: The times of the last deaths, by `time.monotonic`.
+        busy: The CPU cores that it used lately, on average.
+        episode_s: The smoothed duration of an episode.
     """
 
     number: int
@@ -250,7 +264,7 @@ class _Worker:
     assignments: list[Assignment] = field(default_factory=list)
     notices: list[AbortNotice] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
-    has_args: dict[int, None] = field(default_factory=dict)
+    args_numbers: dict[int, None] = field(default_factory=dict)
     deaths: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_DEATHS))
     restarts: int = 0
     episodes: int = 0
@@ -267,7 +281,7 @@ class _Worker:
         self.episode_s += (seconds - self.episode_s) * (_SMOOTHING if self.episode_s else 1.0)
 
     def load(self) -> float:
-        """Return the seconds of work that it would have with one more episode; the lowest gets the next episode."""
+        """Return the seconds of work that it would have with one more episode; the least loaded worker gets it."""
         return (len(self.jobs) + 1) * (self.episode_s or 1.0)
 
 
@@ -282,12 +296,12 @@ class WorkerPool:
         self._queue: deque[_EpisodeJob] = deque()
         self._jobs: defaultdict[Hashable, dict[int, _EpisodeJob]] = defaultdict(dict)  # by `abort_key`, then by key
         self._groups: OrderedDict[Hashable, _Worker] = OrderedDict()  # the worker of a group's last episode
-        self._numbers = itertools.count(1)
-        self._args: OrderedDict[int, SentArgs] = OrderedDict()
+        self._numbers = itertools.count(1)  # of jobs and of args
+        self._args: OrderedDict[int, ArgsSnapshot] = OrderedDict()  # by `id` of the args, the latest used last
         self._args_lock = threading.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._starting: asyncio.Task[None] | None = None
-        self.failed_at: float | None = None  # when a start failed, by `time.monotonic`
+        self.failed_at: float | None = None  # time of a failed start, by `time.monotonic`
         self._error: RolloutError | None = None  # fails all episodes from now on
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="episode-workers", daemon=True)
@@ -302,12 +316,12 @@ class WorkerPool:
         """
         args, sample = job.call.args, job.call.sample
         slime_adapter.watch_aborts(args, sample)
-        job.sent = sent = self._pack_args(args)
+        job.args = snapshot = self._pack_args(args)
         job.key, job.sent_aborts = next(self._numbers), job.read_aborts()
         spans = slime_adapter.open_spans(sample)
         params = dict(job.call.sampling_params)
         try:
-            return remote.pack(RemoteCall(sent.number, sample, params, job.call.evaluation, spans))
+            return remote.pack(RemoteCall(snapshot.number, sample, params, job.call.evaluation, spans))
         except Exception as e:  # a sample's values may raise anything when they are pickled
             got = remote.unpicklable_value(vars(sample), pickle.dumps)
             raise errors.ConfigError(
@@ -322,7 +336,7 @@ class WorkerPool:
         if self._starting is None:
             self._starting = asyncio.create_task(self._start())
         await asyncio.shield(self._starting)
-        job.done, job.since = self.loop.create_future(), time.monotonic()
+        job.done, job.waits_or_plays_since = self.loop.create_future(), time.monotonic()
         args, sample = job.call.args, job.call.sample
         abort_key = slime_adapter.abort_key(args, sample, job.should_abort)
         self._jobs[abort_key][job.key] = job
@@ -334,10 +348,10 @@ class WorkerPool:
             del self._jobs[abort_key][job.key]
             if not self._jobs[abort_key]:
                 del self._jobs[abort_key]
-            if job.worker is not None and job.key in job.worker.jobs:  # the caller was cancelled
+            if job.worker is not None and job.key in job.worker.jobs:  # still being played: the caller was cancelled
                 del job.worker.jobs[job.key]
                 job.worker.cancelled.append(job.key)
-                self._send_soon(job.worker)
+                self._schedule_send(job.worker)
                 self._assign()
 
     async def close(self) -> None:
@@ -354,14 +368,14 @@ class WorkerPool:
             self._kill(worker)
 
     def metrics(self) -> dict[str, float]:
-        """Return for each worker its episodes and restarts so far, and the CPU cores that it used lately."""
+        """Return each worker's episodes and restarts so far, and the CPU cores that it used lately."""
         names = ("episodes", "restarts", "busy")
         return {f"workers/{each.number}/{name}": float(getattr(each, name)) for each in self._workers for name in names}
 
     def announce_abort(self) -> None:
-        """Send an abort to all workers; return when they know or after `_SEND_ABORT_TIMEOUT_S`.
+        """Send an abort to all workers; return when they have it, at the latest after `_SEND_ABORT_TIMEOUT_S`.
 
-        Blocks slime's event loop meanwhile, so that slime aborts the engines' requests only after that.
+        Blocks slime's event loop meanwhile, so that slime aborts the engines' requests only after the workers know.
         """
         with suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(self._send_aborts_and_wait(), self.loop).result(_SEND_ABORT_TIMEOUT_S)
@@ -376,23 +390,23 @@ class WorkerPool:
         if not self._thread.is_alive():
             self.loop.close()
 
-    def _pack_args(self, args: SlimeArgs) -> SentArgs:
-        """Return the args as they are now, pickled once per change, with the number by which workers know them."""
+    def _pack_args(self, args: SlimeArgs) -> ArgsSnapshot:
+        """Return a snapshot of the args, a new one if they have changed since the last call."""
         with self._args_lock:
-            sent = self._args.get(id(args))
-            if sent is None or not sent.belongs_to(args):
-                sent = self._args[id(args)] = SentArgs(args, next(self._numbers))
+            snapshot = self._args.get(id(args))
+            if snapshot is None or not snapshot.belongs_to(args):
+                snapshot = self._args[id(args)] = ArgsSnapshot(args, next(self._numbers))
                 while len(self._args) > _MAX_ARGS:
                     self._args.popitem(last=False)
             self._args.move_to_end(id(args))
-            return sent
+            return snapshot
 
     async def _start(self) -> None:
         """Start all workers.
 
         Raises:
             ConfigError: The cluster has too few free resources, or code that the settings name can't be loaded.
-            RolloutError: A worker does not start.
+            RolloutError: A worker did not start.
         """
         try:
             nodes = await asyncio.to_thread(remote.choose_nodes, self._ray, self._setting)
@@ -416,14 +430,14 @@ class WorkerPool:
         """Create the worker's actor and start it.
 
         Raises:
-            RolloutError: It does not start, or can't load code that the settings name.
+            RolloutError: The actor did not start, or can't load code that the settings name.
         """
         with self._args_lock:
-            sent = next(reversed(self._args.values()))
+            snapshot = next(reversed(self._args.values()))
         level = logging.getLogger().getEffectiveLevel()
         # restart on the node where the dead worker's records are
         node = worker.node or (worker.info.node if worker.info else None)
-        worker.has_args, worker.info = {sent.number: None}, None
+        worker.args_numbers, worker.info = {snapshot.number: None}, None
         try:
             options = remote.actor_options(self._setting, node)
             worker.actor = (
@@ -432,7 +446,7 @@ class WorkerPool:
                 .remote(worker.number, self._name, level, KNOWN_VERSIONS.numbering)
             )
             async with asyncio.timeout(_START_TIMEOUT_S):
-                info: WorkerInfo = await worker.actor.start.remote(sent.number, sent.data)
+                info: WorkerInfo = await worker.actor.start.remote(snapshot.number, snapshot.data)
         except TimeoutError:
             raise RolloutError(
                 f"episode worker {worker.number} did not start within {_START_TIMEOUT_S:.0f} s; run `ray list actors` "
@@ -446,13 +460,13 @@ class WorkerPool:
         self._assign()
 
     async def _run_worker(self, worker: _Worker) -> None:
-        """Process the batches of a worker while it lives, and restart it whenever it has died."""
+        """Process the batches of a worker while it lives, and restart it whenever it dies."""
         cause: object = None
         while self._error is None:
             try:
                 while worker.is_ready:
                     self._process_batch(worker, await worker.actor.collect.remote(is_clear=not self._is_aborting()))
-            except Exception as e:  # whatever Ray raises here, the actor can't be reached any more
+            except Exception as e:  # whatever Ray raises here, the actor can't be reached
                 cause = e
             try:
                 await self._restart(worker, shorten(describe(cause), _MAX_CAUSE_CHARS))
@@ -461,6 +475,7 @@ class WorkerPool:
                 cause = e
 
     def _process_batch(self, worker: _Worker, batch: Batch) -> None:
+        """Add a batch's records to their jobs, and end the jobs that have a result."""
         worker.busy, results = batch.busy, batch.results
         KNOWN_VERSIONS.note(batch.newest_version)  # before any result that was sampled with that version
         for key, record in batch.records:
@@ -470,7 +485,7 @@ class WorkerPool:
             job = worker.jobs.pop(result.key, None)
             if job is None:
                 continue
-            worker.add_episode(time.monotonic() - job.since)
+            worker.add_episode(time.monotonic() - job.waits_or_plays_since)
             job.end(
                 result if result.error is None else RolloutError(f"{worker} could not play the episode: {result.error}")
             )
@@ -478,13 +493,17 @@ class WorkerPool:
             self._assign()
 
     async def _restart(self, worker: _Worker, cause: str) -> None:
+        """Start a new actor for a worker that died, and queue its episodes again, ahead of others.
+
+        A worker that dies too often ends the run.
+        """
         worker.is_ready = False
         self._kill(worker)  # an actor that Ray can't reach may still run
-        now, dead, lost = time.monotonic(), worker.info, worker.jobs
+        now, dead, interrupted = time.monotonic(), worker.info, worker.jobs
         worker.jobs, worker.assignments, worker.notices, worker.cancelled = {}, [], [], []
         worker.deaths.append(now)
         worker.restarts += 1
-        logger.warning("event=episode_worker_died worker=%s episodes=%d cause=%s", worker, len(lost), cause)
+        logger.warning("event=episode_worker_died worker=%s episodes=%d cause=%s", worker, len(interrupted), cause)
         if len(worker.deaths) == _MAX_DEATHS and now - worker.deaths[0] < _DEATH_WINDOW_S:
             message = f"{worker} died {_MAX_DEATHS} times within {_DEATH_WINDOW_S:.0f} s, the last time by: {cause}."
             self._fail_all(WorkersLostError(f"{message} The end of its log:\n{remote.log_tail(dead)}"))
@@ -492,40 +511,45 @@ class WorkerPool:
         left: dict[int, Sequence[bytes]] | None = None
         starting = self.loop.create_task(self._start_worker(worker))
         try:
-            # wait for any worker on the dead one's node, to read its records there: without them, a tool that has
-            # finished would count as one that may be running, and the episode would be lost
-            while self._worker_near(dead) is None and not starting.done() and await self._is_node_alive(dead):
+            # wait until any worker on the dead worker's node can read the records there: without them, a finished tool
+            # would count as one that may be running, and its episode would be lost
+            while self._worker_on_node_of(dead) is None and not starting.done() and await self._is_node_alive(dead):
                 await asyncio.wait({starting}, timeout=_NODE_POLL_S)
-            if dead is not None and (near := self._worker_near(dead)) is not None:
-                left = await self._take_left_records(near, dead)
+            if dead is not None and (reader := self._worker_on_node_of(dead)) is not None:
+                left = await self._take_left_records(reader, dead)
         finally:
-            for key, job in lost.items():
+            for key, job in interrupted.items():
                 job.on_worker_death(None if left is None else left.get(key, ()))
-            self._queue.extendleft(reversed(lost.values()))
+            self._queue.extendleft(reversed(interrupted.values()))
             self._assign()
         await starting
 
     async def _is_node_alive(self, dead: WorkerInfo | None) -> bool:
-        """Return whether the node of a dead worker is alive."""
+        """Return whether a dead worker's node is alive."""
         nodes = await asyncio.to_thread(self._ray.nodes)
         return any(node["Alive"] and dead is not None and node["NodeID"] == dead.node for node in nodes)
 
-    def _worker_near(self, dead: WorkerInfo | None) -> _Worker | None:
-        """Return a ready worker on the node of a dead one."""
-        ready = [(each, each.info) for each in self._workers if each.is_ready and each.info is not None]
-        return next((each for each, info in ready if dead is not None and info.node == dead.node), None)
+    def _worker_on_node_of(self, dead: WorkerInfo | None) -> _Worker | None:
+        """Return a ready worker on a dead worker's node, or None."""
+        ready = [(worker, worker.info) for worker in self._workers if worker.is_ready and worker.info is not None]
+        return next((worker for worker, info in ready if dead is not None and info.node == dead.node), None)
 
     async def _take_left_records(self, worker: _Worker, dead: WorkerInfo) -> dict[int, Sequence[bytes]] | None:
-        """Return the records in the files of a dead worker, through a worker on its node; the driver lacks the last."""
+        """Let a worker on the same node read the records in a dead worker's files, since the driver may lack the last.
+
+        Returns:
+            The records by episode; None if they can't be read.
+        """
         try:
             async with asyncio.timeout(_READ_RECORDS_TIMEOUT_S):
                 left: dict[int, Sequence[bytes]] = await worker.actor.take_left_records.remote(dead.folder)
                 return left
-        except Exception:  # Ray may raise anything; the driver has most of the records itself
+        except Exception:  # Ray may raise anything; the driver has most of the records
             logger.debug("the records of a dead episode worker can't be read", exc_info=True)
             return None
 
     def _fail_all(self, error: RolloutError) -> None:
+        """End all episodes, now and later, with this error."""
         self._error = error
         logger.error("event=episode_workers_lost error=%s", error)
         for jobs in self._jobs.values():
@@ -544,16 +568,17 @@ class WorkerPool:
         """Assign waiting jobs to workers, in order, while any worker is free."""
         while self._queue:
             job = self._queue[0]
-            worker = None if job.is_over else self._choose(job)
+            worker = None if job.is_over else self._choose_worker(job)
             if worker is None and not job.is_over:
                 return
             self._queue.popleft()
             if worker is not None:
-                self._send_args(worker, job.sent)
+                self._send_args(worker, job.args)
                 worker.assignments.append(job.begin_attempt(worker))
-                self._send_soon(worker)
+                self._schedule_send(worker)
 
-    def _choose(self, job: _EpisodeJob) -> _Worker | None:
+    def _choose_worker(self, job: _EpisodeJob) -> _Worker | None:
+        """Return the least loaded free worker, or a sibling's if it is hardly busier; None if no worker is free."""
         limit = self._setting.max_episodes
         free = [each for each in self._workers if each.is_ready and (limit is None or len(each.jobs) < limit)]
         if not free:
@@ -569,16 +594,17 @@ class WorkerPool:
                 self._groups.popitem(last=False)
         return chosen
 
-    def _send_soon(self, worker: _Worker) -> None:
-        """Send the pending messages of a worker, together with those of the next moment."""
+    def _schedule_send(self, worker: _Worker) -> None:
+        """Send a worker's pending messages, with those of the next `_SEND_DELAY_S`, in one call."""
+        # only the first message schedules the call, which takes the later ones with it
         if len(worker.assignments) + len(worker.notices) + len(worker.cancelled) == 1:
             self.loop.call_later(_SEND_DELAY_S, self._send, worker, worker.actor)
 
     def _send(self, worker: _Worker, actor: Ray) -> Ray | None:
-        """Send the pending messages of a worker, and return Ray's reference to the call; None if nothing was sent."""
-        if actor is not worker.actor or not worker.is_ready:  # it has died meanwhile
+        """Send a worker's pending messages, and return Ray's reference to the call; None if nothing was sent."""
+        if actor is not worker.actor or not worker.is_ready:  # the actor died meanwhile
             return None
-        if not (worker.assignments or worker.notices or worker.cancelled):  # an abort has sent them already
+        if not (worker.assignments or worker.notices or worker.cancelled):  # `_send_abort` sent them already
             return None
         assignments, notices, cancelled = worker.assignments, worker.notices, worker.cancelled
         worker.assignments, worker.notices, worker.cancelled = [], [], []
@@ -587,26 +613,27 @@ class WorkerPool:
         except Exception:  # whatever Ray raises, a failed send means a dead actor; `collect` reports it
             return None
 
-    def _send_args(self, worker: _Worker, sent: SentArgs | None) -> None:
-        if sent is not None and sent.number not in worker.has_args:
-            worker.has_args[sent.number] = None
-            remote.drop_oldest_args(worker.has_args)
+    def _send_args(self, worker: _Worker, args: ArgsSnapshot | None) -> None:
+        """Send slime's args to a worker that lacks them."""
+        if args is not None and args.number not in worker.args_numbers:
+            worker.args_numbers[args.number] = None
+            remote.drop_oldest_args(worker.args_numbers)
             with suppress(Exception):  # a failed send means a dead actor
-                worker.actor.set_args.remote(sent.number, sent.data)
+                worker.actor.set_args.remote(args.number, args.data)
 
     async def _poll_aborts(self) -> None:
-        """Send aborts that no listener reports, such as those of `should_abort`, to the workers."""
+        """Send the workers the aborts that no listener reports, such as those of `should_abort`."""
         while True:
             await asyncio.sleep(_ABORT_POLL_S)
             self._send_aborts()
 
     async def _send_aborts_and_wait(self) -> None:
-        """Send aborts, and return when the workers know of them."""
+        """Send new aborts, and return when the workers have them."""
         with suppress(Exception):  # a failed send means a dead actor
             await asyncio.gather(*self._send_aborts(), return_exceptions=True)
 
     def _send_aborts(self) -> list[Ray]:
-        """Send new aborts to the workers, and end jobs that wait and have not begun.
+        """Send new aborts to the workers, and end queued jobs that no worker has begun.
 
         Returns:
             Ray's references to the calls.
@@ -622,13 +649,14 @@ class WorkerPool:
         return any(any(_read_aborts(jobs)) for jobs in self._jobs.values())
 
     def _send_abort(self, jobs: Sequence[_EpisodeJob], aborts: AbortSignals) -> list[Ray]:
+        """Send abort signals to the workers of these jobs; see `_send_aborts`."""
         by_worker: defaultdict[_Worker, list[int]] = defaultdict(list)
         for job in jobs:
             job.sent_aborts = aborts
             if job.worker is None:
                 if not job.records:
                     job.end(None)
-            elif job.key in job.worker.jobs:  # else its worker has died, and the next assignment holds the signals
+            elif job.key in job.worker.jobs:  # else the worker died, and the job's next assignment carries the signals
                 by_worker[job.worker].append(job.key)
         for worker, keys in by_worker.items():
             worker.notices.append(AbortNotice(keys, aborts))

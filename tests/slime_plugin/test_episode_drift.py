@@ -17,7 +17,7 @@ from strands_rollout.slime_plugin.drift import (
     DriftMeter,
     EpisodeDrift,
     RenderCheck,
-    TurnReading,
+    TurnReader,
     measure_some,
 )
 from strands_rollout.template.chat_template import ChatTemplate
@@ -156,7 +156,7 @@ async def test_drift_meter_accepts_user_turns_after_results(tokenizer: Any, resu
 @pytest.mark.parametrize("known", TEMPLATES)
 async def test_render_check_finds_changed_context_by_template(known, shipped_tokenizer) -> None:
     tokenizer = tokenizer_with(TEMPLATES[known][1], shipped_tokenizer)
-    check = RenderCheck(TurnReading(tokenizer, {}))
+    check = RenderCheck(TurnReader(tokenizer, {}))
     for seed in range(10):
         played = random_episode(known, tokenizer, seed)
         await played.play()

@@ -60,7 +60,7 @@ def nothing_has_run() -> None:
 class Kept:
     """Keeps records in a list."""
 
-    is_certain = True
+    is_latest = True
 
     def __init__(self, records=(), *, may_have_acted=True) -> None:
         self.records = list(records)

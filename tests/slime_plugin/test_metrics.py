@@ -20,7 +20,7 @@ from strands_rollout.slime_plugin.metrics import PER_SAMPLE
 @pytest.fixture(autouse=True)
 def no_step_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process remembers its first step; here each test has its own."""
-    monkeypatch.setattr(metrics, "_first_steps", {})
+    monkeypatch.setattr(metrics, "_FIRST_STEPS", {})
 
 
 @dataclass(frozen=True)

@@ -426,7 +426,7 @@ async def error_of(stage: Stage, sample: Sample | None = None, **settings: Any) 
 
 @pytest.mark.alone
 async def test_workers_setup_errors_name_the_cause(stage: Stage, monkeypatch) -> None:
-    assert "room for" in await error_of(stage, episode_workers=64)
+    assert "enough for" in await error_of(stage, episode_workers=64)
     assert "Set a count of" in await error_of(stage, episode_workers={"count": 3, "per_node": 1})
     assert "not_there" in await error_of(stage, tools=["not_there.tool"], episode_workers={"count": 1, "cpus": 0})
     unpicklable = {"name": "local", "options": threading.Lock()}
@@ -487,7 +487,7 @@ def test_on_worker_death_sets_may_have_acted() -> None:
     for sent, left, kept, may_have_acted in [*cases, ([b"a", b"b", b"c"], [b"a"], [b"a", b"b", b"c"], True)]:
         job = workers._EpisodeJob(call_of(Sample()), None, new_records=sent)
         job.on_worker_death(left)
-        assert (job.records, job.may_have_acted, job.is_certain) == (kept, may_have_acted, True)
+        assert (job.records, job.may_have_acted, job.is_latest) == (kept, may_have_acted, True)
 
 
 async def test_restarted_worker_is_assigned_jobs_after_abort() -> None:
@@ -523,7 +523,7 @@ async def test_worker_pool_resends_dropped_args() -> None:
     assert sent == [*range(worker.MAX_ARGS + 1), 0]
     for number in sent:
         await there.set_args(number, pickle.dumps(number))
-    assert list(there._args) == list(driver.has_args)
+    assert list(there._args) == list(driver.args_numbers)
     assert there._args[0] == 0
     await there.close()
 

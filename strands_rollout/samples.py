@@ -261,7 +261,7 @@ class EpisodeFacts:
     final_in_reasoning: bool | None = None
     """True if `final_text` begins within reasoning that the prompt opened."""
     final_is_cut: bool | None = None
-    """True if a limit cut the last turn off."""
+    """True if a token limit or an abort cut the last turn off."""
     template_kwargs: Mapping[str, Any] | None = None
     """Variables of the chat template."""
     turns: int | None = None
@@ -312,7 +312,7 @@ class EpisodeFacts:
     stale_tokens: int | None = None
     """Number of sampled tokens that are masked because their weights were too old."""
     ended_by: str | None = None
-    """Why another sibling continues this segment; empty for the last segment."""
+    """On a sibling: why the agent's next request did not continue this segment; empty for the agent's last segment."""
     dropped_sampled_tokens: int | None = None
     """Number of sampled tokens that are in no sample."""
     budgets: Mapping[str, Any] | None = None

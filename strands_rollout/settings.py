@@ -333,28 +333,28 @@ class RolloutSettings(_Settings):
     row_tools: tuple[NamedTool, ...] = ()
     """Additional tools, available only to episodes whose row names them."""
     agent_factory: str | None = None
-    """Dotted path of a function of a model and a task that returns the agent of an episode: a Strands Agent, Swarm or
+    """Dotted path of a function `(model, task)` that returns the agent of an episode: a Strands Agent, Swarm or
     Graph."""
     agent_program: str | None = None
-    """Instead of agent_factory: dotted path of a function of a task and an endpoint that plays the episode with any
-    OpenAI or Anthropic client, and returns the answer as text, a score, or None."""
+    """Instead of agent_factory: dotted path of a function `(task, endpoint)` that plays the episode with any OpenAI or
+    Anthropic client, and returns the answer as text, a score, or None."""
     agent_command: AgentCommand | None = None
     """Instead of agent_factory: a process that plays the episode with any OpenAI or Anthropic client."""
     resumable: Literal["replay"] | None = None
-    """With "replay", `agent_program` or `agent_command` is started again when an aborted sample is resumed or its
-    process has died, and its first requests are answered from the record until it reaches the point where it stopped.
-    By default an aborted sample starts from scratch, and the sample of a dead process fails."""
+    """With "replay", an aborted episode of `agent_program` or `agent_command`, or an episode whose process died, is
+    continued: the program is started again, and its first requests get their recorded answers, up to the turn that was
+    interrupted. By default an aborted sample starts from scratch, and an episode worker's death fails its samples."""
     resources: dict[str, str] = Field(default_factory=dict)
-    """Dotted paths, by name, of functions of a task that return an async context manager, which is open during an
-    episode."""
+    """Resources by name: dotted paths of functions `(task)`, each of which returns an async context manager that is
+    open during the episode."""
     environment: str | None = None
-    """Dotted path of the environment of an episode, a class or a function of a task. It may prepare state, offer tools,
-    answer as a user, and score the episode."""
+    """Dotted path of the environment of an episode: a class or a function `(task)`. The environment may prepare state,
+    offer tools, answer as a user, and score the episode."""
     environment_timeout_s: float | None = Field(default=300.0, gt=0)
     """Wall-clock timeout of each step of resources and environment (open, prepare, answer, score), in seconds."""
     hooks: tuple[str, ...] = ()
     """Dotted paths of Strands hook provider classes, or of functions that return a hook provider. Each episode creates
-    new ones, and again when it is resumed."""
+    new providers, also when it is resumed."""
     max_tool_iterations: int | None = Field(default=5, ge=0)
     """Maximum turns of an episode whose tool calls are run."""
     max_tool_calls: int | None = Field(default=None, ge=0)
@@ -362,9 +362,9 @@ class RolloutSettings(_Settings):
     max_parallel_tool_calls: int | None = Field(default=None, ge=1)
     """Maximum tool calls of a turn that are run; each further call receives an error."""
     max_user_turns: int | None = Field(default=None, ge=0)
-    """Maximum answers of the environment as a user in an episode."""
+    """Maximum user messages after the first in an episode, such as answers of the environment."""
     tool_timeout_s: float | None = Field(default=60.0, gt=0)
-    """Wall-clock timeout of a tool call, in seconds; for the code tool, of the code itself."""
+    """Wall-clock timeout of a tool call, in seconds. The code tool's time in the queue does not count."""
     episode_timeout_s: float | None = Field(default=None, gt=0)
     """Wall-clock timeout of an episode, in seconds."""
     max_turn_tokens: int | None = Field(default=None, ge=1)
@@ -389,23 +389,23 @@ class RolloutSettings(_Settings):
     """Processes on the job's Ray cluster that play the episodes: a number, or a mapping. 0 plays them in the process
     that calls `generate`. Default: the environment variable STRANDS_ROLLOUT_EPISODE_WORKERS, else 0."""
     on_engine_abort: Literal["continue", "return"] = "continue"
-    """Reaction to a turn that the engine aborts but the rollout does not, as for a weight update: "continue" the turn
-    from its own tokens, or "return" the sample as ABORTED."""
+    """Reaction if the engine aborts a turn while the rollout continues, for example to update weights: "continue" the
+    turn from its own tokens, or "return" the sample as ABORTED."""
     engine_patience_s: float = Field(default=90.0, ge=0, allow_inf_nan=False)
     """Seconds for which a request is retried while the engine is unreachable, busy or failing; 0 never retries."""
     max_failed_groups: int | None = Field(default=16, ge=0)
     """Maximum consecutive groups of training samples that fail because of the infrastructure, the setup or the reward;
     then the run ends with the last error. null or 0 never ends it."""
     max_staleness: int | None = Field(default=None, ge=0)
-    """Maximum age of a trained token, in weight versions before the version of the sample's last token; older tokens
-    are not trained on."""
+    """Maximum staleness of a trained token: the number of weight versions by which it is older than the sample's last
+    token. Older tokens are not trained on."""
     max_sample_staleness: int | None = Field(default=None, ge=0)
-    """Maximum age of a trained sample, in weight versions of its last token before the newest known version; older
-    samples, which waited long in a fully asynchronous rollout, are not trained on. Needs slime's
-    --custom-reward-post-process-path strands_rollout.normalize_rewards."""
+    """Maximum staleness of a trained sample: the number of weight versions by which its last token is older than the
+    newest known version. Older samples, which waited long in a fully asynchronous rollout, are not trained on. Needs
+    slime's --custom-reward-post-process-path strands_rollout.normalize_rewards."""
     abort_grace_s: float | None = Field(default=None, ge=0)
-    """Maximum seconds that an abort waits for tokens that the engine has sampled. Default: 4 s if these tokens are
-    kept, as in slime's partial rollouts, else 0.2 s."""
+    """Maximum seconds for which an aborted episode waits for the tokens that the engine has already sampled. Default: 4
+    if these tokens are kept, as in slime's partial rollouts, else 0.2."""
     conversation_manager: str | None = None
     """Dotted path of a Strands conversation manager, which may drop or summarize messages, or of a function that
     returns one."""
@@ -416,23 +416,24 @@ class RolloutSettings(_Settings):
     """Treatment of text that a plugin adds to one request only, such as a reminder: "segment" starts a new segment
     after it, as for a rewritten history; "keep" leaves it in the context, so that the episode stays one sample."""
     should_abort: Annotated[str | Callable[[], bool] | None, PlainSerializer(str, when_used="json-unless-none")] = None
-    """Without slime: a function without arguments, or its dotted path, that returns whether the rollout is being
-    aborted."""
+    """Abort flag for runs without slime: a function without arguments, or its dotted path, that returns True while the
+    rollout is being aborted."""
     freeze_gc: bool = True
     """Before the process's first episode, exclude all loaded objects from Python's garbage collection (`gc.freeze`),
     and make full collections rarer."""
     dump_dir: str | None = None
-    """Folder in which `log_rollout`, `log_eval` and `strands-rollout train` (default: `samples` in its run's folder)
+    """Folder to which `log_rollout`, `log_eval` and `strands-rollout train` (default: `samples` in its run's folder)
     write samples of each step, for `strands-rollout view`."""
     dump_samples: int = Field(default=64, ge=1)
     """Maximum samples per step that are written to `dump_dir`."""
     mismatch_check: Literal["first_step", "every_step"] = "first_step"
-    """Steps at which the context of samples is compared with the chat template's rendering, for the metrics
-    `mismatch_*`."""
+    """Steps in which the context of samples is compared with the chat template's rendering, for the metrics
+    `mismatch_*`: "first_step" for the first training step and the first evaluation of each data set after a start, or
+    "every_step"."""
     tool_parser: str = "hermes"
     """Format of the model's tool calls; "auto" detects it from the chat template."""
     enable_thinking: bool | None = None
-    """The chat template's variable `enable_thinking`, if set."""
+    """Value of the chat template's variable `enable_thinking`; null leaves the variable out."""
     reward: RewardSettings = Field(default_factory=RewardSettings)
     """Reward of an episode: settings of the grading, or your own reward."""
 

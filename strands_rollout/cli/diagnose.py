@@ -117,7 +117,7 @@ def drift(
     show: Annotated[int, typer.Option(help="Number of episodes to list, most changed tokens first.", min=0)] = 10,
     as_json: options.JsonLines = False,
 ) -> None:
-    """Count tokens that change if an episode's text is re-encoded.
+    """Count tokens that re-encoding the text would change.
 
     A rollout that keeps text instead of tokens would train on the changed tokens. Also compares the context that the
     policy read with the chat template's rendering, which must be equal. Exits with 1 if they differ or the dump has no

@@ -66,7 +66,7 @@ _LIMIT: Final = re.compile(r"(Not run|Stopped): the limit max_(?=(?:iterations|c
 _KEYS: Final = """you are the policy; type
   TEXT                          to answer
   /call NAME {"key": "value"}   to call a tool
-  a line that ends in \\         to go on with this turn in the next line
+  a line that ends in \\         to continue this turn in the next line
   Ctrl-D                        to end"""
 
 Asked: TypeAlias = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
@@ -419,7 +419,7 @@ def run_try(options: TryOptions) -> int:
         return EXIT_INTERRUPTED
     if code == EXIT_OK and (config := options.config) is not None:
         held_out = config.parent / "held_out.jsonl"
-        given = [("--data", held_out if held_out.is_file() else None), ("--base-url", options.base_url)]
+        given = [("--data", held_out if held_out.is_file() else options.data), ("--base-url", options.base_url)]
         given += [("--tokenizer", options.base_url and options.tokenizer_dir), ("--model", options.model_dir)]
         given += [("--reward", options.reward), *(("--set", change) for change in options.changes or ())]
         show_next("eval", "--config", config, *(word for pair in given if pair[1] is not None for word in pair))

@@ -136,6 +136,12 @@ def test_try_limit_truncates_and_stays_in_the_next_command(folder, turns, change
     assert done.stderr.endswith(f" eval --config rollout.yaml --reward own.score --set {change}\n")
 
 
+def test_try_names_its_data_in_the_next_command(folder: Path) -> None:
+    (folder / "more.jsonl").write_text((folder / "train.jsonl").read_text())
+    done = play("--script", script(folder, ["An apple is \\boxed{3} coins."]), "--data", "more.jsonl")
+    assert done.stderr.endswith(" eval --config rollout.yaml --data more.jsonl\n"), done.stderr
+
+
 def test_try_shows_each_agent_of_a_graph(folder: Path) -> None:
     (folder / "graph_of_try.py").write_text(GRAPH)
     done = play(

@@ -1,4 +1,4 @@
-"""From the tokens of a sampled turn to a Strands message."""
+"""Read sampled turns: decode a turn's tokens, parse its tool calls, and convert it to a Strands message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INVALID_TOOL_CALL: Final = "invalid_tool_call"
 
 StreamEvent = dict[str, Any]
 
-# first letters of shown ids, one for each conversation; some templates allow nine letters and digits only
+# first letter of shown ids, by the conversation's number; some templates require ids of nine letters and digits
 _LETTERS: Final = "cdefghijklmnopqrstuvwxyzab"
 
 
@@ -36,7 +36,7 @@ class ReadTurn:
 
     Attributes:
         text: The sampled text, with its control tokens but without the token that ended the turn.
-        segments: At least one; without calls if the turn was cut.
+        segments: The parsed text, at least one segment; no calls if the turn was cut.
         stop_reason: Strands' stop reason.
     """
 
@@ -55,8 +55,8 @@ def read_turn(trajectory: Trajectory, turn: Turn, template: ChatTemplate, parser
         cut: list[Segment] = []
         if isinstance(parser, CutTurnParser):
             cut = _segments(parser, parser.cut_segments, text, in_reasoning=template.opens_reasoning)
-        is_read = cut and not any(isinstance(segment, ToolCall | ParseFailure) for segment in cut)
-        return ReadTurn(text, cut if is_read else [Text(text)], "max_tokens")
+        is_usable = cut and not any(isinstance(segment, ToolCall | ParseFailure) for segment in cut)
+        return ReadTurn(text, cut if is_usable else [Text(text)], "max_tokens")
     segments = _segments(parser, parser.segments, text, in_reasoning=template.opens_reasoning) or [Text("")]
     if any(isinstance(segment, ToolCall | ParseFailure) for segment in segments):
         return ReadTurn(text, segments, "tool_use")
@@ -68,8 +68,8 @@ def _segments(
 ) -> list[Segment]:
     """Split a turn with a method of its parser; if that raises, return one failure with the whole text.
 
-    A parser reads sampled text only. If its error ended the episode, the sample would not be trained, and the policy
-    could choose which samples are.
+    A parser reads sampled text only. If its error ended the episode, the sample would not be trained, so the policy
+    could choose which of its samples are trained.
     """
     try:
         return split(text, in_reasoning=in_reasoning)
@@ -77,7 +77,7 @@ def _segments(
         raise
     except Exception as e:  # a user's parser may raise anything
         kind = (type(parser), type(e))  # one traceback each, since a policy may repeat such a text
-        message = "bug in a tool parser parser=%s: it raises over sampled text"
+        message = "bug in a tool parser parser=%s: it raised an exception on sampled text"
         log_once(logger, logging.ERROR, message, kind[0].__name__, key=kind, exc_info=e)
         return [ParseFailure(text, f"the turn can't be read: {type(e).__name__}")]
 
@@ -97,7 +97,7 @@ class AnswerReader:
     conversation: int
 
     def read(self, branch: Branch, index: int, number: int) -> Answer:
-        """Parse a turn, and note its calls on its branch, with those that could not be parsed.
+        """Parse a turn, and note its calls on its branch, including those that could not be parsed.
 
         Args:
             branch: The turn's branch.
@@ -130,19 +130,19 @@ class AnswerReader:
 
 
 def call_id(call_prefix: str, index: int, segment: Segment) -> str:
-    """Return the tool-use id of a turn's segment; only the id marks a call that could not be parsed."""
+    """Return the tool-use id of a turn's segment; the id alone marks a call that could not be parsed."""
     return f"{call_prefix}{index}{UNPARSED if isinstance(segment, ParseFailure) else ''}"
 
 
 def failure_message(reason: str) -> str:
-    """Return the result that the policy reads for a call that could not be parsed; `reason` is its `ParseFailure`'s."""
+    """Return the tool result for a call that could not be parsed, given the reason of its `ParseFailure`."""
     return f"Error: the tool call could not be parsed and was not run: {reason}"
 
 
 def turn_answer(read: ReadTurn, call_prefix: str, turn: Turn) -> Answer:
     """Return a turn as one assistant message for Strands' loop.
 
-    Empty text is left out. A `ParseFailure` becomes a call of the tool `invalid_tool_call`, so that Strands answers it
+    Empty text is omitted. A `ParseFailure` becomes a call of the tool `invalid_tool_call`, so that Strands answers it
     with an error result and the loop continues. The policy may call a tool of that name too: see `call_id`.
 
     Args:
@@ -177,7 +177,7 @@ def answer_events(answer: Answer) -> Iterator[StreamEvent]:
 
 
 def _block(segment: Segment, use_id: str) -> dict[str, Any]:
-    """Return a segment as a content block; {} if Strands has no block for it."""
+    """Return a segment as a content block; {} for empty text."""
     if isinstance(segment, Text):
         return {"text": segment.text} if segment.text else {}
     if isinstance(segment, Reasoning):
@@ -199,10 +199,10 @@ def _start_and_delta(block: dict[str, Any]) -> tuple[dict[str, Any], dict[str, A
 
 
 def validated_output(output_model: type[T], message: dict[str, Any], tool_name: str) -> T:
-    """Return the instance that an answer holds, as the arguments of its call of this tool or as JSON text.
+    """Return the instance in an answer: the arguments of its call of this tool, or JSON text.
 
     Raises:
-        StructuredOutputException: It holds no valid instance.
+        StructuredOutputException: The answer has no valid instance.
     """
     calls = [block["toolUse"] for block in message["content"] if "toolUse" in block]
     text = "".join(block.get("text", "") for block in message["content"]).strip()
@@ -211,7 +211,7 @@ def validated_output(output_model: type[T], message: dict[str, Any], tool_name: 
         return output_model.model_validate(json.loads(text) if arguments is None else arguments)
     except (ValidationError, ValueError, RecursionError) as e:
         got = f"a call with {arguments!r}" if arguments is not None else f"the text {text[:200]!r}"
-        why = explain_errors(e, output_model) if isinstance(e, ValidationError) else e
+        reason = explain_errors(e, output_model) if isinstance(e, ValidationError) else e
         raise StructuredOutputException(
-            f"got {got}; expected a call of the tool {tool_name!r} with valid arguments, or their JSON alone: {why}"
+            f"got {got}; expected a call of the tool {tool_name!r} with valid arguments, or their JSON alone: {reason}"
         ) from e

@@ -1,4 +1,4 @@
-"""From new messages to the context tokens that the next request adds to a branch."""
+"""Render new messages as the context tokens that the next request adds to a branch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from strands_rollout.template.tokens import LONG_TEXT_CHARS, clearly_exceed, tru
 
 
 async def first_prompt(template: ChatTemplate, branch: Branch, head: Head, messages: StrandsMessages) -> list[int]:
-    """Render the first prompt of a branch, and note it on the branch with its head and images.
+    """Render the first prompt of a branch, and store it on the branch with its head and images.
 
     Raises:
         PromptError: A message has content other than text and images.
@@ -29,7 +29,8 @@ async def first_prompt(template: ChatTemplate, branch: Branch, head: Head, messa
     # a copy, since the caller may change its tool specifications
     branch.head = Head(head.system, copy_content([*head.tools]))
     system = [{"role": "system", "content": head.system}] if head.system else []
-    chat = [*system, *_under_shown_ids(branch, to_chat_messages(messages))]
+    chat = [*system, *to_chat_messages(messages)]
+    _set_shown_ids(branch, chat)
     images = await _read_images(template, chat)
     ids = await _off_loop_if_long(chat, lambda: template.prompt_ids(chat, branch.chat_tools))
     branch.prompt_ids = _with_images(template, branch, ids, images, 0) if images else ids
@@ -48,7 +49,7 @@ async def turn_context(
         ConfigError: A message has an image, and there is no processor for it.
     """
     branch = place.branch
-    branch.chat_tools = branch.chat_tools or to_chat_tools(head.tools)  # after a resume
+    branch.chat_tools = branch.chat_tools or to_chat_tools(head.tools)  # they are not saved for a resume
     chat = to_chat_messages(place.new_messages, branch.calls.tools, answered=place.answer)
     if not chat:
         raise TrajectoryError(
@@ -58,14 +59,14 @@ async def turn_context(
         text = branch.calls.failure_texts.get(message.get("tool_call_id", ""))
         if text is not None:
             message["content"] = text
-    _under_shown_ids(branch, chat)
+    _set_shown_ids(branch, chat)
     last_id = branch.trajectory.token_ids[-1]
     images = await _read_images(template, chat)
     if images and remaining.tokens is not None:
         remaining = RemainingBudget(remaining.tokens - further_tokens(images), remaining.budget)
 
     def encode() -> list[int]:
-        return _fitted_turn_ids(template, chat, branch.chat_tools, last_id, remaining, min_turn_tokens)
+        return _fit_turn_ids(template, chat, branch.chat_tools, last_id, remaining, min_turn_tokens)
 
     ids = await _off_loop_if_long(chat, encode)
     return _with_images(template, branch, ids, images, len(branch.trajectory.token_ids)) if images else ids
@@ -78,16 +79,16 @@ def _with_images(
     return placed_ids
 
 
-def _under_shown_ids(branch: Branch, chat: list[ChatMessage]) -> list[ChatMessage]:
+def _set_shown_ids(branch: Branch, chat: list[ChatMessage]) -> None:
+    """Replace the tool-use ids in messages by the ids that the template shows."""
     for message in chat:
         if "tool_call_id" in message:
             message["tool_call_id"] = branch.calls.shown_ids.get(message["tool_call_id"], message["tool_call_id"])
         for call in message.get("tool_calls", ()):
             call["id"] = branch.calls.shown_ids.get(call["id"], call["id"])
-    return chat
 
 
-def _fitted_turn_ids(
+def _fit_turn_ids(
     template: ChatTemplate,
     chat: list[ChatMessage],
     tools: list[dict[str, Any]],
@@ -95,7 +96,7 @@ def _fitted_turn_ids(
     remaining: RemainingBudget,
     min_turn_tokens: int,
 ) -> list[int]:
-    """Return the ids of new messages; cut tool results evenly until they leave `min_turn_tokens`."""
+    """Return the ids of new messages; cut tool results evenly until `min_turn_tokens` are left for the turn."""
     texts = [message["content"] for message in chat]
     # a result with an image is never cut
     tool_indices = [
@@ -115,7 +116,7 @@ def _fitted_turn_ids(
         ids = template.turn_ids(chat, tools, last_id=last_id)
         if len(ids) <= allowed or cap == 0:
             return ids
-        # the results share the excess; each pass removes at least one token, so this ends
+        # the results share the excess; the cap shrinks in each pass, so the loop ends
         cap = max(0, cap - max(1, (len(ids) - allowed) // len(tool_indices)))
 
 
@@ -134,7 +135,7 @@ async def token_count(template: ChatTemplate, request: AgentRequest) -> int:
 
 
 async def _read_images(template: ChatTemplate, chat: Sequence[ChatMessage]) -> list[ReadImage]:
-    """Return the images of new messages; most messages have text only."""
+    """Return the images of new messages; [] for the usual messages of text only."""
     return [] if all(isinstance(message["content"], str) for message in chat) else await read_images(template, chat)
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from strands_rollout.template.chat_template import ChatTemplate
 
+logger = logging.getLogger(__name__)
 _MAX_PATH_CHARS: Final = 4096
 
 
@@ -45,8 +46,8 @@ class PlacedImage:
         end: Index after its last token; all tokens between them are `token_id`.
         token_id: The model's image token.
         data_url: The image as a PNG data URL, for SGLang's `image_data`.
-        train_inputs: Outputs of the model's processor by name; arrays with images along the first axis.
-        other_ids: The model's tokens for other media, such as videos, which no request may have.
+        train_inputs: Outputs of the model's processor by name: arrays whose first axis runs over images.
+        other_ids: The model's tokens for other media, such as videos, which no request may contain.
     """
 
     start: int
@@ -64,7 +65,7 @@ def train_inputs_of(images: Sequence[PlacedImage]) -> dict[str, Any] | None:
     is installed, else NumPy arrays, which slime turns into tensors (slime/observability/rollout_data_utils.py).
 
     Raises:
-        ConfigError: The arrays can't be joined.
+        ConfigError: The outputs can't be joined.
     """
     if not images:
         return None
@@ -78,7 +79,7 @@ def train_inputs_of(images: Sequence[PlacedImage]) -> dict[str, Any] | None:
     except (KeyError, ValueError) as e:
         raise ConfigError(
             f"the processor's outputs of {len(images)} images can't be joined along their first axis: {e}; expected "
-            "those of a processor like Qwen2-VL's, whose images are rows"
+            "arrays with images as rows, as Qwen2-VL's processor returns them"
         ) from e
     return dict(BatchFeature(joined, tensor_type="pt" if is_torch_available() else None))
 
@@ -142,8 +143,8 @@ def _bytes_of(source: object) -> bytes:
 def _bytes_of_text(text: str) -> bytes:
     if text.startswith(("http://", "https://")):
         raise PromptError(
-            f"got the image {text[:100]!r}; expected a local one: a rollout fetches nothing from a network. Save "
-            "it to a file, and give its path."
+            f"got the image {text[:100]!r}; expected a local image, since a rollout fetches nothing from a "
+            "network. Save it to a file, and give its path."
         )
     path = Path(text.removeprefix("file://"))
     try:
@@ -160,11 +161,11 @@ def _pillow() -> ModuleType:
     try:
         from PIL import Image
     except ImportError as e:
-        raise ConfigError("got an image, and Pillow is not installed: pip install 'strands-rollout[images]'") from e
+        raise ConfigError("got an image, but Pillow is not installed: pip install 'strands-rollout[images]'") from e
     return Image
 
 
-# outputs of a processor for text, which the trajectory has already
+# a processor's outputs for text, which the trajectory already has
 _TEXT_OUTPUTS: Final = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
 _IMAGE_TOKENS: Final[weakref.WeakKeyDictionary[Any, ImageTokens]] = weakref.WeakKeyDictionary()
 
@@ -188,7 +189,7 @@ class ImageTokens:
     """Reads images with a model's processor. Threads may share it; they use the processor one at a time.
 
     Attributes:
-        token_id: The image token. A template writes one for each image.
+        token_id: The image token, which a template writes once for each image.
         other_ids: The processor's tokens for other media.
     """
 
@@ -196,13 +197,13 @@ class ImageTokens:
         self._token = getattr(processor, "image_token", None)
         if getattr(processor, "image_processor", None) is None or not isinstance(self._token, str):
             raise ConfigError(
-                f"got an image, and this model reads text only: its processor is a {type(processor).__name__}; "
+                f"got an image, but this model reads text only: its processor is a {type(processor).__name__}; "
                 "expected a vision-language model's, with an image_processor and an image_token"
             )
         self.token_id: int = processor.tokenizer.convert_tokens_to_ids(self._token)
         media = (getattr(processor, name, None) for name in ("video_token", "audio_token"))
         ids = {processor.tokenizer.convert_tokens_to_ids(token) for token in media if isinstance(token, str)}
-        # a tokenizer gives unk_token_id for a token that it lacks, such as that of videos
+        # a tokenizer returns unk_token_id for a token that it lacks, for example for videos
         self.other_ids = frozenset(ids - {self.token_id, None, processor.tokenizer.unk_token_id})
         self._processor = processor
         self._lock = threading.Lock()
@@ -221,16 +222,16 @@ class ImageTokens:
         tensors = "pt" if is_torch_available() else "np"
         try:
             with self._lock:
-                made = self._processor(text=[self._token], images=[image], images_kwargs={"return_tensors": tensors})
+                outputs = self._processor(text=[self._token], images=[image], images_kwargs={"return_tensors": tensors})
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as e:
             raise ConfigError(f"the {type(self._processor).__name__} fails on an image of {image.size}: {e}") from e
-        ids = np.asarray(made["input_ids"]).reshape(-1).tolist()
+        ids = np.asarray(outputs["input_ids"]).reshape(-1).tolist()
         if not ids or set(ids) != {self.token_id}:
             raise ConfigError(
-                f"the {type(self._processor).__name__} makes the ids {ids[:20]} of {self._token}; expected nothing but "
+                f"the {type(self._processor).__name__} converts {self._token} to the ids {ids[:20]}; expected only "
                 f"{self.token_id}, which SGLang repeats for each image"
             )
-        inputs = {name: np.asarray(value) for name, value in made.items() if name not in _TEXT_OUTPUTS}
+        inputs = {name: np.asarray(value) for name, value in outputs.items() if name not in _TEXT_OUTPUTS}
         return ReadImage(len(ids), to_data_url(to_png(image)), inputs)
 
 
@@ -242,12 +243,12 @@ def image_tokens_of(processor: ProcessorMixin) -> ImageTokens:
     """
     if processor is None:
         raise ConfigError(
-            "got an image, and this model reads text only; expected SGLangModel(processor=...), a vision-language "
-            "model's processor, or the folder or hub id of one"
+            "got an image, but this model reads text only; expected SGLangModel(processor=...) with the processor of a "
+            "vision-language model, or its folder or hub id"
         )
-    found = load_processor(processor) if isinstance(processor, str) else processor
+    loaded = load_processor(processor) if isinstance(processor, str) else processor
     # concurrent threads get the same object, and so the same lock
-    return _IMAGE_TOKENS.get(found) or _IMAGE_TOKENS.setdefault(found, ImageTokens(found))
+    return _IMAGE_TOKENS.get(loaded) or _IMAGE_TOKENS.setdefault(loaded, ImageTokens(loaded))
 
 
 @functools.lru_cache(maxsize=8)
@@ -263,7 +264,7 @@ def load_processor(checkpoint: str) -> ProcessorMixin:
         return AutoProcessor.from_pretrained(checkpoint)
     except (OSError, ValueError, ImportError) as e:
         raise ConfigError(
-            f"got an image, and this model reads text only, or its processor can't be loaded from {checkpoint!r}: {e}"
+            f"got an image, but this model reads text only, or its processor can't be loaded from {checkpoint!r}: {e}"
         ) from e
 
 
@@ -278,8 +279,8 @@ def image_fields(images: Sequence[PlacedImage]) -> dict[str, Any]:
 def collapsed_ids(ids: Sequence[int], images: Sequence[PlacedImage], decode: Decode) -> list[int]:
     """Return the ids with one token for each image, which the engine expands again (`_expand_input_ids`).
 
-    The engine looks for image tokens in the decoded text, and never answers if there are more of them than images. It
-    also looks for tokens of other media, and fails if it finds one.
+    The engine searches the decoded text for image tokens, and never answers if it finds more of them than images. It
+    fails if it finds a token of another medium.
 
     Args:
         ids: Ids of the whole request, with all tokens of each image.
@@ -287,8 +288,8 @@ def collapsed_ids(ids: Sequence[int], images: Sequence[PlacedImage], decode: Dec
         decode: Returns the text of ids.
 
     Raises:
-        UnsendableTextError: The ids have the text of an image token, or of another medium's, that stands for nothing:
-            the policy or an untrusted text wrote it.
+        UnsendableTextError: The ids contain the text of a media token without an image for it, which the policy or an
+            untrusted text wrote.
     """
     found: list[int] = []
     position = 0
@@ -300,15 +301,15 @@ def collapsed_ids(ids: Sequence[int], images: Sequence[PlacedImage], decode: Dec
     for other in map(decode, ([one] for one in sorted(images[0].other_ids))):
         if other and other in text:
             raise UnsendableTextError(
-                f"got the text {other} in a conversation with images; expected none: SGLang takes it for a video or a "
-                "sound that is missing, and fails. A prompt, a tool or the policy wrote it."
+                f"got the text {other} in a conversation with images; expected none: SGLang takes it for a missing "
+                "video or sound, and fails. A prompt, a tool or the policy wrote it."
             )
     count = text.count(token)
     if count != len(images):
         raise UnsendableTextError(
-            f"got {count} times the text {token} in a conversation with {len(images)} images; expected it once for "
-            "each: SGLang takes any other for an image that is missing, and never answers. A prompt, a tool or the "
-            "policy wrote it."
+            f"got the text {token} {count} times in a conversation with {len(images)} images; expected it once for "
+            "each: SGLang takes any other for a missing image, and never answers. A prompt, a tool or the policy wrote "
+            "it."
         )
     return found
 
@@ -323,8 +324,8 @@ def check_image_answer(generation: Generation, images: Sequence[PlacedImage], le
 
     Raises:
         EngineResponseError: The engine read another number of tokens.
-        UnsendableTextError: The policy sampled a token of an image or another medium, without which the trainer has
-            nothing to read: slime's fails on it.
+        UnsendableTextError: The policy sampled the token of an image or another medium. slime's trainer fails on it,
+            since there is no image for it.
     """
     if not generation.output_ids:
         return
@@ -338,20 +339,17 @@ def check_image_answer(generation: Generation, images: Sequence[PlacedImage], le
     media = {images[0].token_id, *images[0].other_ids}
     if sampled := media.intersection(generation.output_ids):
         raise UnsendableTextError(
-            f"the policy sampled the token {min(sampled)} of an image, a video or a sound, which stands for none; a "
-            "trainer would look for it",
+            f"the policy sampled the token {min(sampled)}, which stands for an image, a video or a sound; a trainer "
+            "would look for that and fail",
             is_sampled=True,
         )
 
 
-logger = logging.getLogger(__name__)
-
-
 async def read_images(template: ChatTemplate, chat: Sequence[ChatMessage]) -> list[ReadImage]:
-    """Take the images out of new messages and read them in a thread; most messages have none.
+    """Remove the images' bytes from new messages, and read the images in a thread.
 
-    A tool's image that can't be read becomes a text that says so, since the policy chose the call and must not be able
-    to end its episode.
+    A tool's image that can't be read is replaced by a text, since the policy chose the call and must not be able to end
+    its episode.
 
     Raises:
         PromptError: A user's image can't be read.
@@ -365,7 +363,7 @@ async def read_images(template: ChatTemplate, chat: Sequence[ChatMessage]) -> li
             except (PromptError, ConfigError) as e:
                 if message["role"] != "tool":
                     raise
-                logger.warning("a tool's image is shown as text tool=%s: %s", message.get("name"), e)
+                logger.warning("a tool's image can't be read tool=%s: %s", message.get("name"), e)
                 part.clear()
                 part |= {"type": "text", "text": "[an image that can't be read]"}
         if isinstance(message["content"], list) and all(part["type"] == "text" for part in message["content"]):
@@ -402,19 +400,19 @@ def place_images(
     token_id = tokens.token_id
     if ids.count(token_id) != len(images):
         raise TemplateError(
-            f"the chat template shows {ids.count(token_id)} of {len(images)} images, by the token "
-            f"{template.encoder.decode([token_id])!r}; expected each, once: it may be for text only, or show no images "
-            "in tools' results"
+            f"the chat template writes the image token {template.encoder.decode([token_id])!r} {ids.count(token_id)} "
+            f"times for {len(images)} images; expected it once for each. The template may be for text only, or leave "
+            "out images in tool results"
         )
     found: list[int] = []
     placed: list[PlacedImage] = []
     unplaced = iter(images)
-    for one in ids:
-        if one == token_id:
-            image, at = next(unplaced), start + len(found)
+    for each in ids:
+        if each == token_id:
+            image, begin = next(unplaced), start + len(found)
             found += [token_id] * image.token_count
-            made = image.data_url, image.train_inputs, tokens.other_ids
-            placed.append(PlacedImage(at, start + len(found), token_id, *made))
+            contents = image.data_url, image.train_inputs, tokens.other_ids
+            placed.append(PlacedImage(begin, start + len(found), token_id, *contents))
         else:
-            found.append(one)
+            found.append(each)
     return found, placed

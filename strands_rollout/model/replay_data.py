@@ -1,6 +1,7 @@
 """Replay data, from which a trainer repeats the engine's choices: routed experts and kept top-p ids.
 
-A request asks for it, and the answer must have it. slime decodes it; `joined_experts` does for older releases.
+A request asks for replay data, and its answer must have it. slime's Sample decodes it; for older releases of slime,
+`joined_experts` decodes the routed experts.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _INT32_BYTES: Final = 4
 
 
 def request_fields(extra: Mapping[str, Any], *, known_tokens: int) -> dict[str, Any]:
-    """Return the further fields of a request, which asks for routed experts of new tokens only.
+    """Return the further fields of a request, so that it asks for routed experts of new tokens only.
 
     SGLang answers with one row per token from `routed_experts_start_len` to the last but one. Without a start, each
     turn would send the rows of the whole conversation again, and replace those of tokens that older weights sampled.
@@ -58,10 +59,11 @@ def missing_replay_data(
 def located_experts(meta_info: Mapping[str, Any], *, start: int, total: int, layers: int, top_k: int) -> dict[str, Any]:
     """Return `meta_info` with the token index at which its routed experts begin.
 
-    SGLang does not repeat the requested start, and older versions ignore it; the number of rows tells.
+    SGLang's answer does not repeat the requested start, and older versions ignore it, so it is found from the number of
+    rows.
 
     Args:
-        meta_info: The answer's `meta_info`, returned without the index if it has no routed experts.
+        meta_info: The answer's `meta_info`. Without routed experts, the result has no index.
         start: The first row that was requested.
         total: Number of input and output tokens.
         layers: Number of the model's layers.

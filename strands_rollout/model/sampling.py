@@ -26,16 +26,16 @@ from strands_rollout.record.weight_versions import KNOWN_VERSIONS
 logger = logging.getLogger(__name__)
 
 RequestSpan = Callable[[int | None], AbstractContextManager[Callable[[Mapping[str, Any]], object] | None]]
-"""A context manager around each request, made with its `max_new_tokens`. If it yields a function, that is called with
-the answer's `meta_info`."""
+"""Returns a context manager around a request, given its `max_new_tokens`. If the manager yields a function, that is
+called with the answer's `meta_info`."""
 
-# sampling parameters that constrain a turn by a grammar, which SGLang restarts with each request
+# sampling parameters that constrain a turn by a grammar; SGLang applies a grammar from its start in each request
 GRAMMARS: Final = ("json_schema", "regex", "ebnf", "structural_tag")
 
-# for consecutive aborts of a turn without a new token: about 40 s in all
-_ABORT_RETRIES: Final = RetryPolicy(backoff_base_s=0.25, backoff_cap_s=8.0)
+# waits between consecutive aborts of a turn that bring no new token: about 40 s in all
+_EMPTY_ABORT_WAITS: Final = RetryPolicy(backoff_base_s=0.25, backoff_cap_s=8.0)
 _MAX_EMPTY_ABORTS: Final = 10
-# the end of a turn in which stop strings are looked for
+# tokens at the end of an aborted turn that are searched for a stop string
 _STOP_TAIL_TOKENS: Final = 64
 
 
@@ -91,7 +91,7 @@ def updated_config(config: SGLangModelConfig, changes: Mapping[str, Any]) -> SGL
 
 
 def unknown_name_message(what: str, got: str, known: Mapping[str, Any]) -> str:
-    """Return the error message for a name that is not among `known`, with the nearest one."""
+    """Return the error message for a name that is not among `known`, with the nearest known name."""
     near = get_close_matches(got, known, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return f"got the unknown {what} {got!r}; expected one of {', '.join(sorted(known))}.{hint}"
@@ -103,12 +103,12 @@ class SamplingRequest:
 
     Attributes:
         client: The client of the running event loop.
-        config: The settings in force.
-        trajectory: Gets the context and every accepted answer.
+        config: The model's current settings.
+        trajectory: Receives the context and every accepted answer.
         context_ids: New context tokens; none if the trajectory's last turn is open.
         images: Images in the context.
-        control: Once the rollout is aborted, no request is sent, and an aborted turn stays open. It also stays open
-            without `config["continue_aborted"]`.
+        control: Once the rollout is aborted, no request is sent, and an aborted turn stays open. Without
+            `config["continue_aborted"]`, an aborted turn always stays open.
         span: A context manager around each request; see `RequestSpan`.
     """
 
@@ -127,7 +127,7 @@ class TurnSampler:
     Args:
         vocab_size: Upper bound of context ids, exclusive.
         end_ids: Tokens that end a turn, beside those of the sampling parameters.
-        decode: Returns the text of ids, in which stop strings of an aborted turn are looked for.
+        decode: Returns the text of ids, which is searched for stop strings if a turn is aborted.
 
     Attributes:
         cut_by: The limit that cut the last turn: "turn", "response" or "context"; None if none did.
@@ -144,8 +144,8 @@ class TurnSampler:
         self._decode = decode
         self._engine_context: int | None = None
         self._connection_epoch: int | None = None
-        self._learns_from: SGLangClient | None = None
-        self._unreachable: errors.EngineUnavailableError | None = None
+        self._info_client: SGLangClient | None = None  # while it fetches the engine's context length
+        self._unreachable_error: errors.EngineUnavailableError | None = None
         self.cut_by: str | None = None
         self.engine_aborts = 0
         self.flight = Flight()
@@ -156,7 +156,7 @@ class TurnSampler:
     @property
     def engine_fault(self) -> Fault | None:
         """The engine's last failure, while the request is retried; None otherwise."""
-        return self.flight.fault if self._learns_from is None else self._learns_from.info_fault
+        return self.flight.fault if self._info_client is None else self._info_client.info_fault
 
     def context_limit(self, configured: int | None) -> int | None:
         """Return the smaller of the configured and the engine's context length, in tokens; None if neither is known."""
@@ -165,37 +165,37 @@ class TurnSampler:
         return min(configured, self._engine_context)
 
     async def learn_context(self, client: SGLangClient) -> None:
-        """Ask the engine for its context length, unless it has answered since it was last replaced.
+        """Fetch the engine's context length, unless this very engine has already reported it.
 
-        If it does not say, its first refusal of a long request does. If it can't be reached within the client's
-        patience, the next request raises that error.
+        An engine that reports none reveals it when it first refuses a long request. If the engine can't be reached
+        within the client's patience, the next request raises that error.
         """
         if self._connection_epoch == client.connection_epoch:
             return
-        self._learns_from = client
+        self._info_client = client
         try:
-            # a router may not know what an engine's refusal has said before
+            # a router may report none; an engine's earlier refusal may have revealed it
             self._engine_context = (await client.server_info()).context_length or self._engine_context
             self._connection_epoch = client.connection_epoch
         except errors.EngineUnavailableError as e:
-            self._unreachable = e
+            self._unreachable_error = e
         except errors.EngineError as e:
             logger.debug("context length unknown error=%s", e)
-        self._learns_from = None  # kept if this is cancelled: `engine_fault` reads it
+        self._info_client = None  # after a cancellation, `engine_fault` still reports the outage that it waited for
 
     def remaining_budget(self, config: SGLangModelConfig, trajectory: Trajectory) -> RemainingBudget:
         """Return the tokens left for new context and the next turn."""
         return remaining_budget(config["limits"], trajectory, self.context_limit(config["context_window_limit"]))
 
-    async def sample(self, asked: SamplingRequest, *, turn: int | str) -> Generation:
-        """Sample one turn into the trajectory, or the rest of its open one; return the engine's last answer.
+    async def sample(self, request: SamplingRequest, *, turn: int | str) -> Generation:
+        """Sample one turn into the trajectory, or the rest of its open turn; return the engine's last answer.
 
-        If the engine aborts a turn, as for a weight update, the turn is continued from its own tokens, which are kept
-        in any case. A request that is aborted before its first token changes nothing.
+        If the engine aborts a turn, for example for a weight update, the turn is continued from its own tokens; the
+        trajectory keeps them in any case. A request that is aborted before its first token changes nothing.
 
         Args:
-            asked: The turn to sample.
-            turn: Its number in the conversation, from 0.
+            request: The turn to sample.
+            turn: The turn's number in the conversation, from 0; see `turn_seed`.
 
         Raises:
             TrajectoryError: A context id is outside the vocabulary, or an image token stands for no image.
@@ -205,48 +205,48 @@ class TurnSampler:
             EngineAbortedError: The rollout is aborted, or the turn was aborted and is not continued.
             EngineError: The engine failed.
         """
-        self._check_vocabulary(asked.context_ids)
-        params, empty_aborts = turn_params(asked.config["sampling_params"], turn), 0
+        self._check_vocabulary(request.context_ids)
+        params, empty_aborts = turn_params(request.config["sampling_params"], turn), 0
         self._check_params(params)
-        if self._unreachable is not None:
-            error, self._unreachable = self._unreachable, None
+        if self._unreachable_error is not None:
+            error, self._unreachable_error = self._unreachable_error, None
             raise error
         while True:
-            if self.is_closed or asked.control.should_abort():
-                raise errors.EngineAbortedError("the rollout was aborted, or the episode has ended, before a request")
-            generation = await self._request(asked, params)
+            if self.is_closed or request.control.should_abort():
+                raise errors.EngineAbortedError("the rollout was aborted, or the episode ended, before a request")
+            generation = await self._generate(request, params)
             if generation.finish_reason.type == "abort":
-                generation = self._after_abort(generation, asked.config["extra"], params)
+                generation = self._after_abort(generation, request.config["extra"], params)
             if generation.output_ids:
-                _record(asked, generation)
+                _record(request, generation)
             if generation.finish_reason.type != "abort":
                 return generation
             if generation.output_ids:
-                asked, empty_aborts = replace(asked, context_ids=(), images=()), 0
+                request, empty_aborts = replace(request, context_ids=(), images=()), 0
             else:
                 empty_aborts += 1
-            may_continue = asked.config["continue_aborted"] and generation.finish_reason.status_code is None
-            if asked.control.should_abort() or not may_continue or empty_aborts > _MAX_EMPTY_ABORTS:
+            may_continue = request.config["continue_aborted"] and generation.finish_reason.status_code is None
+            if request.control.should_abort() or not may_continue or empty_aborts > _MAX_EMPTY_ABORTS:
                 sampled = f"{len(generation.output_ids)} tokens"
                 reason = generation.finish_reason.message or "no reason given"
                 raise errors.EngineAbortedError(f"the engine aborted the turn after {sampled}: {reason}")
             self.engine_aborts += 1
-            if empty_aborts > 1:  # a paused engine holds the next request back; wait here for one that does not
-                await asyncio.sleep(_ABORT_RETRIES.backoff_s(empty_aborts - 1))
+            if empty_aborts > 1:  # a paused engine usually holds the next request back; this engine aborts it at once
+                await asyncio.sleep(_EMPTY_ABORT_WAITS.backoff_s(empty_aborts - 1))
 
     def _after_abort(self, generation: Generation, extra: Mapping[str, Any], params: Mapping[str, Any]) -> Generation:
-        """Return an aborted answer with the tokens that can be kept; a turn that reached its end has ended."""
+        """Return an aborted answer without tokens that can't be used; as a complete answer if the turn had ended."""
         ids = generation.output_ids
         if not ids:
             return generation
         if missing_replay_data(extra, params, generation.meta_info):
-            # the trainer could not replay these tokens, so they are sampled again
+            # the trainer could not replay these tokens; they are sampled again
             return replace(generation, output_ids=[], logprobs=[])
         end = self._end_of(ids, params)
-        if end is not None:  # the abort came with the end of the turn, which is complete
+        if end is not None:  # the engine aborted the request just as the turn ended
             return replace(generation, finish_reason=FinishReason("stop", matched=end))
         if any(params.get(name) for name in GRAMMARS):
-            # the rest would follow the grammar from its start, so the turn is sampled again
+            # the rest of the turn would follow the grammar from its start; the whole turn is sampled again
             return replace(generation, output_ids=[], logprobs=[])
         return generation
 
@@ -259,39 +259,41 @@ class TurnSampler:
         tail = self._decode(ids[-_STOP_TAIL_TOKENS:]) if stops else ""
         return next((stop for stop in stops if tail.endswith(stop)), None)
 
-    async def _request(self, asked: SamplingRequest, params: Mapping[str, Any], *, is_last: bool = False) -> Generation:
-        """Return an accepted answer; ask once more, for less, if the engine's context turns out smaller than known."""
-        client, config, trajectory = asked.client, asked.config, asked.trajectory
-        images = [*trajectory.images, *asked.images]
-        allowance, limit = self._allowance(asked, params.get("max_new_tokens"))
+    async def _generate(
+        self, request: SamplingRequest, params: Mapping[str, Any], *, is_retry: bool = False
+    ) -> Generation:
+        """Return a checked answer; retry once, for fewer tokens, if the engine reports a smaller context than known."""
+        client, config, trajectory = request.client, request.config, request.trajectory
+        images = [*trajectory.images, *request.images]
+        allowance, limit = self._allowance(request, params.get("max_new_tokens"))
         params_now = request_params(params, trajectory, allowance)
         extra = request_fields(config["extra"], known_tokens=len(trajectory.token_ids)) if config["extra"] else {}
         try:
-            with asked.span(allowance) if asked.span else nullcontext() as note:
+            with request.span(allowance) if request.span else nullcontext() as report:
                 generation = await client.generate(
-                    self._encoded(trajectory, asked.context_ids, client.vocab_size, images),
+                    self._encoded(trajectory, request.context_ids, client.vocab_size, images),
                     params_now,
                     return_logprob=config["return_logprobs"],
                     headers=config["headers"] or None,
                     extra={**extra, **image_fields(images)} if images else extra or None,
                     flight=self.flight,
-                    control=asked.control,
+                    control=request.control,
                 )
-                if note is not None:
-                    note(generation.meta_info)
+                if report is not None:
+                    report(generation.meta_info)
         except errors.EngineOverlongError as e:
-            if is_last:
+            if is_retry:
                 raise
             known = self.context_limit(config["context_window_limit"])
             if e.context_length is None or (known is not None and e.context_length >= known):
                 raise ContextWindowOverflowException(str(e)) from e
             self._engine_context = e.context_length
-            return await self._request(asked, params, is_last=True)
+            return await self._generate(request, params, is_retry=True)
         if generation.weight_version != self._noted_version:
             self._noted_version = generation.weight_version
             KNOWN_VERSIONS.note(self._noted_version)
         if images:
-            check_image_answer(generation, images, len(trajectory.token_ids) + len(asked.context_ids))
+            check_image_answer(generation, images, len(trajectory.token_ids) + len(request.context_ids))
         if generation.finish_reason.type != "abort":
             _check_complete(generation, config["extra"], params_now, client.url)
         self.cut_by = limit if generation.finish_reason.type == "length" else None
@@ -312,14 +314,14 @@ class TurnSampler:
             self._prompt = EncodedPrompt(ids, vocab_size=vocab_size)
         return self._prompt.with_context(context_ids)
 
-    def _allowance(self, asked: SamplingRequest, turn_cap: int | None) -> tuple[int | None, str]:
-        """Return how many tokens may be sampled, and the limit that will cut them."""
-        trajectory = asked.trajectory
+    def _allowance(self, request: SamplingRequest, turn_cap: int | None) -> tuple[int | None, str]:
+        """Return the maximum number of tokens to sample, and the limit that sets it; see `turn_allowance`."""
+        trajectory = request.trajectory
         turn_so_far = trajectory.turns[-1].end - trajectory.turns[-1].start if trajectory.is_open else 0
         return turn_allowance(
-            asked.config["limits"],
-            self.remaining_budget(asked.config, trajectory),
-            len(asked.context_ids),
+            request.config["limits"],
+            self.remaining_budget(request.config, trajectory),
+            len(request.context_ids),
             is_first=not trajectory.turns,
             turn_so_far=turn_so_far,
             turn_cap=turn_cap,
@@ -330,33 +332,34 @@ class TurnSampler:
         if largest >= self._vocab_size:
             raise errors.TrajectoryError(
                 f"got the token id {largest} at position {ids.index(largest)} of the new context; expected ids below "
-                f"the vocabulary size {self._vocab_size}: an id outside it would kill the server. Is this the served "
-                "model's tokenizer?"
+                f"the vocabulary size {self._vocab_size}: an id outside it would kill the server. Check that the "
+                "tokenizer is that of the served model."
             )
 
     def _check_params(self, params: Mapping[str, Any]) -> None:
         """Check that token ids in parameters are in the vocabulary, since the server indexes its logits with them."""
         for name in ("stop_token_ids", "logit_bias"):
-            for given in map(str, params.get(name) or ()):
-                if given.isdecimal() and int(given) >= self._vocab_size:
+            for token_id in map(str, params.get(name) or ()):
+                if token_id.isdecimal() and int(token_id) >= self._vocab_size:
                     raise errors.ConfigError(
-                        f"got the token id {given} in {name}; expected ids below the vocabulary size {self._vocab_size}"
+                        f"got the token id {token_id} in {name}; expected ids below the vocabulary size "
+                        f"{self._vocab_size}"
                     )
 
 
-def _record(asked: SamplingRequest, generation: Generation) -> None:
-    asked.trajectory.append_turn(
-        asked.context_ids,
+def _record(request: SamplingRequest, generation: Generation) -> None:
+    request.trajectory.append_turn(
+        request.context_ids,
         generation.output_ids,
         generation.logprobs,
         weight_versions=generation.weight_versions,
         numbering=KNOWN_VERSIONS.numbering,
-        images=asked.images,
+        images=request.images,
         finish_reason=generation.finish_reason.type,
         matched=generation.finish_reason.matched,
         rid=generation.rid,
         latency_s=generation.latency_s,
-        at_s=asked.control.at_s(generation.latency_s),
+        at_s=request.control.at_s(generation.latency_s),
         prompt_tokens=generation.prompt_tokens,
         cached_tokens=generation.cached_tokens,
         meta_info={key: value for key, value in generation.meta_info.items() if not key.endswith("_logprobs")},
@@ -366,8 +369,8 @@ def _record(asked: SamplingRequest, generation: Generation) -> None:
 def _check_complete(generation: Generation, extra: Mapping[str, Any], params: Mapping[str, Any], url: str) -> None:
     if not generation.output_ids:
         raise errors.EngineResponseError(
-            f"got no token with the finish reason {generation.finish_reason.type!r} from {url}; expected at "
-            "least one of a turn that was not aborted"
+            f"got no token with the finish reason {generation.finish_reason.type!r} from {url}; expected at least one, "
+            "unless the turn is aborted"
         )
     missing = missing_replay_data(extra, params, generation.meta_info) if extra or "custom_params" in params else None
     if missing is not None:
@@ -375,13 +378,16 @@ def _check_complete(generation: Generation, extra: Mapping[str, Any], params: Ma
 
 
 def turn_seed(seed: int, turn: int | str) -> int:
-    """Return the sampling seed of a turn (from 0), derived from the sample's seed, which is the first turn's.
-
-    The seed of another agent is derived in the same way, from a name.
+    """Return the sampling seed of a turn, derived from the sample's seed.
 
     SGLang draws each token from (seed, position). All parts of a turn have the same seed, so that an aborted turn gets
     the tokens that it would have got without the abort. Seeds are hashed because neighbouring samples have neighbouring
     seeds.
+
+    Args:
+        seed: The sample's seed, which is also that of its first turn.
+        turn: Number of the turn, from 0; with the conversation's number for another agent; or a sub-agent's name, from
+            which the sub-agent's own seed is derived.
     """
     if turn == 0:
         return seed
@@ -390,7 +396,7 @@ def turn_seed(seed: int, turn: int | str) -> int:
 
 
 def turn_params(params: Mapping[str, Any], turn: int | str) -> dict[str, Any]:
-    """Return the sampling parameters of a turn (from 0): the conversation's, with a seed for this turn."""
+    """Return the conversation's sampling parameters, with the seed of this turn; see `turn_seed`."""
     seed = params.get("sampling_seed")
     return dict(params) if seed is None else {**params, "sampling_seed": turn_seed(seed, turn)}
 
@@ -398,15 +404,15 @@ def turn_params(params: Mapping[str, Any], turn: int | str) -> dict[str, Any]:
 def request_params(params: Mapping[str, Any], trajectory: Trajectory, allowance: int | None) -> dict[str, Any]:
     """Return the next request's parameters: at most `allowance` tokens, at least the rest of `min_new_tokens`.
 
-    SGLang refuses a minimum above the maximum, so the budget limits both.
+    SGLang refuses a minimum above the maximum, so the allowance limits both.
     """
-    asked = {**params, "max_new_tokens": allowance}
-    least = params.get("min_new_tokens")
-    if not least:
-        return asked
+    limited = {**params, "max_new_tokens": allowance}
+    minimum = params.get("min_new_tokens")
+    if not minimum:
+        return limited
     sampled = trajectory.turns[-1].end - trajectory.turns[-1].start if trajectory.is_open else 0
-    left = max(0, least - sampled)
-    return {**asked, "min_new_tokens": left if allowance is None else min(left, allowance)}
+    left = max(0, minimum - sampled)
+    return {**limited, "min_new_tokens": left if allowance is None else min(left, allowance)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,7 +461,7 @@ class RemainingBudget:
 
     Attributes:
         tokens: Number of tokens; None without a limit.
-        budget: The budget that limits them, "response" or "context".
+        budget: The budget with the fewest tokens left: "response" or "context".
     """
 
     tokens: int | None
@@ -495,15 +501,15 @@ def turn_allowance(
     turn_so_far: int = 0,
     turn_cap: int | None = None,
 ) -> tuple[int | None, str]:
-    """Return how many tokens the next turn may sample, and the limit that will cut it: "turn", "response" or "context".
+    """Return the maximum tokens of the next turn, and the limit that sets it: "turn", "response" or "context".
 
     Args:
         limits: The budgets.
         remaining: The tokens left before the new context.
         context_length: New context tokens of this request; in the first turn, the whole prompt.
         is_first: True for the first turn, whose prompt does not count as response.
-        turn_so_far: Tokens that an aborted turn, which is continued, has already.
-        turn_cap: Another limit on the tokens of one turn.
+        turn_so_far: Tokens of an aborted turn that is continued.
+        turn_cap: A further limit on the tokens of one turn.
 
     Raises:
         BudgetExhaustedError: No token is left.

@@ -1,7 +1,7 @@
 """A Strands model provider on SGLang's native `/generate`: token-in/token-out.
 
-The record finds the place of a request, new messages become context tokens, the engine samples a turn, and the turn is
-recorded and parsed. Sampled text is never tokenised again: a branch of the record only grows.
+For each request, the record finds its place, new messages are rendered as context tokens, the engine samples a turn,
+and the turn is recorded and parsed. Sampled text is never tokenised again: a branch of the record only grows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 T = TypeVar("T", bound=BaseModel)
-_CONCURRENT_TURN: Final = 'got a second turn while one is running; expected one at a time, or conversations="many"'
+_CONCURRENT_TURN_MESSAGE: Final = (
+    'got a second turn while one is running; expected one at a time, or conversations="many"'
+)
 
 
 class SGLangModel(Model):
@@ -67,14 +69,14 @@ class SGLangModel(Model):
         continue_aborted: Continue a turn that the engine aborts, as it does for a weight update, from its own tokens;
             otherwise raise `EngineAbortedError`.
         should_abort: Function that returns true once the rollout is aborted; no aborted turn is continued then.
-        control: The episode's control, which has a `should_abort` of its own: give one of the two.
+        control: The episode's control, which has a `should_abort` of its own; give either, not both.
         request_span: Context manager around each request; see `RequestSpan`.
         on_rewritten_history: For a history that does not extend what the policy has read, and for another system prompt
             or a further tool in mid-conversation: "error" refuses it; "segment" begins a new trajectory with it, which
             conversation managers that drop or summarise messages need.
         conversations: "one" takes all requests as one agent's, and refuses a second turn while one is running. "many"
-            keeps a conversation for each agent; agents are told apart by what Strands says about the caller, else by
-            their histories. Agents other than the first may rewrite their histories.
+            keeps a conversation for each agent; agents are distinguished by what Strands passes about the caller, else
+            by their histories. Agents other than the first may rewrite their histories.
         transient_context: For a request with a text that the agent's history does not have, such as a plugin's
             reminder: "segment" begins a new trajectory with the next request; "keep" keeps the text in the tokens, and
             continues after it.
@@ -84,7 +86,7 @@ class SGLangModel(Model):
             `SGLangClient` given as `client` has its own.
 
     Attributes:
-        record: All that it read and wrote, in a conversation for each agent; the main agent's first.
+        record: Everything that the policy read and wrote, in a conversation for each agent; the main agent's first.
         tool_parser: Name of the parser; None for a parser given as an object.
 
     Raises:
@@ -113,8 +115,8 @@ class SGLangModel(Model):
             raise ConfigError(f"got base_url={base_url!r} and client={client!r}; expected exactly one of them")
         if control is not None and should_abort is not never:
             raise ConfigError(
-                "got control and should_abort, of which the control has its own; expected one of them, "
-                "such as control=Control(should_abort)"
+                "got both control and should_abort; expected one of them: Control(should_abort) passes the function to "
+                "the control"
             )
         given = {name: value for name, value in model_config.items() if value is not None}
         self.config = sampling.updated_config(sampling.DEFAULT_CONFIG, given)
@@ -178,7 +180,7 @@ class SGLangModel(Model):
         return [failure for branch in self.conversation for failure in branch.parse_failures]
 
     def resume(self, trajectory: Trajectory, messages: Sequence[Mapping[str, Any]], covered: int) -> None:
-        """Continue a conversation of another model, perhaps of another process; see `Branch.restore`."""
+        """Continue a conversation that another model began, maybe in another process; see `Branch.restore`."""
         self.reset()
         self.restore_main(trajectory, messages, covered)
 
@@ -187,7 +189,7 @@ class SGLangModel(Model):
         conversation = self.conversation
         conversation.branch.restore(trajectory, messages, covered)
         self._reader(conversation).read_all(conversation.branch)
-        # the agent was stopped after the turn was sampled and before it got the message
+        # then the agent was stopped after the turn was sampled, before it received the answer
         conversation.has_unread_turn = len(messages) == covered and not trajectory.is_open
 
     # ---------------------------------------------------------------------------
@@ -217,24 +219,24 @@ class SGLangModel(Model):
             EngineError: The engine failed. The trajectory is unchanged.
         """
         is_sole = self.config["conversations"] == "one"
-        asked = messages, tool_specs, system_prompt, system_prompt_content, agent, signal
-        request = AgentRequest(*asked, is_sole=is_sole, only_grew=only_grew)
+        arguments = messages, tool_specs, system_prompt, system_prompt_content, agent, signal
+        request = AgentRequest(*arguments, is_sole=is_sole, only_grew=only_grew)
         if is_sole and self.conversation.is_busy:
-            raise TrajectoryError(_CONCURRENT_TURN)
+            raise TrajectoryError(_CONCURRENT_TURN_MESSAGE)
         await admit_to_loop()  # reading what is new in the history is the longest step of a turn
         place, head = self.record.place_of(request), request.head
-        # bound even if it is refused below, so that a repeated request is refused too
+        # also if the request is refused below, so that the agent's next request is refused too
         if isinstance(place.conversation, Conversation) and not is_sole:
             self.record.bind(place.conversation, agent, signal)
-        if isinstance(place, RepeatTurn):  # of an earlier attempt, which ended before the agent got the answer
+        if isinstance(place, RepeatTurn):  # an earlier attempt sampled it and ended before the agent had the answer
             answer = cast("Answer", place.node.answer)
             place.branch.append_answer(answer)
             place.conversation.has_unread_turn = False
             return answer
         if is_sole and self.conversation.is_busy:
-            raise TrajectoryError(_CONCURRENT_TURN)
+            raise TrajectoryError(_CONCURRENT_TURN_MESSAGE)
         if isinstance(place, BeginBranch) and place.rewrites and not self._may_rewrite(place.rewrites):
-            raise TrajectoryError(_refusal(place, len(messages), self.conversation.branch.covered))
+            raise TrajectoryError(_refusal_message(place, len(messages), self.conversation.branch.covered))
         conversation = self.record.enter(place, head)
         if not is_sole:
             self.record.bind(conversation, agent, signal)
@@ -248,14 +250,14 @@ class SGLangModel(Model):
         params: Mapping[str, Any] | None = None,
         request: AgentRequest | None = None,
     ) -> Answer:
-        """Sample one turn at a place that `Record.enter` has entered; raises the errors of `answer`.
+        """Sample one turn at a place that `Record.enter` has entered; raise the errors of `answer`.
 
         Args:
             conversation: The conversation, which is busy until this returns.
             place: The place.
             head: The system prompt and the tools.
-            params: Sampling parameters of this turn, which win over the model's.
-            request: An agent's request, which may have a text that the agent's history does not have.
+            params: Sampling parameters of this turn, which override the model's.
+            request: An agent's request, which may have texts that the agent's history does not have.
         """
         try:
             return await self._sample(conversation, place, head, params or {}, request)
@@ -293,22 +295,23 @@ class SGLangModel(Model):
             context_ids = await turn_context(self.template, place, head, remaining, config["limits"].min_turn_tokens)
             if place.answer is not None:
                 new_messages = (place.answer, *new_messages)
-        asked = sampling.SamplingRequest(
+        sampling_request = sampling.SamplingRequest(
             client, config, trajectory, context_ids, branch.new_images, self._control, self._request_span
         )
         tokens_before, number = len(trajectory.token_ids), conversation.turn_count - (not context_ids)
-        # before the agent gets further messages
-        kept = {} if request is None else request.without_transient(branch.covered, new_messages)
+        # now, since the agent's history may grow while the turn is sampled
+        without_transient = {} if request is None else request.without_transient(branch.covered, new_messages)
         try:
-            await sampler.sample(asked, turn=f"{conversation.number}/{number}" if conversation.number else number)
+            turn = f"{conversation.number}/{number}" if conversation.number else number
+            await sampler.sample(sampling_request, turn=turn)
         except BudgetExhaustedError as e:
             if may_rewrite and e.budget == "context":
                 raise ContextWindowOverflowException(str(e)) from e
             raise
         finally:
             if not continues_turn and len(trajectory.token_ids) > tokens_before:
-                branch.transient_texts += len(kept)
-                branch.append_read(new_messages, kept if config["transient_context"] == "keep" else {})
+                branch.transient_texts += len(without_transient)
+                branch.append_read(new_messages, without_transient if config["transient_context"] == "keep" else {})
         answer = self._reader(conversation).read(branch, -1, conversation.turn_count)
         branch.append_answer(answer)
         return answer
@@ -318,7 +321,7 @@ class SGLangModel(Model):
         return conversation is not self.conversation or self.config["on_rewritten_history"] == "segment"
 
     def bind_tools(self, conversation: Conversation, tool_specs: StrandsMessages | None) -> None:
-        """Parse the calls of a conversation by the schemas of its first tools, if the format needs schemas.
+        """Bind a conversation's parser to the schemas of its first tools, if the format needs schemas.
 
         Resumed turns, which were parsed without schemas, are parsed again.
         """
@@ -362,7 +365,7 @@ class SGLangModel(Model):
         system_prompt: str | None = None,
         **kwargs: object,  # noqa: ARG002 - Strands' signature
     ) -> AsyncGenerator[dict[str, T | Any], None]:
-        """Ask for an instance of `output_model`, outside of the main trajectory.
+        """Ask the policy for an instance of `output_model`, outside of the main trajectory.
 
         With `conversations="many"` the turn is recorded in a conversation of its own.
 
@@ -370,15 +373,15 @@ class SGLangModel(Model):
             The turn's events, then `{"output": instance}`.
 
         Raises:
-            StructuredOutputException: The policy's answer is not a valid instance; the message says why.
+            StructuredOutputException: The policy's answer is not a valid instance; the message gives the reason.
         """
         record = Record(self._new_sampler) if self.config["conversations"] == "one" else self.record
         spec = convert_pydantic_to_tool_spec(output_model)
         head, place = AgentRequest(prompt, [spec], system_prompt).head, BeginBranch("aside", prompt)
 
         async def events() -> AsyncGenerator[StreamEvent, None]:
-            aside = record.enter(place, head)
-            for event in answer_events(await self.answer_at(aside, place, head)):
+            side_conversation = record.enter(place, head)
+            for event in answer_events(await self.answer_at(side_conversation, place, head)):
                 yield event
 
         message: dict[str, Any] = {"content": []}
@@ -398,14 +401,15 @@ class SGLangModel(Model):
         """Return the exact number of tokens of messages; tool results alone count as the turn that they open."""
         if self.config["conversations"] == "many":  # callers compare the number with the context length
             await self.conversation.sampler.learn_context(self.client())
-        asked = messages, tool_specs, system_prompt, system_prompt_content
-        return await token_count(self.template, AgentRequest(*asked))
+        request = AgentRequest(messages, tool_specs, system_prompt, system_prompt_content)
+        return await token_count(self.template, request)
 
     @property
     def context_window_limit(self) -> int | None:
-        """Context length in tokens: the smallest of the configured ones and the engine's; None if none is known."""
+        """Context length in tokens: the smallest of the configured limits and the engine's; None if none is known."""
         limits = [self.config["context_window_limit"], self.config["limits"].max_context_tokens]
-        return self.conversation.sampler.context_limit(min((one for one in limits if one is not None), default=None))
+        configured = min((limit for limit in limits if limit is not None), default=None)
+        return self.conversation.sampler.context_limit(configured)
 
     def estimate_utilization(self, input_tokens: int) -> float:
         """Return the share of the context that this number of tokens uses; 0.0 if the context length is not known."""
@@ -421,7 +425,7 @@ class SGLangModel(Model):
         self.config = sampling.updated_config(self.config, model_config)
 
     def get_config(self) -> sampling.SGLangModelConfig:
-        """Return the settings in force."""
+        """Return the current settings."""
         return self.config
 
     # ---------------------------------------------------------------------------
@@ -430,44 +434,45 @@ class SGLangModel(Model):
 
     @property
     def cut_by(self) -> str | None:
-        """The limit that cut the main agent's last turn: "turn", "response" or "context"; None if it was not cut."""
+        """The limit that cut the main agent's last turn: "turn", "response" or "context"; None if none did."""
         return self.conversation.sampler.cut_by
 
     @property
     def engine_aborts(self) -> int:
         """Number of requests that the engine aborted and that were continued."""
-        return sum(one.sampler.engine_aborts for one in self.record)
+        return sum(conversation.sampler.engine_aborts for conversation in self.record)
 
     @property
     def engine_fault(self) -> Fault | None:
         """The engine's last failure, while a request is retried; None otherwise."""
-        return next((one.sampler.engine_fault for one in self.record if one.sampler.engine_fault), None)
+        faults = (conversation.sampler.engine_fault for conversation in self.record)
+        return next(filter(None, faults), None)
 
     @property
     def sent_at(self) -> float | None:
         """Time at which the last in-flight request was sent, by `time.monotonic`; None without one."""
-        flights = [one.sampler.flight for one in self.record]
+        flights = [conversation.sampler.flight for conversation in self.record]
         return max((flight.sent_at for flight in flights if flight.rid is not None), default=None)
 
     async def stop_generating(self) -> bool:
-        """Ask the engine to abort the in-flight requests; return whether it confirmed one. Routers can't abort."""
-        rids = [rid for one in self.record if (rid := one.sampler.flight.rid) is not None]
+        """Ask the engine to abort the in-flight requests; return True if it confirmed one. Routers can't abort."""
+        rids = [rid for conversation in self.record if (rid := conversation.sampler.flight.rid) is not None]
         client, headers = self.client(), self.config["headers"] or None
         return any([await client.stop(rid, headers=headers) for rid in rids])
 
     async def finish(self, grace_s: float) -> None:
-        """Refuse further requests, and wait up to `grace_s` seconds for requests that no caller awaits."""
+        """Refuse further requests, and wait up to `grace_s` seconds for in-flight requests that no caller awaits."""
         self.record.close()
-        if any(one.is_busy for one in self.record):
+        if any(conversation.is_busy for conversation in self.record):
             with suppress(TimeoutError):
                 async with asyncio.timeout(grace_s):
                     await self.stop_generating()
-                    while any(one.is_busy for one in self.record):  # noqa: ASYNC110 - they may run in threads
+                    while any(each.is_busy for each in self.record):  # noqa: ASYNC110 - they may run in threads
                         await asyncio.sleep(ABORT_POLL_S / 5)
 
 
-def _refusal(place: BeginBranch, got: int, read: int) -> str:
-    """Return the error message for a history that is not what the policy has read."""
+def _refusal_message(place: BeginBranch, got: int, read: int) -> str:
+    """Return the error message for a history that departs from what the policy has read."""
     if place.head_changes:
         return (
             f"got a request that changes {', '.join(place.head_changes)} in mid-conversation; expected what the "
@@ -484,5 +489,4 @@ def _refusal(place: BeginBranch, got: int, read: int) -> str:
 
 
 def _format_name(name: str, template: ChatTemplate) -> str:
-    call = template.example_call
-    return detect_format(*call) if name == AUTO else name
+    return detect_format(*template.example_call) if name == AUTO else name

@@ -60,13 +60,13 @@ class EpisodeProgress:
 
 @dataclass(frozen=True, slots=True)
 class SavedEpisode:
-    """An episode to continue.
+    """An unfinished episode.
 
     Attributes:
         trajectory: The main agent's tokens.
         progress: The main agent's state.
         engine_aborts: Number of requests that the engine aborted and that were continued.
-        code: Counts of its code tool, by name.
+        code: Counts of the code tool, by name.
     """
 
     trajectory: Trajectory
@@ -90,7 +90,7 @@ class _SavedPart(_Strict):
     cached_tokens: int | None
     # JSON has no tuples
     weight_versions: list[Annotated[tuple[str | None, int, int], Field(strict=False)]]
-    numbering: str = ""  # of these versions
+    numbering: str = ""  # of the weight versions
     meta_info: dict[str, Any] = {}  # only in a journal; slime's Sample has its own counts
 
 
@@ -121,15 +121,15 @@ class _Saved(_Strict):
     calls: list[dict[str, Any]] = []
     engine_aborts: NonNegativeInt
     code: dict[str, int | float]
-    conditions: dict[str, str] = {}  # empty in a journal, whose name has them
+    conditions: dict[str, str] = {}  # empty in a journal, which is found by them
 
 
 def save_episode(state: SavedEpisode, conditions: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the state without its tokens as JSON values, which share nothing with it.
+    """Return the state without its tokens, as JSON values that share no object with it.
 
     Args:
         state: The episode.
-        conditions: The settings under which it was played, which must be the same when it is resumed.
+        conditions: The settings under which it was played; they must be the same when it is resumed.
 
     Raises:
         ResumeError: A message or a tool's result can't be written as JSON.
@@ -138,7 +138,7 @@ def save_episode(state: SavedEpisode, conditions: Mapping[str, str] | None = Non
     values = {
         "version": VERSION,
         "tokens_crc32": tokens_crc32(state.trajectory.token_ids),
-        "turns": [{"start": turn.start, "parts": list(map(_saved_part, turn.parts))} for turn in turns],
+        "turns": [{"start": turn.start, "parts": list(map(_part_as_json, turn.parts))} for turn in turns],
         **asdict(state.progress),
         "messages": [saved_message(message) for message in state.progress.messages],
         "finished": {call_id: saved_result(result) for call_id, result in state.progress.finished.items()},
@@ -176,7 +176,7 @@ def load_episode(
         values = _Saved.model_validate(saved)
         plain = values.model_dump()
         progress = EpisodeProgress(**{name: plain[name] for name in EpisodeProgress.__dataclass_fields__})
-        trajectory = _trajectory(values, tokens, loss_mask, logprobs)
+        trajectory = _build_trajectory(values, tokens, loss_mask, logprobs)
         _check_progress(progress, trajectory)
         return SavedEpisode(trajectory, progress, values.engine_aborts, values.code)
     except ResumeError:
@@ -206,19 +206,19 @@ def saved_result(result: Mapping[str, Any]) -> dict[str, Any]:
 _PART_NAMES: Final = _SavedPart.model_fields.keys() - {"length", "weight_versions", "numbering", "meta_info"}
 
 
-def _saved_part(part: Part) -> dict[str, Any]:
+def _part_as_json(part: Part) -> dict[str, Any]:
     versions = [[span.version, span.start - part.start, span.end - part.start] for span in part.weight_spans]
     facts = {name: getattr(part, name) for name in _PART_NAMES}
     numbering = part.weight_spans[-1].numbering
     return {"length": part.end - part.start, **facts, "weight_versions": versions, "numbering": numbering}
 
 
-def _trajectory(
+def _build_trajectory(
     saved: _Saved, tokens: Sequence[int], loss_mask: Sequence[int], logprobs: Sequence[float]
 ) -> Trajectory:
-    """Build the trajectory turn by turn, with the checks of sampling; then apply the sample's loss mask."""
+    """Build the trajectory turn by turn, with the same checks as in sampling; then apply the sample's loss mask."""
     if saved.tokens_crc32 != tokens_crc32(tokens):
-        raise ResumeError(f"got {len(tokens)} tokens that are not those that the resume state was saved with")
+        raise ResumeError(f"got {len(tokens)} tokens that differ from those with which the resume state was saved")
     turns, prompt_length = saved.turns, len(tokens) - len(loss_mask)
     if len(logprobs) != len(loss_mask):
         raise ResumeError(f"got {len(logprobs)} logprobs and a loss_mask of {len(loss_mask)}; expected the same length")
@@ -230,8 +230,10 @@ def _trajectory(
                 facts = part.model_dump(exclude={"length", "weight_versions"})
                 end = start + part.length
                 context = tokens[len(trajectory.token_ids) : start]
-                own = logprobs[start - prompt_length : end - prompt_length] if start >= prompt_length else ()
-                trajectory.append_turn(context, tokens[start:end], own, weight_versions=part.weight_versions, **facts)
+                part_logprobs = logprobs[start - prompt_length : end - prompt_length] if start >= prompt_length else ()
+                trajectory.append_turn(
+                    context, tokens[start:end], part_logprobs, weight_versions=part.weight_versions, **facts
+                )
                 start = end
     except TrajectoryError as e:
         raise ResumeError(f"got turns that don't fit the sample: {e}") from e
@@ -247,7 +249,7 @@ def _trajectory(
 
 def _check_progress(progress: EpisodeProgress, trajectory: Trajectory) -> None:
     messages, covered = progress.messages, progress.covered
-    to_chat_messages(messages)  # all of them can be rendered
+    to_chat_messages(messages)  # raises if a message can't be rendered
     for message in messages:
         if message.get("role") not in ("user", "assistant") or not isinstance(message.get("content"), list):
             raise ResumeError(f"got the message {message!r:.200}; expected a role and a list of content")
@@ -256,8 +258,8 @@ def _check_progress(progress: EpisodeProgress, trajectory: Trajectory) -> None:
     expected: list[list[str]] = [[]] if trajectory.is_open else [[], ["assistant"], ["assistant", "user"]]
     if not 0 < covered <= len(messages) or roles not in expected:
         raise ResumeError(
-            f"got {len(messages)} messages of which {covered} are covered by the tokens, then {roles}; expected one of "
-            f"{expected} after those"
+            f"got {len(messages)} messages, of which the tokens cover {covered}, and then the roles {roles}; expected "
+            f"one of {expected}"
         )
 
 
@@ -294,7 +296,7 @@ _fields_of_part: Final = attrgetter(*_PART_FIELDS)
 
 
 class StepWriter:
-    """Writes an episode step by step: each record has the additions since the last one, and the present counts.
+    """Writes an episode step by step: each record has the additions since the last record, and the current counts.
 
     A record is a line of JSON. If it has turns, their token ids follow as int32, and the logprobs of their sampled
     tokens as float64.
@@ -308,16 +310,16 @@ class StepWriter:
         self._tokens = self._turns = self._messages = self._calls = 0
         self._finished: set[str] = set()
 
-    def begin_turn(self) -> None:
-        """Note that a turn has ended, whose calls have no results yet."""
+    def on_turn_end(self) -> None:
+        """Begin to record the results of the calls of a turn that has just ended."""
         self._finished.clear()
 
     def record(self, state: SavedEpisode, *, dropped: int = 0, resumes: int = 0) -> bytes | None:
-        """Return the record of a step; None if it can't be written as JSON, as with the bytes of an image.
+        """Return the record of a step; None if it can't be written as JSON, for example because of an image's bytes.
 
         Args:
             state: The episode after this step.
-            dropped: Number of tokens that other agents have sampled, which are in no record.
+            dropped: Number of tokens that other agents have sampled; no record has them.
             resumes: Number of earlier resumes of the episode.
         """
         progress, trajectory = state.progress, state.trajectory
@@ -332,7 +334,7 @@ class StepWriter:
             head["code"] = state.code
         if progress.finished:
             new = progress.finished.keys() - self._finished
-            head["finished"] = {one: result for one, result in progress.finished.items() if one in new}
+            head["finished"] = {call_id: result for call_id, result in progress.finished.items() if call_id in new}
         if dropped or resumes:
             head |= {"dropped": dropped, "resumes": resumes}
         if (line := _as_json(head)) is None:
@@ -343,7 +345,7 @@ class StepWriter:
         return line + tail
 
     def _add_turns(self, head: dict[str, Any], trajectory: Trajectory) -> bytes:
-        """Add new turns to the head, and return the numbers that follow it."""
+        """Add new turns to the head of a record; return their token ids and logprobs as the record's tail."""
         turns, ids = trajectory.turns[self._turns :], trajectory.token_ids[self._tokens :]
         sampled: list[float] = []
         for turn in turns:
@@ -358,7 +360,7 @@ class StepWriter:
 
 
 def closing_record(reason: str) -> bytes:
-    """Return the record that ends a journal: its episode can't be continued, for this reason."""
+    """Return the record that ends a journal, with the reason why its episode can't be continued."""
     return orjson.dumps({"closed": reason})
 
 
@@ -368,7 +370,7 @@ def _as_json(record: dict[str, Any]) -> bytes | None:
     except TypeError:
         pass
     with suppress(TypeError, ValueError, KeyError, PromptError):  # a tool's result need not be JSON
-        finished = {one: saved_result(result) for one, result in record.get("finished", {}).items()}
+        finished = {call_id: saved_result(result) for call_id, result in record.get("finished", {}).items()}
         messages = list(map(saved_message, record.get("messages", ())))
         return encode_json({**record, "messages": messages, "finished": finished})
     return None
@@ -380,7 +382,7 @@ class LoadedSteps:
 
     Attributes:
         state: The episode.
-        dropped: Number of tokens of other agents, which are in no sample.
+        dropped: Number of tokens that other agents sampled and that are in no sample.
         resumes: Number of earlier resumes.
     """
 
@@ -398,18 +400,18 @@ def load_steps(records: Sequence[bytes]) -> LoadedSteps:
     if records[-1].startswith(_CLOSED):
         raise ResumeError(str(orjson.loads(records[-1])["closed"]))
     try:
-        lines = [_read(record) for record in records]
-        tokens = _all(lines, "tokens")
-        turns = [[dict(zip(_PART_FIELDS, part, strict=True)) for part in turn] for turn in _all(lines, "turns")]
-        saved = _saved(lines, turns) | {"tokens_crc32": tokens_crc32(tokens)}
+        lines = [_read_record(record) for record in records]
+        tokens = _concatenate(lines, "tokens")
+        turns = [[dict(zip(_PART_FIELDS, part, strict=True)) for part in turn] for turn in _concatenate(lines, "turns")]
+        saved = _merge_steps(lines, turns) | {"tokens_crc32": tokens_crc32(tokens)}
         prompt_length = turns[0][0]["start"]
         mask, logprobs = [0] * len(tokens), [0.0] * len(tokens)
-        given = iter(_all(lines, "logprobs"))
+        sampled_logprobs = iter(_concatenate(lines, "logprobs"))
         for part in (part for turn in turns for part in turn):
             start, end = part["start"], part["end"]
-            mask[start:end], logprobs[start:end] = [1] * (end - start), islice(given, end - start)
-        early = lines[0].get("mask", ())
-        mask[: len(early)] = early
+            mask[start:end], logprobs[start:end] = [1] * (end - start), islice(sampled_logprobs, end - start)
+        first_mask = lines[0].get("mask", ())  # slime may have masked tokens of an earlier attempt
+        mask[: len(first_mask)] = first_mask
         last = lines[-1]
         state = load_episode(saved, tokens, mask[prompt_length:], logprobs[prompt_length:])
         return LoadedSteps(state, last.get("dropped", 0), last.get("resumes", 0))
@@ -419,7 +421,7 @@ def load_steps(records: Sequence[bytes]) -> LoadedSteps:
         raise ResumeError(f"got a damaged journal: {e!r}") from e
 
 
-def _read(record: bytes) -> dict[str, Any]:
+def _read_record(record: bytes) -> dict[str, Any]:
     head, _, tail = record.partition(b"\n")
     line: dict[str, Any] = decode_json(head)
     if tail:
@@ -429,29 +431,30 @@ def _read(record: bytes) -> dict[str, Any]:
     return line
 
 
-def _all(lines: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
-    return [one for line in lines for one in line.get(name, ())]
+def _concatenate(lines: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+    return [item for line in lines for item in line.get(name, ())]
 
 
-def _saved(lines: Sequence[Mapping[str, Any]], turns: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """Return the same values as `save_episode`, without the checksum."""
+def _merge_steps(lines: Sequence[Mapping[str, Any]], turns: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """Return the values that `save_episode` would return after the last step, without the checksum."""
     finished: dict[str, Any] = {}
-    for line in lines:
+    for line in lines:  # new messages mean that the results of the turn before are among the messages
         finished = ({} if "messages" in line else finished) | line.get("finished", {})
     code: dict[str, Any] = next((line["code"] for line in reversed(lines) if "code" in line), {})
     return {
         "version": VERSION,
-        "turns": [{"start": turn[0]["start"], "parts": list(map(_saved_part_of, turn))} for turn in turns],
-        "messages": list(map(saved_message, _all(lines, "messages"))),
-        "finished": {one: saved_result(result) for one, result in finished.items()},
+        "turns": [{"start": turn[0]["start"], "parts": list(map(_recorded_part_as_json, turn))} for turn in turns],
+        "messages": list(map(saved_message, _concatenate(lines, "messages"))),
+        "finished": {call_id: saved_result(result) for call_id, result in finished.items()},
         **dict(zip(_COUNTS, lines[-1]["counts"], strict=True)),
-        "calls": _all(lines, "calls"),
+        "calls": _concatenate(lines, "calls"),
         "engine_aborts": lines[-1]["aborts"],
         "code": code,
     }
 
 
-def _saved_part_of(part: Mapping[str, Any]) -> dict[str, Any]:
+def _recorded_part_as_json(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a part of a journal's record as `_part_as_json` returns a `Part`."""
     start, end, spans = part["start"], part["end"], part["weight_spans"]
     versions = [[span["version"], span["start"] - start, span["end"] - start] for span in spans]
     facts = {name: value for name, value in part.items() if name not in ("start", "end", "weight_spans")}

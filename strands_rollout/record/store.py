@@ -62,11 +62,11 @@ class RecordStore:
         self._files: list[_File] = []  # the last one takes new episodes
         self._file_of: dict[bytes, _File] = {}  # by the keys of unfinished episodes
         self._running: set[bytes] = set()
-        self._left: dict[bytes, list[bytes]] = {}
+        self._left: dict[bytes, list[bytes]] = {}  # records of dead processes, by the keys of their episodes
         for file, found in _take_over(folder):
             self._files.append(file)
             for key in found:
-                self._end(key)  # in an older file
+                self._end(key)  # an older file may have records of an earlier attempt
                 self._file_of[key] = file
             self._left |= found
 
@@ -79,7 +79,7 @@ class RecordStore:
         key = name.encode()
         with self._lock:
             if key in self._running:
-                raise OSError(f"two episodes at once are {name!r}")
+                raise OSError(f"an episode named {name!r} is running already")
             self._running.add(key)
             return EpisodeRecords(self, key, self._left.pop(key, ()))
 
@@ -94,8 +94,8 @@ class RecordStore:
         """Append a record; the first record of an attempt replaces all earlier ones.
 
         Returns:
-            False if it can't be written, which is logged once. The episode is ended then: if it were continued from its
-            earlier records, it would repeat the steps after them.
+            False if it can't be written, which is logged once. The episode's records are ended then: an episode that
+            was continued from them would repeat the steps that could not be written.
         """
         with self._lock:
             try:
@@ -108,7 +108,7 @@ class RecordStore:
             return True
 
     def release(self, key: bytes, *, keep: bool) -> None:
-        """Note that an episode no longer runs: end it, or `keep` its records so that it can be continued."""
+        """Note that an episode no longer runs: end its records, or `keep` them so that it can be continued."""
         with self._lock:
             self._running.discard(key)
             if not keep:
@@ -170,19 +170,19 @@ class EpisodeRecords:
             self._is_first = False
 
     async def write_before_tools(self, record: bytes) -> None:
-        """Write a record; it is safe on return."""
+        """Write a record; on return it outlives this process."""
         self.write(record)
 
     def close(self, *, keep: bool) -> None:
-        """End the episode, or `keep` its records so that it can be continued."""
+        """End the episode's records, or `keep` them so that the episode can be continued."""
         self._store.release(self._key, keep=keep)
 
 
-def left_in(folder: Path) -> dict[str, list[bytes]]:
+def take_left_records(folder: Path) -> dict[str, list[bytes]]:
     """Return the records of unfinished episodes that a dead process left in a folder, and remove the folder."""
     found: dict[str, list[bytes]] = {}
     for file, records in _take_over(folder):
-        found |= {key.decode(): own for key, own in records.items()}
+        found |= {key.decode(): episode_records for key, episode_records in records.items()}
         file.close()
     shutil.rmtree(folder, ignore_errors=True)
     return found

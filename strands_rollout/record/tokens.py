@@ -26,11 +26,11 @@ class Part:
         start: Index in `Trajectory.token_ids` of its first sampled token.
         end: Index after its last sampled token.
         finish_reason: "stop", "length" or "abort", as SGLang reports it.
-        matched: The stop token or stop string that ended it, if the finish reason is "stop" and the engine says so.
-        rid: The request's id at the engine.
+        matched: The stop token or stop string that ended it, if the finish reason is "stop" and the engine reports it.
+        rid: The request's id, as sent to the engine.
         latency_s: Wall-clock seconds of the request, measured by the client.
-        prompt_tokens: Tokens that the engine read; None if it does not say.
-        cached_tokens: Number of these tokens that came from the prefix cache; None if the engine does not say.
+        prompt_tokens: Tokens that the engine read; None if it does not report them.
+        cached_tokens: Number of these tokens that came from the prefix cache; None if the engine does not report it.
         weight_spans: The weights that sampled its tokens; together they cover it.
         meta_info: SGLang's `meta_info` without its logprob lists.
         at_s: Start of its request, in seconds since the episode began; None outside of an episode.
@@ -81,12 +81,12 @@ class Turn:
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Tokens that the engine read for the first part; None if it does not say."""
+        """Tokens that the engine read for the first part; None if it does not report them."""
         return self.parts[0].prompt_tokens
 
     @property
     def cached_tokens(self) -> int | None:
-        """Number of these tokens that came from the prefix cache; None if the engine does not say."""
+        """Number of these tokens that came from the prefix cache; None if the engine does not report it."""
         return self.parts[0].cached_tokens
 
     @property
@@ -97,7 +97,7 @@ class Turn:
     @property
     def weight_spans(self) -> list[WeightSpan]:
         """The weights that sampled its tokens; adjacent spans of one version are joined."""
-        return _joined(chain.from_iterable(part.weight_spans for part in self.parts))
+        return _join_adjacent(chain.from_iterable(part.weight_spans for part in self.parts))
 
 
 @dataclass(slots=True)
@@ -149,7 +149,7 @@ class Trajectory:
         return [span for turn in self.turns for span in turn.weight_spans]
 
     def snapshot(self, turn_count: int | None = None) -> Trajectory:
-        """Return a copy of its first `turn_count` turns, by default of all; another thread may append meanwhile."""
+        """Copy its first `turn_count` turns, by default all of them; another thread may append meanwhile."""
         turns = self.turns[:turn_count]
         end = turns[-1].end if turns else 0
         lists = (self.token_ids[:end], self.loss_mask[:end], self.logprobs[:end])
@@ -246,7 +246,7 @@ class Trajectory:
             raise TrajectoryError(
                 f"got {len(logprobs)} logprobs for {len(sampled_ids)} sampled tokens; expected one each"
             )
-        # fast: a finite sum has finite terms only
+        # a finite sum has only finite terms, so most lists need no loop
         if not math.isfinite(sum(logprobs)) and not all(map(math.isfinite, logprobs)):
             raise TrajectoryError("got a logprob that is not finite; the response must be rejected, not stored")
         ends = [0, *(end for _, _, end in spans)]
@@ -257,7 +257,7 @@ class Trajectory:
             )
 
 
-def _joined(spans: Iterable[WeightSpan]) -> list[WeightSpan]:
+def _join_adjacent(spans: Iterable[WeightSpan]) -> list[WeightSpan]:
     found: list[WeightSpan] = []
     for span in spans:
         last = found[-1] if found else None

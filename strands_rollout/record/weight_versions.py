@@ -52,12 +52,12 @@ class KnownVersions:
         self._numbering = self._numbering or uuid.uuid4().hex[:12]
         return self._numbering
 
-    def share(self, numbering: str) -> None:
-        """Use the driver's numbering."""
+    def use_numbering(self, numbering: str) -> None:
+        """Use the driver's numbering instead of this process's own."""
         self._numbering = numbering
 
     def note(self, version: object) -> None:
-        """Note a version, which counts if it is a number and the newest so far."""
+        """Update `newest` if the version is a number and newer."""
         number = _number_of(version)
         if number is not None and (self.newest is None or number > self.newest):
             self.newest = number
@@ -74,7 +74,7 @@ class LastWeights:
 
     Attributes:
         version: The last version that is a number; None if there is none.
-        numbering: Its numbering; None if the sample does not say, which means this process's.
+        numbering: Its numbering; None if the sample has none, which means this process's.
     """
 
     version: int | None
@@ -100,19 +100,20 @@ def sample_staleness(samples: Sequence[LastWeights], known: KnownVersions = KNOW
         a newest version of its own.
     """
     newest: dict[str, int] = {} if known.newest is None else {known.numbering: known.newest}
-    numberings = [one.numbering or known.numbering for one in samples]
-    for one, numbering in zip(samples, numberings, strict=True):
-        if one.version is not None:
-            newest[numbering] = max(one.version, newest.get(numbering, 0))
-    is_current = known.numbering in newest
-    return [
-        None
-        if one.version is None
-        else NOT_COMPARABLE
-        if is_current and numbering != known.numbering
-        else newest[numbering] - one.version
-        for one, numbering in zip(samples, numberings, strict=True)
-    ]
+    numberings = [last.numbering or known.numbering for last in samples]
+    for last, numbering in zip(samples, numberings, strict=True):
+        if last.version is not None:
+            newest[numbering] = max(last.version, newest.get(numbering, 0))
+    has_own_versions = known.numbering in newest
+
+    def staleness(last: LastWeights, numbering: str) -> float | None:
+        if last.version is None:
+            return None
+        if has_own_versions and numbering != known.numbering:
+            return NOT_COMPARABLE
+        return newest[numbering] - last.version
+
+    return list(map(staleness, samples, numberings))
 
 
 def distinct_versions(spans: Iterable[WeightSpan]) -> list[str | None]:
@@ -136,12 +137,12 @@ def stale_spans(spans: Sequence[WeightSpan], max_staleness: int) -> list[WeightS
         max_staleness: Maximum staleness; 0 keeps the last version only.
     """
     numbering = spans[-1].numbering if spans else ""
-    ages = _ages([span for span in spans if span.numbering == numbering])
-    return [span for span in spans if span.numbering != numbering or ages[span.version] > max_staleness]
+    staleness = _staleness_by_version([span for span in spans if span.numbering == numbering])
+    return [span for span in spans if span.numbering != numbering or staleness[span.version] > max_staleness]
 
 
-def _ages(spans: Sequence[WeightSpan]) -> dict[str | None, int]:
-    """Return the age of each version of one numbering, in versions before the last span's."""
+def _staleness_by_version(spans: Sequence[WeightSpan]) -> dict[str | None, int]:
+    """Return by how many versions each version of one numbering is older than the last span's."""
     versions = distinct_versions(spans)
     numbers = {version: number for version in versions if (number := _number_of(version)) is not None}
     if len(numbers) == len(versions):

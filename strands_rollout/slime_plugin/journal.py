@@ -93,7 +93,7 @@ class EpisodeJournal:
 
     async def turn_ended(self, progress: EpisodeProgress) -> None:
         """Write a record, and return once it is safe, so that no tool acts before."""
-        self._writer.begin_turn()
+        self._writer.on_turn_end()
         if (record := self._record(progress)) is not None:
             await self._sink.write_before_tools(record)
 

@@ -30,7 +30,7 @@ import numpy as np
 from strands_rollout import __version__
 from strands_rollout.aio import admit_to_loop
 from strands_rollout.errors import ConfigError
-from strands_rollout.record.store import EpisodeRecords, RecordStore, left_in
+from strands_rollout.record.store import EpisodeRecords, RecordStore, take_left_records
 from strands_rollout.record.weight_versions import KNOWN_VERSIONS
 from strands_rollout.samples import SampleLike, SlimeArgs
 from strands_rollout.settings import EpisodeWorkers, settings_from_args
@@ -307,7 +307,7 @@ class EpisodeWorker:
 
     def __init__(self, number: int, pool: str, log_level: int, numbering: str) -> None:
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # the warning that torch is missing
-        KNOWN_VERSIONS.share(numbering)
+        KNOWN_VERSIONS.use_numbering(numbering)
         self._number = number
         self._folder = _session_folder() / f"episodes-{pool}-{number}-{os.getpid()}"
         self._store = RecordStore(self._folder)
@@ -422,7 +422,7 @@ class EpisodeWorker:
 
     async def take_left_records(self, folder: str) -> dict[int, Sequence[bytes]]:
         """Return the records, by episode, in the folder of a process that died on this node, and remove the folder."""
-        left = await asyncio.to_thread(left_in, Path(folder))
+        left = await asyncio.to_thread(take_left_records, Path(folder))
         return {int(key): records for key, records in left.items()}
 
     async def close(self) -> None:

@@ -14,7 +14,7 @@ from strands_rollout.record.weight_versions import (
 
 def known_to(numbering: str, *versions: object) -> KnownVersions:
     known = KnownVersions()
-    known.share(numbering)
+    known.use_numbering(numbering)
     for version in versions:
         known.note(version)
     return known
@@ -39,7 +39,7 @@ def test_known_versions_call_on_newer_only_for_newer_versions() -> None:
 def test_known_versions_numbering_is_shared_by_the_driver() -> None:
     known = KnownVersions()
     assert known.numbering == known.numbering != KnownVersions().numbering
-    known.share("driver")
+    known.use_numbering("driver")
     assert known.numbering == "driver"
 
 

@@ -11,7 +11,7 @@ import pytest
 from full_disk import limit_file_size
 
 from strands_rollout.record import store as store_module
-from strands_rollout.record.store import RecordStore, left_in
+from strands_rollout.record.store import RecordStore, take_left_records
 
 WRITER = """
 import os, signal, sys
@@ -38,7 +38,7 @@ sys.stdin.readline()
 def left_if_killed(folder: Path, copy: Path) -> dict[str, list[bytes]]:
     """What another process would find; `copy` is a new folder, whose files have no lock."""
     shutil.copytree(folder, copy)
-    return left_in(copy)
+    return take_left_records(copy)
 
 
 def written_file(folder: Path) -> Path:
@@ -62,7 +62,7 @@ def dead_file(folder: Path, tmp_path: Path, **records: list[bytes]) -> Path:
 def test_record_store_keeps_records_of_a_killed_process(tmp_path: Path) -> None:
     store = RecordStore(tmp_path / "journal")
     first, second = store.open("1"), store.open("2")
-    with pytest.raises(OSError, match="two episodes at once"):
+    with pytest.raises(OSError, match="is running already"):
         store.open("1")
     for number in range(3):
         first.write(b"a%d" % number)

@@ -22,7 +22,7 @@ from strands.models.openai import OpenAIModel
 from strands.multiagent import GraphBuilder
 
 from strands_rollout import Sample, generate, normalize_rewards
-from strands_rollout.record.store import left_in
+from strands_rollout.record.store import take_left_records
 from strands_rollout.record.weight_versions import KNOWN_VERSIONS
 from strands_rollout.settings import settings_from_args
 from strands_rollout.slime_plugin.conditions import changed_conditions, episode_conditions
@@ -508,7 +508,7 @@ def _left(folder: Path) -> dict[str, list[bytes]]:
     """What another process would find."""
     copied = Path(tempfile.mkdtemp(), "copy")  # without its writer's lock
     shutil.copytree(folder, copied)
-    return left_in(copied)
+    return take_left_records(copied)
 
 
 async def test_unusable_journal_dir_does_not_fail_episode(shipped_tokenizer, tmp_path, caplog) -> None:

@@ -38,7 +38,7 @@ from test_journal import CHILD
 
 from strands_rollout import Sample, generate, normalize_rewards, reward_func
 from strands_rollout.errors import ConfigError, WorkersLostError
-from strands_rollout.record.store import left_in
+from strands_rollout.record.store import take_left_records
 from strands_rollout.record.weight_versions import KNOWN_VERSIONS
 from strands_rollout.settings import validate_settings
 from strands_rollout.slime_plugin import metrics, worker, workers
@@ -332,7 +332,7 @@ async def test_workers_clear_journal_of_finished_episodes(stage: Stage, tmp_path
     assert {one.status.value for one in samples} == {"completed"}
     shutil.copytree(tmp_path / "journal", tmp_path / "copy")  # without this process's lock
     assert any((tmp_path / "copy").iterdir())
-    assert left_in(tmp_path / "copy") == {}
+    assert take_left_records(tmp_path / "copy") == {}
 
 
 @pytest.mark.parametrize(

@@ -360,7 +360,7 @@ def _add_tool_result(messages: list[Message], message: Mapping[str, Any], text: 
     if call_id not in unanswered:
         raise PromptError(
             f"got the role 'tool' at position {position} of the chat, with the tool_call_id {call_id!r}; expected "
-            f"system, user or assistant, or the result of an unanswered call of the last assistant: {unanswered}"
+            f"system, user or assistant, or the result of one of the unanswered calls: {unanswered}"
         )
     result = {"toolUseId": call_id, "status": "success", "content": [{"text": text}]}
     messages.append({"role": "user", "content": [*results["content"], {"toolResult": result}]})

@@ -1,10 +1,12 @@
 r"""Grading: an assistant's text and a label in, a verdict out, without slime, samples and scores.
 
 `extraction` finds the assistant's text without reasoning, tool calls and tool output, and the answer in this text.
-`labels` finds the answers that a label allows, and `grade` compares them. All take time linear in the text.
-`slime_example_grade` grades as slime's strands example does, faults included: it reads tool output, and only the last
-300 characters. Source of its rules: THUDM/slime 624b824a, slime/rollout/rm_hub/math_dapo_utils.py (Minerva's
-normalisation) and examples/strands_sglang; where slime raises, the answer here is wrong, and the grade has the error.
+`labels` finds the answers that a label allows, and `grade` compares them. Extraction takes time linear in the text.
+
+`slime_example_grade` grades as slime's strands example does, including its faults: it reads tool output, and only the
+last 300 characters. Source of its rules: THUDM/slime 624b824a, slime/rollout/rm_hub/math_dapo_utils.py (Minerva's
+normalisation) and examples/strands_sglang. Where slime raises an error, the answer is wrong, and the grade has the
+error.
 """
 
 import re
@@ -36,7 +38,7 @@ class Grade:
     Attributes:
         correct: Whether the answer is right.
         pred: The answer as the assistant wrote it; "" for none.
-        label: The label that the answer was compared with; of several, the label that it equals, else the first.
+        label: The alternative of the label that the answer equals, else the first.
         method: The rule that decided; see `Comparison.method`.
     """
 
@@ -51,27 +53,29 @@ def grade(text: str, label: object, cpu_s: float = CPU_LIMIT_S, *, is_cut: bool 
 
     Args:
         text: The assistant's last text, as `spoken_text` or `last_assistant_text` gives them.
-        label: Text, a number, or a list of alternatives of which any is right; None or "" makes every answer wrong.
+        label: A text, a number, or a list of alternatives of which any is right; None or "" makes every answer wrong.
         cpu_s: CPU seconds for all comparisons; an answer that needs more is wrong.
         is_cut: Whether the text ends in the middle; see `extract_answer`.
     """
     pred = extract_answer(text, is_cut=is_cut)
-    if pred and isinstance(label, str) and pred == label.strip():  # or the text of a list: it may be the answer
+    # before the label is read as the text of a list, since such a text may itself be the answer
+    if pred and isinstance(label, str) and pred == label.strip():
         return Grade(correct=True, pred=pred, label=pred, method="exact")
     labels = label_texts(label) or ("",)
     methods: list[str] = []
-    until = time.thread_time() + cpu_s
+    deadline = time.thread_time() + cpu_s
     for wanted in labels:
-        comparison = compare(pred, wanted, until - time.thread_time())
+        comparison = compare(pred, wanted, deadline - time.thread_time())
         if comparison.equal:
             return Grade(correct=True, pred=pred, label=wanted, method=comparison.method)
         methods.append(comparison.method)
-        if time.thread_time() > until:  # a label of very many alternatives
+        if time.thread_time() > deadline:  # a label of very many alternatives
             methods[0] = "algebra_timeout"
             break
     return Grade(correct=False, pred=pred, label=labels[0], method=methods[0])
 
 
+# the rules of slime's strands example
 NO_ANSWER: Final = "[INVALID]"
 _SEEN_CHARS: Final = 300
 _SEEN_CHARS_STRICT: Final = 100
@@ -180,13 +184,14 @@ def slime_example_grade(response: str, label: object, tool_iterations: float) ->
 
 
 def _by_answer_line(tail: str, label: object) -> tuple[bool, str]:
+    """Compare the text after the last "Answer:" with the label's whole number; return the verdict and the text."""
     answers: list[str] = _ANSWER.findall(tail)
-    pred = _normalised(answers[-1] if answers else NO_ANSWER)
-    return pred == str(int(float(_normalised(str(label))))), pred
+    pred = _normalize(answers[-1] if answers else NO_ANSWER)
+    return pred == str(int(float(_normalize(str(label))))), pred
 
 
 def _by_box(tail: str, label: object) -> tuple[bool, str]:
-    """Compare the content of the last box with the label itself; a label that is no string is never equal."""
+    """Compare the content of the last box with the label, which is never equal unless it is a string."""
     start = tail.rfind(_BOX)
     depth = 0
     for end in range(start, len(tail)) if start >= 0 else ():
@@ -197,7 +202,7 @@ def _by_box(tail: str, label: object) -> tuple[bool, str]:
     return False, ""
 
 
-def _normalised(answer: str) -> str:
+def _normalize(answer: str) -> str:
     answer = answer.rpartition("=")[2]
     for old, new in (*_REWRITES, *((dropped, "") for dropped in _DROPPED)):
         answer = answer.replace(old, new)

@@ -1,8 +1,8 @@
 r"""Decide whether two answers are equal, in a fraction of a millisecond for most.
 
-The comparison is exact: 0.333 is not 1/3. Sets ignore order, tuples and intervals don't. Notation that is not
-understood equals only itself. Inequalities and intervals are compared as sets of real numbers: disjoint pieces of the
-number line, in order.
+The comparison is exact: 0.333 is not 1/3. The order counts in tuples and intervals, but not in sets. Notation that is
+not understood equals only itself. Inequalities and intervals are compared as sets of real numbers: disjoint pieces of
+the number line, in order.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ MAX_ANSWER_CHARS: Final = 600
 CPU_LIMIT_S: Final = 5.0
 _EQUALS: Final = re.compile(r"=|\\in(?![A-Za-z])")
 _OTHER_SIGN: Final = re.compile(r"[<>,;]|\\(?:le|ge|ne|approx|equiv|sim|cup|pm)(?![A-Za-z])|\s(?:or|and)\s")
+# a name before "=" or "\in": x, x_1, f(x), (a, b), AB, "The area"
 _NAME: Final = re.compile(
-    r"(?!(?:\\pi|[xyz]{2,3})(?![A-Za-z]))"  # xy = 1 is a condition, AB = 1 a length
+    r"(?!(?:\\pi|[xyz]{2,3})(?![A-Za-z]))"  # in xy = 1, unlike AB = 1, xy is a product
     r"(?:\\?[A-Za-z]+(?:_(?:\w|\{\w+\}))?'*(?:\([A-Za-z0-9, ]+\))?|\([A-Za-z](?:\s*,\s*[A-Za-z])+\)"
     r"|[A-Za-z]{2,}(?: [A-Za-z]+)*)"
 )
@@ -41,7 +42,7 @@ _LABELLED_CHOICE: Final = re.compile(  # not "(A) and (B)", nor a factor or term
     r"\(?\s*(?P<letter>[A-F])\s*\)\s+(?P<rest>(?!(?:and|or|only)\b|[-+=^*/(\[]|\\cdot)\S.*)"
 )
 _LETTER: Final = re.compile(r"(?<![A-Za-z\\])[A-J](?![A-Za-z])")
-_PRODUCT: Final = re.compile(r"[A-DF-HJ-NP-TV-Za-df-hj-np-tv-z]{1,3}")
+_PRODUCT: Final = re.compile(r"[A-DF-HJ-NP-TV-Za-df-hj-np-tv-z]{1,3}")  # letters without a vowel: not a word
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,27 +85,27 @@ def compare(prediction: str, label: str, cpu_s: float = CPU_LIMIT_S) -> Comparis
 def _compare(prediction: Notation, label: Notation, budget: Budget) -> Comparison:
     if prediction.unit and label.unit and prediction.unit != label.unit:
         return Comparison(equal=False, method="unit")
-    label = _without_choice(label, prediction)
-    prediction = _chosen(prediction, label)
-    repeated = values.without_repetition_in_words(prediction.text)
-    if repeated[1] is not None and exact_number(repeated[0]) == repeated[1]:
-        prediction = replace(prediction, text=repeated[0])
+    label = _reduce_choice_in_label(label, prediction)
+    prediction = _reduce_choice_in_prediction(prediction, label)
+    number_text, number_in_words = values.without_repetition_in_words(prediction.text)
+    if number_in_words is not None and exact_number(number_text) == number_in_words:
+        prediction = replace(prediction, text=number_text)
     prediction, label = _without_base(prediction, label)
     first, second = exact_number(prediction.text), exact_number(label.text)
     if first is not None and second is not None:
         return Comparison(_equal_numbers(first, second, (prediction.unit, label.unit)), method="number")
     if canonical(prediction.text) == canonical(label.text):
         return Comparison(equal=True, method="exact")
-    said = _said(prediction), _said(label)
-    if None not in said:
-        return Comparison(said[0] == said[1], method="words")
-    times = values.are_same_time(*(f"{side.text} {side.unit}".strip() for side in (prediction, label)))
-    if times is not None:
-        return Comparison(times, method="words")
+    words = _words_or_number(prediction), _words_or_number(label)
+    if None not in words:
+        return Comparison(words[0] == words[1], method="words")
+    is_same_time = values.are_same_time(*(f"{side.text} {side.unit}".strip() for side in (prediction, label)))
+    if is_same_time is not None:
+        return Comparison(is_same_time, method="words")
     return Comparison(_equal_answers(prediction, label, budget), method="algebra")
 
 
-def _chosen(prediction: Notation, label: Notation) -> Notation:
+def _reduce_choice_in_prediction(prediction: Notation, label: Notation) -> Notation:
     """Reduce a prediction "(B) 12" to the letter if the label is a letter, else to the rest; lists of choices stay."""
     choice = _CHOICE.fullmatch(prediction.text)
     if choice is None or _LETTER.search(choice["rest"]) or _OTHER_SIGN.search(choice["rest"]):
@@ -113,7 +114,7 @@ def _chosen(prediction: Notation, label: Notation) -> Notation:
     return replace(prediction, text=choice["letter"] if is_letter else choice["rest"] or prediction.text)
 
 
-def _without_choice(label: Notation, prediction: Notation) -> Notation:
+def _reduce_choice_in_label(label: Notation, prediction: Notation) -> Notation:
     """Reduce a label "(C) 12" to the letter if the prediction is a letter, else to the rest, unless letters differ."""
     choice, given = _LABELLED_CHOICE.fullmatch(label.text), _CHOICE.fullmatch(prediction.text)
     if choice is None or _LETTER.search(choice["rest"]) or _OTHER_SIGN.search(choice["rest"]):
@@ -125,13 +126,16 @@ def _without_choice(label: Notation, prediction: Notation) -> Notation:
 
 
 def _without_base(prediction: Notation, label: Notation) -> tuple[Notation, Notation]:
-    """Return the prediction without its base if the label has the base; a decimal label asks for the value."""
+    """Return both without the base if the label has one and the prediction the same or none.
+
+    If only the prediction has a base and the label is a number, the prediction's value replaces it.
+    """
     given, wanted = values.numeral_in_base(prediction.text), values.numeral_in_base(label.text)
     if wanted and (given is None or given[1] == wanted[1]) and (given or "_" not in prediction.text):
         label = replace(label, text=wanted[0])
         return replace(prediction, text=given[0]) if given else prediction, label
     if given and not wanted and exact_number(label.text) is not None:
-        with contextlib.suppress(ValueError):  # a digit that the base does not have
+        with contextlib.suppress(ValueError):  # a digit that the base lacks
             return replace(prediction, text=str(int(*given))), label
     return prediction, label
 
@@ -143,8 +147,8 @@ def _equal_numbers(first: Fraction, second: Fraction, units: tuple[str, str]) ->
     return first == 100 * second if units[0] == "%" else 100 * first == second
 
 
-def _said(notation: Notation) -> Hashable | None:
-    """Return the words or the number of a text; None for a text that may be a formula, as "xy" may be a product."""
+def _words_or_number(notation: Notation) -> Hashable | None:
+    """Return a key of a text that is words or a number; None for a text that may be a formula, as "xy" is a product."""
     number = exact_number(notation.text)
     if number is not None or (not notation.is_text and _PRODUCT.fullmatch(notation.text)):
         return number
@@ -154,12 +158,12 @@ def _said(notation: Notation) -> Hashable | None:
 def _equal_answers(prediction: Notation, label: Notation, budget: Budget) -> bool:
     if equal(key_of(prediction.text), key_of(label.text), budget):
         return True
-    names, wanted = _without_names(label.text)
+    names, wanted = _split_names(label.text)
     if len(wanted) != 1:  # only another equation can equal an equation
         return False
-    given = _values(prediction.text, names)
+    given = _sides_to_match(prediction.text, names)
     units = prediction.unit, label.unit
-    return bool(given) and all(_equal_values(key_of(text), key_of(wanted[0]), units, budget) for text in given)
+    return bool(given) and all(_equal_values(key_of(side), key_of(wanted[0]), units, budget) for side in given)
 
 
 def _equal_values(first: Key, second: Key, units: tuple[str, str], budget: Budget) -> bool:
@@ -170,18 +174,18 @@ def _equal_values(first: Key, second: Key, units: tuple[str, str], budget: Budge
     given, wanted = node_of(first), node_of(second)
     if units[0] == units[1] or given is None or wanted is None:
         return False
-    return numeric.are_equal(_scaled(given, units[0]), _scaled(wanted, units[1]), budget)
+    return numeric.are_equal(_in_base_units(given, units[0]), _in_base_units(wanted, units[1]), budget)
 
 
-def _scaled(node: Expression, unit: str) -> Expression:
-    """Return the value without its unit: 50% as 1/2, 180 degrees as pi."""
+def _in_base_units(node: Expression, unit: str) -> Expression:
+    """Return the value in the unit that formulas use: 50% as 1/2, 180 degrees as pi."""
     if unit == "%":
         return Expression("quotient", (node, Expression("number", value=Fraction(100))))
     return Expression("degrees", (node,)) if unit == "°" else node
 
 
-def _without_names(text: str) -> tuple[list[str], list[str]]:
-    r"""Split off the names at the start of a text, as in "x =" or "x \in"; return them and the other sides."""
+def _split_names(text: str) -> tuple[list[str], list[str]]:
+    r"""Return the names at the start of an equation, as in "x =" or "x \in", and its other sides."""
     sides = values.split_at(text.removeprefix("="), _EQUALS)[0]
     if not all(sides):
         return [], [text]
@@ -193,14 +197,14 @@ def _without_names(text: str) -> tuple[list[str], list[str]]:
     return [canonical(side) for side in sides[:count]], sides[count:]
 
 
-def _values(prediction: str, label_names: list[str]) -> list[str]:
+def _sides_to_match(prediction: str, label_names: list[str]) -> list[str]:
     r"""Return all sides of a prediction that must equal the label: in x = 6 \cdot 7 = 42, both after the first.
 
-    Returns None if the prediction names something else than the label, or states the same twice, as 42 = 42. A left
-    side with several variables, as m + n = 42, counts as a name; a left side with a single variable does not: 2x = 42
-    means that x is 21.
+    Return an empty list if the prediction names something else than the label, or repeats itself, as in 42 = 42. A left
+    side with several variables, as in m + n = 42, counts as a name. A left side with a single variable does not:
+    2x = 42 means that x is 21.
     """
-    names, sides = _without_names(prediction)
+    names, sides = _split_names(prediction)
     if names and label_names and names[0] != label_names[0]:
         return []
     if len(sides) > 1 and values.split_at(prediction, _OTHER_SIGN)[1]:
@@ -211,6 +215,7 @@ def _values(prediction: str, label_names: list[str]) -> list[str]:
 
 
 def _is_quantity(side: str) -> bool:
+    """Return whether a left side names the quantity that was asked for: it has several variables or a function."""
     letters = {letter for letter in _COMMAND.sub(" ", side) if letter.isalpha()}
     letters |= {name for name in _COMMAND.findall(side) if name[1:] in GREEK}
     return len(letters) > 1 or (bool(letters) and _QUANTITIES.search(side) is not None)
@@ -251,16 +256,17 @@ def _is_reals(key: Key) -> bool:
 
 
 def _equal_groups(first: ValueGroup, second: ValueGroup, budget: Budget) -> bool:
-    named = values.values_of(first), values.values_of(second)
-    if (named[0] is None) != (named[1] is None):
+    named = values.named_values(first), values.named_values(second)
+    if (named[0] is None) != (named[1] is None):  # only one group has names, which the other omits
         first, second = named[0] or first, named[1] or second
     if not (first.is_set and second.is_set):
         brackets = {first.brackets, second.brackets}
+        # a bare list equals a tuple, but a bare pair does not equal an interval
         is_interval = len(first.items) == 2 and brackets != {"", "()"}
         if len(brackets) == 2 and ("" not in brackets or is_interval):
             return False
         return _equal_sequences(first.items, second.items, budget)
-    may_repeat = first.brackets == second.brackets == r"\{\}"
+    may_repeat = first.brackets == second.brackets == r"\{\}"  # sets; a bare list is a multiset
     if len(first.items) != len(second.items) and not may_repeat:
         return False
     if not may_repeat:
@@ -275,14 +281,14 @@ def _equal_sequences(first: Sequence[Key], second: Sequence[Key], budget: Budget
 
 
 def _covers(first: Sequence[Key], second: Sequence[Key], budget: Budget, *, once: bool) -> bool:
-    """Return whether each item of the second is in the first; with `once`, each is matched with a different item."""
-    left = list(first)
+    """Return whether each item of `second` equals an item of `first`; with `once`, a different item each time."""
+    candidates = list(first)
     for item in second:
-        found = next((position for position, other in enumerate(left) if equal(other, item, budget)), None)
+        found = next((position for position, other in enumerate(candidates) if equal(other, item, budget)), None)
         if found is None:
             return False
         if once:
-            del left[found]
+            del candidates[found]
     return True
 
 
@@ -301,7 +307,8 @@ def _equal_matrices(first: Key, second: Key, budget: Budget) -> bool:
 
 
 def _equal_conditions(first: Key, second: Key, budget: Budget) -> bool:
-    names = _names(first), _names(second)
+    """Return whether two conditions, such as equations and inequalities, hold for the same values."""
+    names = _variables(first), _variables(second)
     if names[0] and names[1] and names[0] != names[1]:
         return False
     if _equal_regions(first, second, budget):
@@ -312,11 +319,11 @@ def _equal_conditions(first: Key, second: Key, budget: Budget) -> bool:
         return len(first.parts) == len(second.parts) and _covers(first.parts, second.parts, budget, once=True)
     if not isinstance(first, Relation) or not isinstance(second, Relation):
         return False
-    turned = Relation(second.parts[::-1], tuple(_MIRRORED_SIGNS[sign] for sign in reversed(second.signs)))
+    mirrored = Relation(second.parts[::-1], tuple(_MIRRORED_SIGNS[sign] for sign in reversed(second.signs)))
     return any(
         first.signs == other.signs
         and (_equal_sequences(first.parts, other.parts, budget) or _equal_differences(first, other, budget))
-        for other in (second, turned)
+        for other in (second, mirrored)
     )
 
 
@@ -325,19 +332,22 @@ def _equal_differences(first: Relation, second: Relation, budget: Budget) -> boo
     differences = _difference(first), _difference(second)
     if differences[0] is None or differences[1] is None:
         return False
-    positively = first.signs[0] not in ("=", r"\ne")
+    positively = first.signs[0] not in ("=", r"\ne")  # a negative factor turns an inequality round
     if numeric.are_proportional(differences[0], differences[1], budget, positively=positively):
         return True
     divisors = [sorted(_divisors(difference), key=repr) for difference in (differences[0], differences[1])]
     if positively or not any(divisors):
         return False
     products = [
-        Expression("product", (one, *by)) for one, by in zip(differences, divisors, strict=True) if one is not None
+        Expression("product", (difference, *factors))
+        for difference, factors in zip(differences, divisors, strict=True)
+        if difference is not None
     ]
     return numeric.are_proportional(products[0], products[1], budget)
 
 
 def _difference(relation: Relation) -> Expression | None:
+    """Return the left side minus the right side; None unless the relation has two sides and both are formulas."""
     left, right = (node_of(part) for part in relation.parts[:2])
     if len(relation.parts) != 2 or left is None or right is None:
         return None
@@ -349,24 +359,25 @@ def _divisors(node: Expression) -> set[Expression]:
     if node.kind not in ("sum", "product", "negative", "quotient"):
         return set()
     divisor = node.args[-1] if node.kind == "quotient" else None
-    own = {divisor} if divisor is not None and divisor.symbols() else set()
-    return own.union(*(_divisors(arg) for arg in node.args if arg is not divisor))
+    divisors = {divisor} if divisor is not None and divisor.symbols() else set()
+    return divisors.union(*(_divisors(arg) for arg in node.args if arg is not divisor))
 
 
-def _names(key: Key) -> set[str]:
+def _variables(key: Key) -> set[str]:
     """Return the variables of a condition."""
     if isinstance(key, Relation | Combination):
-        return set().union(*map(_names, key.parts))
+        return set().union(*map(_variables, key.parts))
     node = node_of(key)
     return node.symbols() if node is not None else set()
 
 
 def _equal_regions(first: Key, second: Key, budget: Budget) -> bool:
+    """Return whether two intervals or conditions allow the same real numbers."""
     pieces, others = _region(first, budget), _region(second, budget)
     if pieces is None or others is None or len(pieces) != len(others):
         return False
-    both = zip(pieces, others, strict=True)
-    return all(_order(piece[end], other[end]) == 0 for piece, other in both for end in (0, 1))
+    pairs = zip(pieces, others, strict=True)
+    return all(_compare_cuts(piece[end], other[end]) == 0 for piece, other in pairs for end in (0, 1))
 
 
 def _region(key: Key, budget: Budget) -> list[Piece] | None:
@@ -376,42 +387,46 @@ def _region(key: Key, budget: Budget) -> list[Piece] | None:
     if isinstance(key, ValueGroup):
         return _interval(key, budget)
     if isinstance(key, Relation):
-        return _solutions(key, budget)
+        return _solution_set(key, budget)
     if not isinstance(key, Combination):
         return None
     if key.kind == "without":
-        whole, taken = key.parts
-        points = taken if isinstance(taken, ValueGroup | Relation | Combination) else ValueGroup(r"\{\}", (taken,))
-        both = _region(whole, budget), _region(points, budget)
-        return None if both[0] is None or both[1] is None else _intersected([both[0], _complement(both[1])])
+        whole_key, excluded_key = key.parts
+        if not isinstance(excluded_key, ValueGroup | Relation | Combination):
+            excluded_key = ValueGroup(r"\{\}", (excluded_key,))
+        whole, excluded = _region(whole_key, budget), _region(excluded_key, budget)
+        return None if whole is None or excluded is None else _intersection([whole, _complement(excluded)])
     regions = [_region(part, budget) for part in key.parts]
     known = [region for region in regions if region is not None]
     if len(known) != len(regions):
         return None
-    return _united([piece for region in known for piece in region]) if key.kind == "or" else _intersected(known)
+    return _union([piece for region in known for piece in region]) if key.kind == "or" else _intersection(known)
 
 
 def _interval(group: ValueGroup, budget: Budget) -> list[Piece] | None:
+    """Return the pieces of an interval or of a set of numbers; None for any other group."""
     if group.brackets == r"\{\}":
-        points = [_end(item, budget) for item in group.items]
-        return None if None in points else _united([((point, False), (point, True)) for point in points])
+        points = [_end_point(item, budget) for item in group.items]
+        return None if None in points else _union([((point, False), (point, True)) for point in points])
     if group.brackets not in _INTERVALS or len(group.items) != 2:
         return None
-    low, high = (_end(item, budget) for item in group.items)
-    if low is None or high is None or _order((low, False), (high, False)) >= 0:
+    low, high = (_end_point(item, budget) for item in group.items)
+    if low is None or high is None or _compare_cuts((low, False), (high, False)) >= 0:
         return None
     return [((low, group.brackets[0] == "("), (high, group.brackets[1] == "]"))]
 
 
-def _end(key: Key, budget: Budget) -> Value | None:
+def _end_point(key: Key, budget: Budget) -> Value | None:
+    """Return the real number of a key, or an infinite float; None for any other key."""
     if _text(key) in _INFINITIES:
         return _INFINITIES[_text(key)]
     node = node_of(key)
     return None if node is None or node.symbols() else numeric.value_of(node, budget)
 
 
-def _solutions(relation: Relation, budget: Budget) -> list[Piece] | None:
-    names = _names(relation)
+def _solution_set(relation: Relation, budget: Budget) -> list[Piece] | None:
+    """Return the solutions of an inequality in one variable, perhaps a chain; None if it is not linear."""
+    names = _variables(relation)
     if len(names) != 1 or "=" in relation.signs:
         return None
     regions = []
@@ -420,12 +435,13 @@ def _solutions(relation: Relation, budget: Budget) -> list[Piece] | None:
         if region is None:
             return None
         regions.append(region)
-    return _intersected(regions)
+    return _intersection(regions)
 
 
 def _half_line(left: Key, sign: str, right: Key, name: str, budget: Budget) -> list[Piece] | None:
+    """Return the solutions of `left sign right` in the variable `name`; None if it is not linear."""
     if _text(left) in _INFINITIES or _text(right) in _INFINITIES:
-        return [REALS] if _is_true_of_reals(left, sign, right) else None
+        return [REALS] if _holds_for_all_reals(left, sign, right) else None
     difference = _difference(Relation((left, right), (sign,)))
     line = None if difference is None else numeric.root_of_line(difference, name, budget)
     if line is None:
@@ -433,59 +449,59 @@ def _half_line(left: Key, sign: str, right: Key, name: str, budget: Budget) -> l
     root, rises = line
     if sign == r"\ne":
         return [(REALS[0], (root, False)), ((root, True), REALS[1])]
-    closed = sign in (r"\le", r"\ge")
-    is_above = (sign in (">", r"\ge")) == rises
-    return [((root, not closed), REALS[1]) if is_above else (REALS[0], (root, closed))]
+    is_closed = sign in (r"\le", r"\ge")
+    is_above_root = (sign in (">", r"\ge")) == rises
+    return [((root, not is_closed), REALS[1]) if is_above_root else (REALS[0], (root, is_closed))]
 
 
-def _is_true_of_reals(left: Key, sign: str, right: Key) -> bool:
+def _holds_for_all_reals(left: Key, sign: str, right: Key) -> bool:
     r"""Return whether an inequality with an infinity holds for all real numbers: -\infty < x < \infty."""
-    low = _INFINITIES.get(_text(left)) == -inf or _INFINITIES.get(_text(right)) == inf
-    return low if sign in ("<", r"\le") else not low and sign in (">", r"\ge")
+    is_ascending = _INFINITIES.get(_text(left)) == -inf or _INFINITIES.get(_text(right)) == inf
+    return is_ascending if sign in ("<", r"\le") else not is_ascending and sign in (">", r"\ge")
 
 
-Place = tuple[Value, bool]
+Cut = tuple[Value, bool]
 """A cut of the number line: just before this number, or (True) just after it. The number is a value of `numeric`, or an
 infinite float."""
-Piece = tuple[Place, Place]
-"""The numbers between two places: [1, 2) goes from before 1 to before 2."""
+Piece = tuple[Cut, Cut]
+"""The numbers between two cuts: [1, 2) goes from just before 1 to just before 2."""
 REALS: Final[Piece] = ((-inf, True), (inf, False))
 
 
-def _united(pieces: list[Piece]) -> list[Piece]:
-    """Return the union as disjoint pieces in order."""
-    united: list[Piece] = []
-    by_place = functools.cmp_to_key(_order)
-    for piece in sorted(pieces, key=lambda piece: by_place(piece[0])):
-        if not united or _order(united[-1][1], piece[0]) < 0:
-            united.append(piece)
-        elif _order(united[-1][1], piece[1]) < 0:
-            united[-1] = united[-1][0], piece[1]
-    return united
+def _union(pieces: list[Piece]) -> list[Piece]:
+    """Return the union of pieces as disjoint pieces in order."""
+    union: list[Piece] = []
+    by_cut = functools.cmp_to_key(_compare_cuts)
+    for piece in sorted(pieces, key=lambda piece: by_cut(piece[0])):
+        if not union or _compare_cuts(union[-1][1], piece[0]) < 0:
+            union.append(piece)
+        elif _compare_cuts(union[-1][1], piece[1]) < 0:
+            union[-1] = union[-1][0], piece[1]
+    return union
 
 
 def _complement(pieces: Sequence[Piece]) -> list[Piece]:
     """Return the complement of disjoint pieces in order."""
-    places = [REALS[0], *(place for piece in pieces for place in piece), REALS[1]]
-    gaps = zip(places[::2], places[1::2], strict=True)
-    return [(low, high) for low, high in gaps if _order(low, high) < 0]
+    cuts = [REALS[0], *(cut for piece in pieces for cut in piece), REALS[1]]
+    gaps = zip(cuts[::2], cuts[1::2], strict=True)
+    return [(low, high) for low, high in gaps if _compare_cuts(low, high) < 0]
 
 
-def _intersected(regions: Sequence[list[Piece]]) -> list[Piece]:
+def _intersection(regions: Sequence[list[Piece]]) -> list[Piece]:
     """Return the intersection of the regions as disjoint pieces in order."""
     result = [REALS]
     for region in regions:
-        both = [(a, b) for a in result for b in region]
-        lows = [b[0] if _order(a[0], b[0]) < 0 else a[0] for a, b in both]
-        highs = [b[1] if _order(b[1], a[1]) < 0 else a[1] for a, b in both]
-        result = [(low, high) for low, high in zip(lows, highs, strict=True) if _order(low, high) < 0]
-    return _united(result)
+        pairs = [(a, b) for a in result for b in region]
+        lows = [b[0] if _compare_cuts(a[0], b[0]) < 0 else a[0] for a, b in pairs]
+        highs = [b[1] if _compare_cuts(b[1], a[1]) < 0 else a[1] for a, b in pairs]
+        result = [(low, high) for low, high in zip(lows, highs, strict=True) if _compare_cuts(low, high) < 0]
+    return _union(result)
 
 
-def _order(first: Place, second: Place) -> int:
-    """Return a negative number if the first place is left of the second, a positive number if it is right of it."""
+def _compare_cuts(first: Cut, second: Cut) -> int:
+    """Return a negative number if the first cut is left of the second, a positive number if it is right of it, or 0."""
     a, b = first[0], second[0]
-    if isinstance(a, float) or isinstance(b, float):  # infinite; fractions and mpmath's numbers are no floats
+    if isinstance(a, float) or isinstance(b, float):  # infinite, since finite numbers are fractions or mpmath's
         is_less, is_same = a == -inf != b or b == inf != a, isinstance(a, float) and isinstance(b, float) and a == b
     else:
         is_less, is_same = numeric.is_less(a, b), numeric.is_close(a, b)

@@ -1,6 +1,6 @@
 r"""Convert an answer, in LaTeX or as people type it, to a common notation, and parse it as a formula.
 
-Strict: unknown notation is an error. A grader that skips what it can't read takes `42 \ldots` for 42.
+The parser is strict: unknown notation is an error, since a grader that skips it would take `42 \ldots` for 42.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FUNCTIONS: Final = frozenset(
 )
 _INVERSES: Final = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
 _VARIADIC: Final = frozenset({"gcd", "lcm"})
-_OPENED: Final = re.compile(r"\s*\(")
+_OPEN_PAREN: Final = re.compile(r"\s*\(")
 _CONSTANTS: Final = frozenset({"e", "i", r"\pi", "pi", r"\infty", r"\imath"})
 GREEK: Final = frozenset(
     {"alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta", "theta", "vartheta", "iota", "kappa"}
@@ -35,8 +35,8 @@ _WRAPPERS: Final = {r"\lfloor": "floor", r"\lceil": "ceil", r"\lvert": "abs"}
 _BAR: Final = "|"
 _TIMES: Final = frozenset({"*", r"\cdot", r"\times"})
 _OVER: Final = frozenset({"/", r"\div"})
-_NO_PRODUCTS: Final = frozenset({"or", "and", "not", "if", "mod"})
-_MAX_LETTER_RUN: Final = 3  # letters side by side are a product; a longer run of letters is a word
+_NO_PRODUCTS: Final = frozenset({"or", "and", "not", "if", "mod"})  # words, not products of letters
+_MAX_LETTER_RUN: Final = 3  # so many letters side by side may be a product; a longer run is a word
 
 
 class NotAnExpressionError(ValueError):
@@ -61,9 +61,9 @@ class Expression:
     name: str = ""
 
     def symbols(self) -> set[str]:
-        """The names of all variables in the formula."""
-        own = {self.name} if self.kind == "symbol" else set()
-        return own.union(*(arg.symbols() for arg in self.args))
+        """Return the names of all variables in the formula."""
+        names = {self.name} if self.kind == "symbol" else set()
+        return names.union(*(arg.symbols() for arg in self.args))
 
     def has(self, kind: str, name: str = "") -> bool:
         """Return whether a part of the formula is of this kind and, if given, this name."""
@@ -96,8 +96,8 @@ def _tokens(text: str) -> list[str]:
             raise NotAnExpressionError(f"unknown notation {text[position:]!r:.50}")
         position = match.end()
         name = match["name"]
-        is_of_several = name in _VARIADIC and _OPENED.match(text, position)
-        if name is None or name[0] == "\\" or name in _FUNCTIONS or name in {"pi", "sqrt"} or is_of_several:
+        is_variadic_call = name in _VARIADIC and _OPEN_PAREN.match(text, position)
+        if name is None or name[0] == "\\" or name in _FUNCTIONS or name in {"pi", "sqrt"} or is_variadic_call:
             tokens.append(match[0].strip())
         elif len(name) > _MAX_LETTER_RUN or name in _NO_PRODUCTS:
             raise NotAnExpressionError(f"a word: {name!r:.50}")
@@ -111,13 +111,13 @@ class _Parser:
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = [*tokens, ""]
-        self._at = 0
+        self._position = 0
         self._depth = 0
-        self._bars = 0
+        self._bars = 0  # open bars of absolute values in the innermost brackets
 
     @property
     def next(self) -> str:
-        return self._tokens[self._at]
+        return self._tokens[self._position]
 
     def sum(self) -> Expression:
         self._enter()
@@ -136,11 +136,11 @@ class _Parser:
         token = self.next
         if not token or (expected and token != expected):
             raise NotAnExpressionError(f"got {token or 'the end'!r}, expected {expected or 'more'!r}")
-        self._at += 1
+        self._position += 1
         return token
 
     def _sign(self) -> bool:
-        """Consume signs and return whether they negate."""
+        """Consume all signs; return whether they negate."""
         minus = False
         while self.next in ("+", "-"):
             minus ^= self._take() == "-"
@@ -156,19 +156,19 @@ class _Parser:
                 factor = self._power()
                 factors.append(Expression("quotient", (_ONE, factor)) if is_divisor else factor)
             else:
-                self._side_by_side(factors)
+                self._add_adjacent_factor(factors)
         product = _product_of(factors)
         return Expression("negative", (product,)) if minus else product
 
     def _begins_factor(self) -> bool:
-        """Return whether a factor follows without a sign; a number does not: `4 2` and `x2` are not products."""
+        """Return whether a factor without a sign follows; a number is none: `4 2` and `x2` are not products."""
         if self.next == _BAR:
             return self._bars == 0
         is_end = self.next in _CLOSING.values() or self.next in _TIMES | _OVER
         return not is_end and (self.next in _CLOSING or self.next[-1:].isalpha())
 
-    def _side_by_side(self, factors: list[Expression]) -> None:
-        """Parse one more factor; a whole number and a fraction are a mixed number instead."""
+    def _add_adjacent_factor(self, factors: list[Expression]) -> None:
+        """Parse a factor without a sign, and append it; a fraction after a whole number makes a mixed number."""
         is_fraction = self.next == r"\frac"
         right, left = self._power(), factors[-1]
         is_mixed = is_fraction and right.kind == "quotient" and all(part.kind == "number" for part in right.args)
@@ -205,8 +205,8 @@ class _Parser:
 
     def _take_degrees(self) -> bool:
         for form in ([r"\circ"], ["{", r"\circ", "}"]):
-            if self._tokens[self._at : self._at + len(form)] == form:
-                self._at += len(form)
+            if self._tokens[self._position : self._position + len(form)] == form:
+                self._position += len(form)
                 return True
         return False
 
@@ -228,7 +228,7 @@ class _Parser:
         if name in ("frac", "binom", "sqrt"):
             return self._construct(name)
         if name in _VARIADIC and self.next == "(":
-            return self._of_several(name)
+            return self._variadic_function(name)
         return self._letter(token)
 
     def _inside(self, closing: str) -> Expression:
@@ -275,7 +275,7 @@ class _Parser:
         self._depth -= 1
         return node
 
-    def _of_several(self, name: str) -> Expression:
+    def _variadic_function(self, name: str) -> Expression:
         """Parse a function of several arguments, separated by commas."""
         self._enter()
         self._take("(")
@@ -314,7 +314,7 @@ class _Parser:
         is_group = self.next in ("(", "[", "{")
         minus = self._sign()
         factors = [self._atom() if is_group else self._power()]
-        if is_group and self.next == "^" and self._tokens[self._at + 1] in ("{", r"\circ"):
+        if is_group and self.next == "^" and self._tokens[self._position + 1] in ("{", r"\circ"):
             self._take()
             if not self._take_degrees():
                 raise NotAnExpressionError("an exponent that may belong to the function or to its argument")
@@ -324,7 +324,7 @@ class _Parser:
         while not is_group and self._begins_factor() and self.next not in ("(", "[", "{"):
             if self.next.removeprefix("\\") in _FUNCTIONS:
                 break
-            self._side_by_side(factors)
+            self._add_adjacent_factor(factors)
         self._depth -= 1
         argument = _product_of(factors)
         return Expression("negative", (argument,)) if minus else argument
@@ -334,7 +334,7 @@ def _product_of(factors: list[Expression]) -> Expression:
     return factors[0] if len(factors) == 1 else Expression("product", tuple(factors))
 
 
-_SAME: Final = (
+_UNIT_SYNONYMS: Final = (  # names of one unit; the first is the canonical name
     "mm millimeter millimetre",
     "cm centimeter centimetre",
     "m meter metre",
@@ -377,12 +377,12 @@ _SAME: Final = (
     "°c",
     "°f",
 )
-_NAMES: Final = {name: names.split()[0] for names in _SAME for name in names.split()}
-_NAMES.update(celsius="c", fahrenheit="f")
-_RATES: Final = {"mph": "mi / hr", "kph": "km / hr"}
+_UNIT_NAMES: Final = {name: names.split()[0] for names in _UNIT_SYNONYMS for name in names.split()}
+_UNIT_NAMES.update(celsius="c", fahrenheit="f")
+_RATE_UNITS: Final = {"mph": "mi / hr", "kph": "km / hr"}
 _POWERS: Final = {"sq": "^2", "square": "^2", "squared": "^2", "cu": "^3", "cubic": "^3", "cubed": "^3"}
 _ORDINALS: Final = frozenset({"th", "st", "nd", "rd"})
-_KNOWN: Final = frozenset(_NAMES) | frozenset(_POWERS) | _ORDINALS | {"per"}
+_KNOWN_UNIT_WORDS: Final = frozenset(_UNIT_NAMES) | frozenset(_POWERS) | _ORDINALS | {"per"}
 _NOT_UNITS: Final = frozenset(
     re.findall(
         r"\w+",
@@ -393,9 +393,11 @@ _NOT_UNITS: Final = frozenset(
         "september october november december",
     )
 )
-_WORD: Final = r"(?:[A-Za-z]+(?:\.[A-Za-z]+)*\.?|[$¢€£¥%]|°\s*[CF]?(?![A-Za-z]))(?:\s*\^\s*(?:\{\s*-?\d\s*\}|-?\d))?"
+_UNIT_WORD: Final = (
+    r"(?:[A-Za-z]+(?:\.[A-Za-z]+)*\.?|[$¢€£¥%]|°\s*[CF]?(?![A-Za-z]))(?:\s*\^\s*(?:\{\s*-?\d\s*\}|-?\d))?"
+)
 _UNIT: Final = re.compile(
-    rf"(?P<rest>.*(?:\d\.?|[)}}]|\\pi))(?P<space>\s*)(?P<unit>(?:/\s*)?{_WORD}(?:\s*/\s*{_WORD}|\s+{_WORD}){{0,5}})",
+    rf"(?P<rest>.*(?:\d\.?|[)}}]|\\pi))(?P<space>\s*)(?P<unit>(?:/\s*)?{_UNIT_WORD}(?:\s*/\s*{_UNIT_WORD}|\s+{_UNIT_WORD}){{0,5}})",
     re.DOTALL,
 )
 _OWNER: Final = r"(?:the|an?|all|my|his|her|their|its)\b"
@@ -403,15 +405,15 @@ _PART_OF: Final = re.compile(
     rf"(?P<part>.*[\d)}}%])\s*\bof\s+(?:{_OWNER}\s+)*(?P<whole>(?!{_OWNER})[A-Za-z]+(?: [A-Za-z]+)*)", re.DOTALL
 )
 _MONEY: Final = re.compile(r"(?P<sign>[-+]?)\s*(?P<unit>[$€£¥]|US\$|USD|EUR)\s*(?P<rest>[-\d.\\].*)", re.DOTALL)
-_PART: Final = re.compile(r"[a-z]+(?:\.[a-z]+)*|\^\s*\{?\s*-?\d|[$¢€£¥%/]|°\s*[cf]?")
+_UNIT_PART: Final = re.compile(r"[a-z]+(?:\.[a-z]+)*|\^\s*\{?\s*-?\d|[$¢€£¥%/]|°\s*[cf]?")
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    r"""Split an answer into its number and the unit's canonical name, "" for none; without LaTeX around words."""
+    r"""Split an answer, without LaTeX around its words, into its number and its unit's canonical name, "" for none."""
     money = _MONEY.fullmatch(text)
     if money:
         rest, per = split_unit(money["rest"])
-        name = _NAMES[money["unit"].lower()]
+        name = _UNIT_NAMES[money["unit"].lower()]
         return money["sign"] + rest, name + ("" if per == name else per)
     of = _PART_OF.fullmatch(text)
     if of and split_unit(f"1 {of['whole']}")[0] == "1":  # 1/3 of the pizza is 1/3 pizza, and 30% of them are 30%
@@ -419,27 +421,28 @@ def split_unit(text: str) -> tuple[str, str]:
     match = _UNIT.fullmatch(text)
     if match is None or not _is_unit(match["unit"].lower(), after_space=bool(match["space"])):
         return text, ""
-    return match["rest"].strip(), _name(match["unit"].lower())
+    return match["rest"].strip(), _unit_name(match["unit"].lower())
 
 
 def _is_unit(unit: str, *, after_space: bool) -> bool:
-    r"""Return whether a text is a unit: a known unit or, after a space, any word of three letters.
+    r"""Return whether a text is a unit: a known unit, or any word of three letters after a space, four without.
 
-    Without the space or with fewer letters it is a product, as 5m and 5 ab.
+    Shorter words are products, as in 5 ab and 5m; so is a known unit of one letter without the space.
     """
-    for word in (part for part in _PART.findall(unit) if part[0].isalpha()):
-        both = word, _singular(word)
-        is_short = len(word) == 1 and not after_space
-        is_unknown = _KNOWN.isdisjoint(both) and len(word) < (3 if after_space else 4)
-        if is_short or is_unknown or not _NOT_UNITS.isdisjoint(both):
+    for word in (part for part in _UNIT_PART.findall(unit) if part[0].isalpha()):
+        forms = word, _singular(word)
+        is_letter = len(word) == 1 and not after_space
+        is_unknown = _KNOWN_UNIT_WORDS.isdisjoint(forms) and len(word) < (3 if after_space else 4)
+        if is_letter or is_unknown or not _NOT_UNITS.isdisjoint(forms):
             return False
     return True
 
 
-def _name(unit: str) -> str:
+def _unit_name(unit: str) -> str:
+    """Return the canonical name of a unit: "cm^2" for "sq cm" and "square centimeters"."""
     parts: list[str] = []
-    power = ""
-    for part in _PART.findall(re.sub(r"\bper\b", "/", unit)):
+    power = ""  # of the next unit, as from "square"
+    for part in _UNIT_PART.findall(re.sub(r"\bper\b", "/", unit)):
         if part in _POWERS:
             power = _POWERS[part]
             if part.endswith("ed"):
@@ -447,8 +450,8 @@ def _name(unit: str) -> str:
         elif part[0] == "^":
             parts.append("^" + part.strip("^{ "))
         elif part not in _ORDINALS:
-            name = _NAMES.get(part) or _NAMES.get(_singular(part)) or _singular(part)
-            parts += [*_RATES.get(name, name).split(), *([power] if power else [])]
+            name = _UNIT_NAMES.get(part) or _UNIT_NAMES.get(_singular(part)) or _singular(part)
+            parts += [*_RATE_UNITS.get(name, name).split(), *([power] if power else [])]
             power = ""
     return "".join(f" {part}" if part[0].isalpha() else part for part in parts).strip()
 
@@ -481,9 +484,9 @@ _UNICODE: Final = str.maketrans(
 )
 _UNICODE_ROOT: Final = re.compile(r"√\s*(\d+|[A-Za-z])")
 _UNICODE_FRACTION: Final = re.compile("[\u00bc-\u00be\u2150-\u215e]")
-_RAISED: Final = "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079"
-_LOWERED: Final = str.maketrans(f"{_RAISED}\u207b", "0123456789-")
-_UNICODE_POWER: Final = re.compile(f"\u207b?[{_RAISED}]+")
+_SUPERSCRIPT_DIGITS: Final = "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079"
+_SUPERSCRIPTS: Final = str.maketrans(f"{_SUPERSCRIPT_DIGITS}\u207b", "0123456789-")
+_UNICODE_POWER: Final = re.compile(f"\u207b?[{_SUPERSCRIPT_DIGITS}]+")
 _DELIMITERS: Final = re.compile(
     r"(?<!\\)\\[()\[\]]|\\(?:left|right|middle|[bB]igg?[lrm]?|displaystyle|textstyle|scriptstyle|limits|rm|bf|it|sf|tt"
     r"|(?:tiny|small|normalsize|[lL]arge|LARGE|huge|Huge)|strut|mathstrut|noindent|nonumber|hfill|bfseries|itshape)"
@@ -491,7 +494,7 @@ _DELIMITERS: Final = re.compile(
 )
 _COLOR: Final = re.compile(r"\\(?:textcolor|color|colorbox)\s*(?:\[[^\[\]{}]*\])?\s*\{[^{}]*\}")
 _DROPPED: Final = re.compile(r"\\(?:tag|label|hspace|vspace)\*?\s*\{[^{}]*\}")
-_FRAME: Final = re.compile(
+_DECORATION: Final = re.compile(
     r"\\(?:underline|underbrace|overbrace|boxed|fbox|framebox|math(?:bf|it|sf|tt|normal)|boldsymbol|bm|pmb|emph|ensuremath|mathop)(?![A-Za-z])"
 )
 _MARKDOWN: Final = re.compile(r"(?P<mark>\*{1,3}|_{1,3}|`{1,3}|[\"'])(?P<inner>[^*_`\"'].*?)(?P=mark)", re.DOTALL)
@@ -518,7 +521,7 @@ _DEGREES: Final = re.compile(r"\^?\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z])|\\de
 _TRIGONOMETRIC: Final = re.compile(r"(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _ORDINAL: Final = re.compile(r"\^\s*\{?\s*(?:th|st|nd|rd)\s*\}?$")
 _COMMAND: Final = re.compile(r"\\([A-Za-z]+)\s*")
-_SAME_COMMANDS: Final = (
+_COMMAND_SYNONYMS: Final = (
     ("leq leqslant leqq", r"\le "),
     ("geq geqslant geqq", r"\ge "),
     ("neq", r"\ne "),
@@ -539,7 +542,7 @@ _SAME_COMMANDS: Final = (
     ("vee lor", " or "),
     ("smallsetminus backslash", r"\setminus "),
 )
-_PLAIN: Final = {name: plain for names, plain in _SAME_COMMANDS for name in names.split()}
+_COMMANDS_BY_SYNONYM: Final = {name: plain for names, plain in _COMMAND_SYNONYMS for name in names.split()}
 _SIGNS: Final = (
     ("**", "^"),
     ("*", r"\cdot "),
@@ -550,7 +553,7 @@ _SIGNS: Final = (
     (r"\mathbb R", r"\mathbb{R}"),
     (r"\{\}", r"\emptyset "),
 )
-_TURNED_INTERVAL: Final = re.compile(
+_REVERSED_INTERVAL: Final = re.compile(
     r"(?P<before>^|\\(?:in|cup|setminus)(?![A-Za-z])|=|\bor )\s*(?P<open>[\[\]])(?P<ends>[^\[\],;]+[,;][^\[\],;]+)"
     r"(?P<close>[\[\]])(?=\s*(?:$|\\(?:cup|setminus)(?![A-Za-z])|or ))"
 )
@@ -575,7 +578,7 @@ class Notation:
 
 
 def notation_of(answer: str) -> Notation:
-    """Return an answer in the common notation; the caller bounds the length of the text."""
+    """Return an answer in the common notation; the caller must bound its length."""
     tidied = tidy(answer)
     text = " ".join(_TEXT_MACRO.sub(r" \1 ", tidied).split()).rstrip(_TRAILING).lstrip()
     text = _ORDINAL.sub("", text)
@@ -593,33 +596,33 @@ def notation_of(answer: str) -> Notation:
 def tidy(answer: str) -> str:
     r"""Return the answer as LaTeX without delimiters, decoration and spacing commands, mostly in ASCII."""
     text = _UNICODE_ROOT.sub(r"\\sqrt{\1}", answer)
-    text = _UNICODE_FRACTION.sub(_in_latex, text)
-    text = _UNICODE_POWER.sub(lambda m: f"^{{{m[0].translate(_LOWERED)}}}", text).translate(_UNICODE)
+    text = _UNICODE_FRACTION.sub(_fraction_to_latex, text)
+    text = _UNICODE_POWER.sub(lambda m: f"^{{{m[0].translate(_SUPERSCRIPTS)}}}", text).translate(_UNICODE)
     text = unicodedata.normalize("NFKC", text).translate(_UNICODE)
     if text.replace(r"\$", "").count("$") != 1:  # around formulas; money has a single one, or `\$5`
         text = re.sub(r"(?<!\\)\$", "", text)
     text = _DROPPED.sub(" ", text.replace(r"\$", "$"))
     text = _INFIX.sub(lambda m: rf"\{_PREFIXED[m[2]]}{{{m[1]}}}{{{m[3]}}}", text)
-    for decoration in (_COLOR, _DELIMITERS, _FRAME):
+    for decoration in (_COLOR, _DELIMITERS, _DECORATION):
         text = decoration.sub("", text)
     text = _GROUP_SPACE.sub("", text).replace("{,}", ",").replace("{:}", ":")
-    text = _without_frame(_SPACE.sub(" ", text))
-    text = _COMMAND.sub(lambda command: _PLAIN.get(command[1], command[0]), text)
+    text = _strip_wrapping(_SPACE.sub(" ", text))
+    text = _COMMAND.sub(lambda command: _COMMANDS_BY_SYNONYM.get(command[1], command[0]), text)
     text = _EMPTY_BRACES.sub(r"\{\}", text)
     for sign, plain in _SIGNS:
         text = text.replace(sign, plain)
     text = _INFINITY.sub(r"\\infty ", text)
     text = _FRAC_NAME.sub(r"\\frac", text)
-    text = _SHORT_FRAC.sub(lambda m: rf"\frac{_in_braces(m[1])}{_in_braces(m[2])}", text)
+    text = _SHORT_FRAC.sub(lambda m: rf"\frac{_add_braces(m[1])}{_add_braces(m[2])}", text)
     text = _BRACED_FRAC.sub(r"\1", text)
     text = _CALLED_SQRT.sub(r"\\sqrt{\1}", text)
     text = _SHORT_SQRT.sub(r"\\sqrt{\1}", text)
-    text = _TURNED_INTERVAL.sub(_in_usual_brackets, text)
+    text = _REVERSED_INTERVAL.sub(_to_usual_brackets, text)
     return text.rstrip(_TRAILING).lstrip()
 
 
 def canonical(text: str) -> str:
-    """Return a key that is equal for notations of the same answer; case counts except in plain words."""
+    """Return a key that is equal if answers differ in spaces and outer brackets only, or in the case of a single word."""
     text = _SHORT_SCRIPT.sub(r"\1\2", " ".join(text.split()))
     key = _BETWEEN_DIGITS.sub("\0", text).replace(" ", "").replace("\0", " ")  # 4 2 is not 42
     while len(key) > 2 and key[0] + key[-1] in ("()", "{}") and key[1:-1].isalnum():
@@ -627,14 +630,14 @@ def canonical(text: str) -> str:
     return key.lower() if len(key) > 1 and key.isalpha() else key
 
 
-def _in_usual_brackets(interval: re.Match[str]) -> str:
+def _to_usual_brackets(interval: re.Match[str]) -> str:
     """Write ]0,1] as (0,1], and ]0,1[ as a union with itself, which can't be mistaken for the pair (0,1)."""
     opening, closing = ("(" if interval["open"] == "]" else "["), (")" if interval["close"] == "[" else "]")
     usual = f"{opening}{interval['ends']}{closing}"
     return interval["before"] + (rf"{usual}\cup {usual}" if opening + closing == "()" else usual)
 
 
-def _without_frame(text: str) -> str:
+def _strip_wrapping(text: str) -> str:
     """Remove Markdown, quotes and braces around the whole text."""
     while True:
         text = text.rstrip(_TRAILING).lstrip()
@@ -656,10 +659,10 @@ def _closing_brace(text: str) -> int:
     return -1
 
 
-def _in_latex(fraction: re.Match[str]) -> str:
+def _fraction_to_latex(fraction: re.Match[str]) -> str:
     value = Fraction(unicodedata.numeric(fraction[0])).limit_denominator(10)
     return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
-def _in_braces(part: str) -> str:
+def _add_braces(part: str) -> str:
     return part if part.startswith("{") else f"{{{part}}}"

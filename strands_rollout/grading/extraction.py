@@ -2,7 +2,7 @@ r"""Find an assistant's text without reasoning, calls and tool output, and the a
 
 `spoken_text` and `last_assistant_text` rely on the markers of ChatML and of Qwen's and Hermes's tool use.
 `extract_answer` finds the last `\boxed{...}`, else the last `Answer:` line, else "The answer is" in the last line. All
-take time linear in the text.
+functions take time linear in the text.
 """
 
 import re
@@ -18,30 +18,30 @@ _CALL_OPEN, _CALL_CLOSE = "<tool_call>", "</tool_call>"
 _RESULT_OPEN, _RESULT_CLOSE = "<tool_response>", "</tool_response>"
 _BOX_TOKEN: Final = re.compile(r"(?P<box>\\(?:boxed|fbox)(?![A-Za-z])\s*(?P<open>\{)?)|\\[{}]|[{}]")
 _BARE_BOX: Final = re.compile(r"[^\s${}\\]+")
-_UNFINISHED_MARKUP: Final = re.compile(r"(?:<[|/\w:-]+|\\(?:bo(?:xe?)?|fbo?))$")  # of a tag, or of a box
+_UNFINISHED_MARKUP: Final = re.compile(r"(?:<[|/\w:-]+|\\(?:bo(?:xe?)?|fbo?))$")  # the beginning of a tag or a box
 _MAX_TAG_CHARS: Final = 40
 _MATH_SPAN: Final = re.compile(r"\$\$?([^$]+)\$?\$|\\\((.+?)\\\)|\\\[(.+?)\\\]")
 _SIGN: Final = re.compile(r"(?:^|(?<=\s))[-−±<>≤≥]$")  # noqa: RUF001 - a minus
 _UNIT: Final = re.compile(r"\s?[%‰°]")
 _MARKUP: Final = " \t*_`"
-_SEARCHED_CHARS: Final = 50_000  # characters that are searched, from the end, so that a very long text costs no more
-_MAX_LINE_CHARS: Final = 1000  # characters; a longer line is not an answer, and is not searched for formulas
+_SEARCHED_CHARS: Final = 50_000  # only the end of a text is searched, which bounds the cost of a very long one
+_MAX_LINE_CHARS: Final = 1000  # a longer line is not searched for a formula or a sentence
 
 
 def last_assistant_text(response: str, *, in_reasoning: bool = False) -> str:
     """Return the assistant's last text in a whole response of which only the text is known.
 
     Everything up to the last `</tool_response>` counts as tool output or older, so that a tool's output can't pose as
-    the assistant, whatever markers it contains. Text alone can't reveal that a response was cut off inside tool output
-    with a forged `</tool_response>`, nor templates that mark tool output differently: if the last turn's own text is
-    known, pass it to `spoken_text` instead.
+    the assistant, whatever markers it contains. Two cases can't be recognised from the text alone: a response that was
+    cut inside tool output with a forged `</tool_response>`, and a template that marks tool output differently. If the
+    text of the last turn is known, pass it to `spoken_text` instead.
 
     Args:
         response: Decoded response tokens, control tokens included, from the first assistant turn to the end.
         in_reasoning: Whether the prompt opened `<think>` for the first assistant turn.
 
     Returns:
-        What `spoken_text` returns for the last assistant turn.
+        The `spoken_text` of the last assistant turn.
     """
     _, result_close, rest = response.rpartition(_RESULT_CLOSE)
     rest = rest.partition(_RESULT_OPEN)[0]
@@ -56,52 +56,55 @@ def last_assistant_text(response: str, *, in_reasoning: bool = False) -> str:
 def spoken_text(turn: str, *, in_reasoning: bool = False) -> str:
     """Return the text of an assistant turn without reasoning, tool calls and invented tool results, stripped.
 
-    Returns "" if the reasoning never ended, or the turn ends in a tool call, which is a step, not an answer. With
-    `in_reasoning`, the prompt opened `<think>`, and the turn begins inside the reasoning.
+    Return "" if the reasoning never ended, or the turn ends in a tool call, which is a step, not an answer.
+
+    Args:
+        turn: The text of the turn.
+        in_reasoning: Whether the turn begins inside the reasoning, because the prompt opened `<think>`.
     """
-    said = _TURN_END.split(turn, maxsplit=1)[0]
-    said = _without_reasoning(said, in_reasoning=in_reasoning)
-    said = _without_blocks(said, _RESULT_OPEN, _RESULT_CLOSE)[0]
-    said, after_last_call = _without_blocks(said, _CALL_OPEN, _CALL_CLOSE)
-    return said.strip() if after_last_call.strip() else ""
+    text = _TURN_END.split(turn, maxsplit=1)[0]
+    text = _without_reasoning(text, in_reasoning=in_reasoning)
+    text = _without_blocks(text, _RESULT_OPEN, _RESULT_CLOSE)[0]
+    text, after_last_call = _without_blocks(text, _CALL_OPEN, _CALL_CLOSE)
+    return text.strip() if after_last_call.strip() else ""
 
 
 def _without_reasoning(text: str, *, in_reasoning: bool) -> str:
     """Remove `<think>...</think>`, and all before a stray `</think>`; return "" after an unclosed `<think>`."""
-    kept: list[str] = []
+    parts: list[str] = []
     start = 0
     for tag in _THINK_TAG.finditer(text):
         if tag[0] == "</think>":
             if not in_reasoning:
-                kept.clear()
+                parts.clear()
             start = tag.end()
         elif not in_reasoning:
-            kept.append(text[start : tag.start()])
+            parts.append(text[start : tag.start()])
         in_reasoning = tag[0] == "<think>"
-    return "" if in_reasoning else "".join([*kept, text[start:]])
+    return "" if in_reasoning else "".join([*parts, text[start:]])
 
 
 def _without_blocks(text: str, opening: str, closing: str) -> tuple[str, str]:
-    """Remove all blocks, and all after an unclosed block; return the rest, and the rest after the last block."""
-    kept: list[str] = []
+    """Remove all blocks, an unclosed block up to the end; return the rest, and its part after the last block."""
+    parts: list[str] = []
     start = 0
     while (block := text.find(opening, start)) >= 0:
-        kept.append(text[start:block])
+        parts.append(text[start:block])
         end = text.find(closing, block)
         start = len(text) if end < 0 else end + len(closing)
-    return "".join([*kept, text[start:]]), text[start:]
+    return "".join([*parts, text[start:]]), text[start:]
 
 
 def extract_answer(text: str, *, is_cut: bool = False) -> str:
     r"""Return the answer in a text, stripped; "" if there is none.
 
-    An empty box, a box with unbalanced braces, and `Answer:` without text are no answers. Of nested boxes the innermost
-    counts.
+    An empty box, a box with unbalanced braces, and `Answer:` without text are not answers. Of nested boxes, the
+    innermost counts.
 
     Args:
         text: The assistant's text.
-        is_cut: Whether the text ends in the middle, as at a limit of tokens. Then an answer that may go on is not an
-            answer: an open line after `Answer:`, an open or empty box, a tag. It also takes back any answer before it.
+        is_cut: Whether the text ends in the middle, as at a limit of tokens. Then something unfinished at the end
+            (a line after `Answer:`, an open or empty box, a tag) is not an answer, and revokes all answers before it.
     """
     text = text[-_SEARCHED_CHARS:]
     box = _find_box(text)
@@ -120,7 +123,7 @@ def last_boxed(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """The position of the last complete box's content; `is_open` if the box may continue after the text's end."""
+    """The position of the last complete box's content; `is_open` if the text may end within a box."""
 
     start: int
     end: int
@@ -128,9 +131,9 @@ class _Box:
 
 
 def _find_box(text: str) -> _Box:
-    start = end = 0  # position of the best box so far
-    is_whole = True  # whether the box that was begun last has content and is closed
-    open_braces: list[int | None] = []  # start of a box's content; None for a brace of anything else
+    start = end = 0  # the content of the last complete box so far
+    is_whole = True  # whether the latest box is closed and has content
+    open_braces: list[int | None] = []  # where a box's content starts; None for other braces
     first_box = min((at for at in (text.find(r"\boxed"), text.find(r"\fbox")) if at >= 0), default=len(text))
     for token in _BOX_TOKEN.finditer(text, first_box):
         if token["open"] is not None:
@@ -162,8 +165,8 @@ def _ends_in_answer_line(text: str, start: int) -> bool:
 def last_answer_line(text: str) -> str:
     """Return the text after the last "Answer:" (any case, bold or not) in its line, or in the next line with text.
 
-    Without "Answer:", returns the text after "The answer is" if a sentence in the last line begins with it. Other
-    languages are recognized too. Markdown, a final full stop and the delimiters of a single formula are removed.
+    Without "Answer:", return the text after "The answer is" if a sentence in the last line begins so. Other languages
+    are recognised too. Markdown, a final full stop and the delimiters of a single formula are removed.
     """
     for label in reversed(list(ANSWER_LABEL.finditer(text))):
         line = text[label.end() :].partition("\n")[0].strip(_MARKUP)
@@ -192,6 +195,6 @@ def _formula_of(line: str) -> str:
 
 def _whole_formula(line: str) -> str:
     """Remove Markdown, words that end the sentence, and the delimiters of a formula that is the whole line."""
-    said = SENTENCE_END.sub("", line.strip(_MARKUP).rstrip(".")).strip(_MARKUP)
-    formula = _MATH_SPAN.fullmatch(said)
-    return said if formula is None else next(group for group in formula.groups() if group is not None).strip()
+    answer = SENTENCE_END.sub("", line.strip(_MARKUP).rstrip(".")).strip(_MARKUP)
+    formula = _MATH_SPAN.fullmatch(answer)
+    return answer if formula is None else next(group for group in formula.groups() if group is not None).strip()

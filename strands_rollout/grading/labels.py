@@ -1,13 +1,13 @@
-r"""Find the answers that a label allows, in any form that data sets use.
+r"""Find the answers that a label allows, in all forms that data sets use.
 
-A list holds alternatives, of which any is right. A text that a program printed from a list holds alternatives too,
-because tables and JSON lines often contain this text instead of the list:
+A list holds alternatives, of which any is right. The printed text of a list holds alternatives too, because tables and
+JSON lines often contain this text instead of the list. Such texts are:
 
-- with an item in quotes, as Python, pandas, NumPy and JSON write them, nested ones too: `['34', '35']`, `["34"]`,
+- lists with an item in quotes, perhaps nested, as Python, pandas, NumPy and JSON write them: `['34', '35']`, `["34"]`,
   `('34',)`, `{'34'}`, `['34' '35']`, `[np.str_('34')]`;
-- in a call of NumPy's, whatever its items: `array([34, 35])`, `[np.int64(34), np.int64(35)]`;
-- of numbers in square brackets without commas, as NumPy prints them: `[34 35]`;
-- any of these that CSV or JSON has quoted once more: `"[""34"", ""35""]"`, `"[\"34\"]"`.
+- calls of NumPy with any items: `array([34, 35])`, `[np.int64(34), np.int64(35)]`;
+- numbers in square brackets without commas, as NumPy prints them: `[34 35]`;
+- any of these in a further pair of quotes from CSV or JSON: `"[""34"", ""35""]"`, `"[\"34\"]"`.
 
 Other text in brackets is mathematics: `[1, 2]` is an interval, a vector or a list whose order counts, `(1, 2)` a pair,
 `\{1, 2\}` a set, `[[1, 2], [3, 4]]` a matrix, and `[34]` is 34.
@@ -68,75 +68,82 @@ def label_texts(label: object, depth: int = 0) -> tuple[str, ...]:
 def listed_items(text: str) -> list[str] | None:
     """Return the items of a text that is a printed list, with nested lists flattened; None for any other text."""
     text = text.strip()
-    forms = [text]
+    forms = [text]  # as it is, and without a further pair of quotes
     if len(text) > 1 and text[0] == text[-1] and text[0] in _QUOTES:
-        forms += [text[1:-1].replace(text[0] * 2, text[0]), _unquoted(text)]
+        forms += [text[1:-1].replace(text[0] * 2, text[0]), _unquote(text)]
     elif '""' in text:
         forms.append(text.replace('""', '"'))
-    return next((items for form in forms if (items := _items_of(form.strip())) is not None), None)
+    return next((items for form in forms if (items := _parse_items(form.strip())) is not None), None)
 
 
-def _items_of(text: str) -> list[str] | None:
+def _parse_items(text: str) -> list[str] | None:
+    """Return the items of a printed list that has no further quotes around it; None for any other text."""
     items: list[str] = []
     kinds: set[str] = set()
-    position, depth, deepest, before = 0, 0, 0, ""
+    position, depth, deepest, previous_kind = 0, 0, 0, ""
     while position < len(text):
         token = _LIST_TOKEN.match(text, position)
         kind = token.lastgroup if token else None
-        is_apart = before not in _ITEMS or kind in ("close", "comma", "space")
-        if token is None or kind is None or not is_apart or (depth == 0 and kind not in ("open", "call")):
+        is_separated = previous_kind not in _ITEMS or kind in ("close", "comma", "space")
+        if token is None or kind is None or not is_separated or (depth == 0 and kind not in ("open", "call")):
             return None
         depth += (kind in ("open", "call")) - (kind == "close")
         deepest = max(deepest, depth)
         if kind == "quoted":
-            items.append(_unquoted(token[0]))
+            items.append(_unquote(token[0]))
         elif kind == "number":
             items.append(token[0])
         kinds.add(kind)
-        position, before = token.end(), kind
+        position, previous_kind = token.end(), kind
         if depth == 0 and position < len(text):  # more than one container
             return None
-    is_numpys = text.startswith("[") and deepest == 1 and len(items) > 1 and not kinds & {"comma", "absent", "dtype"}
-    return items if text and depth == 0 and (kinds & {"quoted", "call"} or is_numpys) else None
+    is_numpy_array = (
+        text.startswith("[") and deepest == 1 and len(items) > 1 and not kinds & {"comma", "absent", "dtype"}
+    )
+    return items if text and depth == 0 and (kinds & {"quoted", "call"} or is_numpy_array) else None
 
 
-def _unquoted(literal: str) -> str:
-    r"""Return the content of a string literal; LaTeX without escapes between quotes stays as it is."""
+def _unquote(literal: str) -> str:
+    r"""Return the content of a string literal; LaTeX whose backslashes are not escaped stays as it is."""
     inner = literal.removeprefix("b").removeprefix("u")[1:-1]
     if _COMMAND_UNESCAPED.search(inner):
         return inner
-    plain = _ESCAPE.sub(_meaning, inner)
+    plain = _ESCAPE.sub(_replace_escape, inner)
     return plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # JSON's pairs of surrogates
 
 
-def _meaning(escape: re.Match[str]) -> str:
+def _replace_escape(escape: re.Match[str]) -> str:
     code = escape["four"] or escape["two"]
     return chr(int(code, 16)) if code else _CONTROL.get(escape["one"], escape["one"])
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerLabel:
-    """Reading of a label that looks like a printed list or mapping; `meaning` is a predicate of the label."""
+    """The way in which a label is read that looks like a printed list or mapping.
+
+    Attributes:
+        meaning: A predicate for a message, such as "is the text of a list, read as '34'".
+    """
 
     kind: Literal["alternatives", "mathematics", "unreadable"]
     meaning: str
 
 
 def container_label(label: object) -> ContainerLabel | None:
-    """Return how a label is read that looks like a printed list or mapping; None for any other label."""
+    """Return the reading of a label that looks like a printed list or mapping; None for any other label."""
     if not isinstance(label, str):
         return None
     text = label.strip()
     if listed_items(text) is not None:
         answers = [repr(answer)[:_SHOWN_CHARS] for answer in label_texts(text)]
         more = [f"{len(answers) - 3} more"] if len(answers) > 3 else []
-        named = " and ".join([*answers[:3], *more]) or "an empty list, which no answer equals"
-        of_which = ", of which any is right" if len(answers) > 1 else ""
-        return ContainerLabel("alternatives", f"is the text of a list, read as {named}{of_which}")
+        shown = " and ".join([*answers[:3], *more]) or "an empty list, which no answer equals"
+        rule = ", of which any is right" if len(answers) > 1 else ""
+        return ContainerLabel("alternatives", f"is the text of a list, read as {shown}{rule}")
     if _CONTAINER.match(text):
-        words = "looks like the text of a list or mapping that can't be read: only the same text equals it"
-        return ContainerLabel("unreadable", words)
+        meaning = "looks like the text of a list or mapping that can't be read: only the same text equals it"
+        return ContainerLabel("unreadable", meaning)
     if _LIST_OF_FORMULAS.fullmatch(text):
-        words = 'is read as mathematics, an interval, a vector or a list; alternatives are written ["1", "2"]'
-        return ContainerLabel("mathematics", words)
+        meaning = 'is read as mathematics, an interval, a vector or a list; alternatives are written ["1", "2"]'
+        return ContainerLabel("mathematics", meaning)
     return None

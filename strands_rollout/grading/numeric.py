@@ -1,8 +1,8 @@
 r"""Compare formulas by computing them: exactly in fractions, else to 160 digits.
 
-Variables get several sets of fixed values: two formulas are equal if they agree to 75 digits for each. Every step is
-bounded in size and steps are counted, so that no formula takes long and no process is needed to contain it: functions
-with a `Budget` raise `TooComplexError` if a formula would take too many steps.
+Variables get several sets of fixed values: two formulas are equal if they agree to 75 digits at each. Every step is
+bounded in size and the steps are counted, so no formula takes long and none needs a process of its own. Functions with
+a `Budget` raise `TooComplexError` if a formula would take too many steps, or `OutOfTimeError`.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from strands_rollout.grading.expression import Expression
 _DIGITS: Final = 160
 _AGREEING_DIGITS: Final = 75
 _MAX_EXPONENT: Final = 60  # powers of ten, in either direction: a sum then keeps 100 digits of its smaller part
-_MAX_BITS: Final = 60_000  # of a fraction
+_MAX_BITS: Final = 60_000  # of a fraction, numerator and denominator together
 _BITS_PER_STEP: Final = 500
 _MAX_STEPS: Final = 8_000
 _FLOAT_STEPS: Final = 4
 _MAX_FACTORIAL: Final = 1000
-_REAL_POINTS: Final = range(6)
-_WHOLE_POINTS: Final = range(6, 10)
-_MIN_POINTS: Final = 2
-_LINE: Final = (Fraction(0), Fraction(1), Fraction(17, 5), Fraction(-29, 7), Fraction(211, 3))
-_DENOMINATORS: Final = (26, 34, 38, 46, 58, 62)  # even, so that a negative number has no such power
+_REAL_POINTS: Final = range(6)  # numbers of the points at which variables are fractions
+_WHOLE_POINTS: Final = range(6, 10)  # numbers of the points at which variables are whole numbers
+_MIN_POINTS: Final = 2  # at which both formulas must have a value
+_LINE_SAMPLES: Final = (Fraction(0), Fraction(1), Fraction(17, 5), Fraction(-29, 7), Fraction(211, 3))
+_DENOMINATORS: Final = (26, 34, 38, 46, 58, 62)  # even: a power with such an exponent is undefined for negative bases
 
 
 class _Local(threading.local):
-    """A thread's own mpmath context, because mpmath's functions change their context's precision while they compute."""
+    """A mpmath context for each thread, because mpmath's functions change their context's precision as they compute."""
 
     @functools.cached_property
     def mp(self) -> Value:
-        from mpmath.ctx_mp import MPContext  # imported at the first formula, because most answers have none
+        from mpmath.ctx_mp import MPContext  # imported at the first formula, because most answers are none
 
         context = MPContext()
         context.dps = _DIGITS
@@ -72,15 +72,20 @@ class Budget:
     """Limits of a comparison: its steps and its time."""
 
     def __init__(self, cpu_s: float) -> None:
-        self._until = time.thread_time() + cpu_s
+        self._deadline = time.thread_time() + cpu_s
         self._steps = _MAX_STEPS
 
     def spend(self, steps: int) -> None:
-        """Use up some steps; raise TooComplexError if none are left or the time is over."""
+        """Use up some steps.
+
+        Raises:
+            TooComplexError: No steps are left.
+            OutOfTimeError: The time is over.
+        """
         self._steps -= steps
         if self._steps < 0:
             raise TooComplexError("the comparison takes too many steps")
-        if time.thread_time() > self._until:
+        if time.thread_time() > self._deadline:
             raise OutOfTimeError("the comparison takes too long")
 
 
@@ -89,24 +94,27 @@ def are_equal(first: Expression, second: Expression, budget: Budget) -> bool:
 
     `log` without a base may be natural or decimal, but the same in both formulas.
     """
-    needed = _MIN_POINTS if first.symbols() | second.symbols() else 1
-    for pairs in _readings(first, second, budget):
+    min_points = _MIN_POINTS if first.symbols() | second.symbols() else 1
+    for pairs in _interpretations(first, second, budget):
         agreeing = 0
         for pair in pairs:
             if not is_close(*pair):
                 break
             agreeing += 1  # noqa: SIM113 - counts the pairs
         else:
-            if agreeing >= needed:
+            if agreeing >= min_points:
                 return True
     return False
 
 
 def are_proportional(first: Expression, second: Expression, budget: Budget, *, positively: bool = False) -> bool:
-    """Return whether a formula is a constant multiple, other than 0, of another, as with two equal equations."""
+    """Return whether a formula is another times a constant other than 0, a positive constant with `positively`.
+
+    So are the differences of the sides of two equations with the same solutions, for example.
+    """
     if not first.symbols() or first.symbols() != second.symbols():
         return False
-    for pairs in _readings(first, second, budget):
+    for pairs in _interpretations(first, second, budget):
         (a, b), *others = [*pairs] or [(0, 0)]
         if len(others) < _MIN_POINTS or not a or not b or (positively and (a > 0) != (b > 0)):
             continue
@@ -125,12 +133,12 @@ def value_of(node: Expression, budget: Budget, symbols: Mapping[str, Fraction] |
 
 
 def root_of_line(node: Expression, name: str, budget: Budget) -> tuple[Value, bool] | None:
-    """Return the root of a formula that is linear in its only variable, and whether it rises; None for any other."""
-    values = [value_of(node, budget, {name: sample}) for sample in _LINE]
+    """Return the root of a formula that is linear in its only variable, and whether it rises; else None."""
+    values = [value_of(node, budget, {name: sample}) for sample in _LINE_SAMPLES]
     if node.symbols() != {name} or None in values:
         return None
-    at_zero, *others = map(_float, values)
-    slopes = [(value - at_zero) / _float(sample) for value, sample in zip(others, _LINE[1:], strict=True)]
+    at_zero, *others = map(_to_mpmath, values)
+    slopes = [(value - at_zero) / _to_mpmath(sample) for value, sample in zip(others, _LINE_SAMPLES[1:], strict=True)]
     if abs(slopes[0]) < _local.epsilon or not all(is_close(slopes[0], slope) for slope in slopes):
         return None
     return -at_zero / slopes[0], bool(slopes[0] > 0)
@@ -140,31 +148,34 @@ def is_close(a: Value, b: Value) -> bool:
     """Return whether two values are equal: exactly for fractions, else to 75 digits."""
     if isinstance(a, Fraction) and isinstance(b, Fraction):
         return a == b
-    return bool(abs(_float(a) - _float(b)) <= max(abs(_float(a)), abs(_float(b))) * _local.epsilon)
+    return bool(abs(_to_mpmath(a) - _to_mpmath(b)) <= max(abs(_to_mpmath(a)), abs(_to_mpmath(b))) * _local.epsilon)
 
 
 def is_less(a: Value, b: Value) -> bool:
-    """Return whether a real value is less than, and not equal to, another."""
-    return not is_close(a, b) and bool(_float(a) < _float(b))
+    """Return whether a real value is less than another and not close to it."""
+    return not is_close(a, b) and bool(_to_mpmath(a) < _to_mpmath(b))
 
 
-def _readings(first: Expression, second: Expression, budget: Budget) -> Iterator[Iterator[tuple[Value, Value]]]:
-    """Yield the values of both formulas at each point; again with decimal logarithms if a `log` has no base."""
-    yield _pairs(first, second, budget, decimal_log=False)
+def _interpretations(first: Expression, second: Expression, budget: Budget) -> Iterator[Iterator[tuple[Value, Value]]]:
+    """Yield the pairs of values for each reading of `log` without a base: natural first, then decimal."""
+    yield _values_at_points(first, second, budget, decimal_log=False)
     if first.has("log") or second.has("log"):
-        yield _pairs(first, second, budget, decimal_log=True)
+        yield _values_at_points(first, second, budget, decimal_log=True)
 
 
-def _pairs(
+def _values_at_points(
     first: Expression, second: Expression, budget: Budget, *, decimal_log: bool
 ) -> Iterator[tuple[Value, Value]]:
-    """Yield both values at points where both formulas have one; at whole numbers if there are none, as for (-1)^n."""
+    """Yield the values of both formulas at all points where both have one.
+
+    If there is no such point, as for (-1)^n, points with whole numbers are tried.
+    """
     is_complex = any(node.has("constant", name) for node in (first, second) for name in ("i", "imath"))
     names = sorted(first.symbols() | second.symbols())
     found = False
     for points in (_REAL_POINTS, _WHOLE_POINTS) if names else (range(1),):
         for point in points:
-            values = {name: _value_at(point, name) for name in names}
+            values = {name: _variable_value(point, name) for name in names}
             evaluation = _Evaluation(budget, values, is_complex=is_complex, decimal_log=decimal_log)
             try:
                 pair = evaluation.of(first), evaluation.of(second)
@@ -176,24 +187,27 @@ def _pairs(
             return
 
 
-def _value_at(point: int, name: str) -> Fraction:
-    """Return a variable's value: positive at first, below 1 at the third point, then of either sign, then whole."""
-    lot = random.Random(f"{point} {name}")  # noqa: S311 - the same values each time, and not a secret
+def _variable_value(point: int, name: str) -> Fraction:
+    """Return a variable's value at a point.
+
+    Fractions are positive at the first three points, less than 1 at the third, and of either sign at later points.
+    """
+    rng = random.Random(f"{point} {name}")  # noqa: S311 - the same values each time, and not a secret
     if point in _WHOLE_POINTS:
-        return Fraction(lot.randint(2, 12))
-    value = Fraction(lot.randrange(3, 26 if point == 2 else 97, 2), lot.choice(_DENOMINATORS))
-    return value if point < 3 else value * lot.choice((-1, 1))
+        return Fraction(rng.randint(2, 12))
+    value = Fraction(rng.randrange(3, 26 if point == 2 else 97, 2), rng.choice(_DENOMINATORS))
+    return value if point < 3 else value * rng.choice((-1, 1))
 
 
-_PLAIN: Final[Mapping[str, Callable[..., Value]]] = {
+_SIMPLE_OPERATIONS: Final[Mapping[str, Callable[..., Value]]] = {
     "negative": operator.neg,
     "abs": abs,
-    "degrees": lambda value: _float(value) * _local.mp.pi / 180,
+    "degrees": lambda value: _to_mpmath(value) * _local.mp.pi / 180,
 }
 
 
 class _Evaluation:
-    """Computes formulas at a point."""
+    """Computes formulas at a point. A method `_<kind>` computes an expression of this kind."""
 
     def __init__(
         self, budget: Budget, symbols: Mapping[str, Fraction], *, is_complex: bool = False, decimal_log: bool = False
@@ -204,6 +218,12 @@ class _Evaluation:
         self._decimal_log = decimal_log
 
     def of(self, node: Expression) -> Value:
+        """Return the value of a formula.
+
+        Raises:
+            _UndefinedError: The formula has no value at this point.
+            TooComplexError: The formula takes too many steps.
+        """
         if node.kind == "number":
             return self._checked(node.value)
         if node.kind == "symbol":
@@ -211,14 +231,15 @@ class _Evaluation:
         if node.kind == "constant":
             return self._constant(node.name)
         values = [self.of(arg) for arg in node.args]
-        if node.kind in _PLAIN:
-            return self._checked(_PLAIN[node.kind](*values))
+        if node.kind in _SIMPLE_OPERATIONS:
+            return self._checked(_SIMPLE_OPERATIONS[node.kind](*values))
         operation = getattr(self, f"_{node.kind}", None)
         if operation is None:
             return self._checked(self._function(node.kind, *values), is_exact=False)
         return self._checked(operation(*values))
 
     def _checked(self, value: Value, *, is_exact: bool = True) -> Value:
+        """Return a value after checking its size and spending steps for it; values close to 0 become 0 if inexact."""
         if isinstance(value, Fraction):
             bits = _bits(value)
             self._budget.spend(1 + bits // _BITS_PER_STEP)
@@ -248,7 +269,7 @@ class _Evaluation:
             if isinstance(total, Fraction) and isinstance(value, Fraction):
                 total = self._checked(total + value)
                 continue
-            total, value = _float(total), _float(value)
+            total, value = _to_mpmath(total), _to_mpmath(value)
             largest = max(abs(total), abs(value))
             total += value
             total = Fraction(0) if abs(total) <= largest * _local.epsilon else total
@@ -265,7 +286,7 @@ class _Evaluation:
             raise _UndefinedError
         if isinstance(over, Fraction) and isinstance(under, Fraction):
             return over / under
-        return _float(over) / _float(under)
+        return _to_mpmath(over) / _to_mpmath(under)
 
     def _power(self, base: Value, exponent: Value) -> Value:
         if not base:
@@ -282,12 +303,12 @@ class _Evaluation:
                 raise _UndefinedError
             root = self._power(-base, exponent)
             return -root if exponent.numerator % 2 else root
-        return self._exp(_float(exponent) * _local.mp.log(_float(base)))
+        return self._exp(_to_mpmath(exponent) * _local.mp.log(_to_mpmath(base)))
 
     def _exp(self, value: Value) -> Value:
         if abs(value) > 3 * _MAX_EXPONENT:
             raise TooComplexError("too large an exponent")
-        return _local.mp.exp(_float(value))
+        return _local.mp.exp(_to_mpmath(value))
 
     def _root(self, radicand: Value, index: Value) -> Value:
         if index == 2 and isinstance(radicand, Fraction) and radicand >= 0:
@@ -317,7 +338,7 @@ class _Evaluation:
             raise TooComplexError("too large a factorial")
         if value.denominator == 1:
             return Fraction(math.factorial(value.numerator))
-        return _local.mp.gamma(_float(value + 1))
+        return _local.mp.gamma(_to_mpmath(value + 1))
 
     def _binomial(self, over: Value, under: Value) -> Value:
         if not isinstance(over, Fraction) or not isinstance(under, Fraction) or under.denominator != 1 or under < 0:
@@ -356,7 +377,7 @@ class _Evaluation:
     def _ln(self, value: Value) -> Value:
         if not value or not (self._is_complex or (_is_real(value) and value > 0)):
             raise _UndefinedError
-        return Fraction(0) if value == 1 else _local.mp.log(_float(value))
+        return Fraction(0) if value == 1 else _local.mp.log(_to_mpmath(value))
 
     def _function(self, name: str, value: Value) -> Value:
         is_inverse = name.startswith("arc")
@@ -366,7 +387,7 @@ class _Evaluation:
         if name in ("sinh", "cosh", "tanh") and abs(value) > 3 * _MAX_EXPONENT:
             raise TooComplexError("too large an argument")
         try:
-            return method(_float(value))
+            return method(_to_mpmath(value))
         except ZeroDivisionError as e:
             raise _UndefinedError from e
 
@@ -380,14 +401,14 @@ def _times(first: Value, second: Value) -> Value:
         return first * second
     if not first or not second:
         return Fraction(0)
-    return _float(first) * _float(second)
+    return _to_mpmath(first) * _to_mpmath(second)
 
 
 def _is_real(value: Value) -> bool:
     return isinstance(value, Fraction) or not value.imag
 
 
-def _float(value: Value) -> Value:
+def _to_mpmath(value: Value) -> Value:
     """Return a fraction as an mpmath number; any other value unchanged."""
     if not isinstance(value, Fraction):
         return value

@@ -1,7 +1,7 @@
 r"""Read a `Notation` as a value: a number, words, a formula, a group, a matrix, a relation.
 
-Numbers are exact fractions: 1,234 and \frac{3}{4} and 1 1/2 and 2.5\cdot 10^{3} and 0.\overline{3}; exponents are
-bounded, so that no text costs much. (1, 2) and [1, 2) are ordered, \{1, 2\} and a bare "1, 2" are sets, and
+Numbers are exact fractions: 1,234 and \frac{3}{4} and 1 1/2 and 2.5\cdot 10^{3} and 0.\overline{3}. Exponents are
+bounded, so that no text costs much time. (1, 2) and [1, 2) are ordered; \{1, 2\} and a bare "1, 2" are sets;
 a < x \le b is a relation. `comparison.py` decides which values are equal.
 """
 
@@ -44,7 +44,7 @@ _IN_WORDS: Final = re.compile(r"(?P<number>.+?)\s*\(\s*(?P<words>[A-Za-z -]{3,})
 
 
 def words_key(text: str) -> Hashable | None:
-    """Return a key of a text in words, equal for equal answers; None if it has other characters or may be a formula."""
+    """Return a key of a text of words, equal for equal answers; None if it has other characters or may be a formula."""
     for pattern in _DATES:
         if date := pattern.fullmatch(text):
             return "date", _MONTHS.index(date["month"][:3].lower()), int(date["day"]), date["year"]
@@ -57,7 +57,7 @@ def words_key(text: str) -> Hashable | None:
 
 
 def are_same_time(first: str, second: str) -> bool | None:
-    """Return whether two texts are the same time of day; None if one of them is not a time. 3:30 may be a.m. or p.m."""
+    """Return whether two texts are the same time of day, 3:30 being a.m. or p.m.; None if one of them is not a time."""
     clocks = _CLOCK.fullmatch(first), _CLOCK.fullmatch(second)
     if clocks[0] is None or clocks[1] is None:
         return None
@@ -67,7 +67,7 @@ def are_same_time(first: str, second: str) -> bool | None:
 def number_in_words(text: str) -> Fraction | None:
     """Return the value of a number in words, such as "forty-two"; None for other words."""
     words = [word for word in re.split(r"[\s-]+", text.lower()) if word != "and"]
-    total = part = 0
+    total = part = 0  # `part` is the number since the last "thousand" or "million"
     for position, word in enumerate(words):
         if word in _SMALL_NUMBERS:
             follows_tens = part % 100 >= 20 and part % 10 == 0 < _SMALL_NUMBERS[word] < 10
@@ -84,14 +84,14 @@ def number_in_words(text: str) -> Fraction | None:
 
 
 def without_repetition_in_words(text: str) -> tuple[str, Fraction | None]:
-    """Split "5 (five)" into 5 and the number in words; return any other text, and None."""
+    """Return ("5", 5) for "5 (five)"; return any other text unchanged, with None."""
     match = _IN_WORDS.fullmatch(text)
     number = number_in_words(match["words"].strip()) if match else None
     return (match["number"], number) if match and number is not None else (text, None)
 
 
 def _minutes(clock: re.Match[str]) -> set[int]:
-    """Return minutes since midnight; both readings of an hour without a.m. or p.m."""
+    """Return the minutes since midnight, for an hour without a.m. or p.m. both possible values."""
     hour, minute, half = int(clock["hour"]), int(clock["minute"]), clock["half"]
     if half is None:
         return {hour * 60 + minute, (hour + 12) % 24 * 60 + minute} if hour <= 12 else {hour * 60 + minute}
@@ -123,12 +123,12 @@ def exact_number(text: str) -> Fraction | None:
     while len(text) > 2 and text[0] + text[-1] in ("()", "{}") and not set("(){}") & set(text[1:-1]):
         text = text[1:-1].strip()
     if match := _DECIMAL.fullmatch(text):
-        return _power_of_ten(_plain(match["number"]), match["exponent"])
+        return _power_of_ten(_decimal_value(match["number"]), match["exponent"])
     if match := _SCIENTIFIC.fullmatch(text):
-        factor = _plain(match["number"] or f"{match['sign'] or ''}1")
+        factor = _decimal_value(match["number"] or f"{match['sign'] or ''}1")
         return _power_of_ten(factor, match["braced"] or match["digit"])
     if match := _FRACTION.fullmatch(text):
-        over, under = _plain(match["over"] or match["left"]), _plain(match["under"] or match["right"])
+        over, under = _decimal_value(match["over"] or match["left"]), _decimal_value(match["under"] or match["right"])
         whole = match["whole"] or match["spaced"]
         if under == 0 or (whole and (over < 0 or under < 0)):
             return None
@@ -153,7 +153,8 @@ def numeral_in_base(text: str) -> tuple[str, int] | None:
     return match["numeral"].lower(), int(number)
 
 
-def _plain(text: str) -> Fraction:
+def _decimal_value(text: str) -> Fraction:
+    """Return the value of a decimal number, which may have spaces or commas between groups of digits."""
     return Fraction(text.replace(",", "").replace(" ", "").removesuffix("."))
 
 
@@ -198,7 +199,7 @@ class ValueGroup:
 
     @property
     def is_set(self) -> bool:
-        """True if the order of the values is irrelevant."""
+        """Return whether the order of the values is irrelevant."""
         return self.brackets in {"", r"\{\}"}
 
 
@@ -219,28 +220,37 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """Relations and intervals of which one ("or") or each ("and") holds, or the first and not the other ("without")."""
+    """Conditions joined by `kind`: one holds ("or"), all hold ("and"), or the first and not the second ("without")."""
 
     kind: str
     parts: tuple[Key, ...]
 
 
 Key: TypeAlias = Fraction | Formula | ValueGroup | Matrix | Relation | Combination
+"""The value of an answer."""
 
 
 def key_of(text: str, depth: int = 0) -> Key:
-    """Return the key of an answer in `Notation`'s form."""
+    """Return the key of the text of a `Notation`."""
     text = text.strip()
     number = exact_number(text)
     if number is not None:
         return number
     if depth > _MAX_GROUP_DEPTH:
         return Formula(canonical(text))
-    return _alternatives(text, depth) or _matrix(text, depth) or _relation(text, depth) or _group(text, depth)
+    return (
+        _read_alternatives(text, depth)
+        or _read_matrix(text, depth)
+        or _read_relation(text, depth)
+        or _read_group(text, depth)
+    )
 
 
-def values_of(group: ValueGroup) -> ValueGroup | None:
-    """Return the values of x = 1, y = 2 by name; a set for x_1, x_2 and so on; None unless each item has a name."""
+def named_values(group: ValueGroup) -> ValueGroup | None:
+    """Return the values of "x = 1, y = 2" in the order of their names; None unless each item has a name.
+
+    The values of numbered names (x_1, x_2) are a set, since their order is arbitrary.
+    """
     named = {}
     for item in group.items:
         if not isinstance(item, Relation) or item.signs != ("=",) or not isinstance(item.parts[0], Formula):
@@ -253,7 +263,7 @@ def values_of(group: ValueGroup) -> ValueGroup | None:
 
 
 def split_at(text: str, sign: re.Pattern[str]) -> tuple[list[str], list[str]]:
-    """Return the parts between signs outside brackets, and these signs."""
+    """Return the parts of a text between signs that are outside brackets, and these signs."""
     parts: list[str] = []
     signs: list[str] = []
     depth = start = position = 0
@@ -270,19 +280,21 @@ def split_at(text: str, sign: re.Pattern[str]) -> tuple[list[str], list[str]]:
     return [*parts, text[start:].strip()], signs
 
 
-def _alternatives(text: str, depth: int) -> Key | None:
-    r"""Return the key of x < 1 or x > 3, of unions, of \pm and of sets by a condition."""
+def _read_alternatives(text: str, depth: int) -> Key | None:
+    r"""Read "x < 1 or x > 3", unions, "\pm", and sets given by a condition; return None for other texts."""
     builder = _SET_BUILDER.fullmatch(text)
     if builder:
         return key_of(builder["condition"].strip().removesuffix("\\"), depth + 1)
-    if (r"\pm" in text or r"\mp" in text) and not split_at(_with_commas(text), _COMMA)[1]:
+    if (r"\pm" in text or r"\mp" in text) and not split_at(_replace_conjunctions(text), _COMMA)[1]:
         plus = _BOTH_SIGNS.sub(lambda sign: "+" if sign[1] == "p" else "-", text)
         minus = _BOTH_SIGNS.sub(lambda sign: "-" if sign[1] == "p" else "+", text)
-        return ValueGroup("", tuple(part for one in (plus, minus) for part in _dissolved(key_of(one, depth + 1))))
+        keys = key_of(plus, depth + 1), key_of(minus, depth + 1)
+        return ValueGroup("", tuple(value for key in keys for value in _flatten_bare_list(key)))
     parts, signs = split_at(text, _WITHOUT)
     if signs:
-        is_clear = len(parts) == 2 and all(parts) and not split_at(text, _OR)[1]  # else the union is ambiguous
-        return Combination("without", tuple(key_of(part, depth + 1) for part in parts)) if is_clear else None
+        # without parentheses, "a \setminus b \cup c" is ambiguous
+        is_unambiguous = len(parts) == 2 and all(parts) and not split_at(text, _OR)[1]
+        return Combination("without", tuple(key_of(part, depth + 1) for part in parts)) if is_unambiguous else None
     is_region = bool(_INEQUALITY.search(text)) or r"\cup" in text
     for kind, sign in (("or", _OR), ("and", _AND)):
         parts, signs = split_at(text, sign)
@@ -291,7 +303,7 @@ def _alternatives(text: str, depth: int) -> Key | None:
     return None
 
 
-def _matrix(text: str, depth: int) -> Matrix | None:
+def _read_matrix(text: str, depth: int) -> Matrix | None:
     match = _MATRIX.fullmatch(text)
     if match is None:
         return None
@@ -299,8 +311,8 @@ def _matrix(text: str, depth: int) -> Matrix | None:
     return Matrix(tuple(tuple(key_of(cell, depth + 1) for cell in row.split("&")) for row in rows))
 
 
-def _relation(text: str, depth: int) -> Relation | None:
-    if split_at(_with_commas(text), _COMMA)[1]:
+def _read_relation(text: str, depth: int) -> Relation | None:
+    if split_at(_replace_conjunctions(text), _COMMA)[1]:
         return None
     parts, signs = split_at(text, _SIGN)
     if not signs or not all(parts):
@@ -308,31 +320,34 @@ def _relation(text: str, depth: int) -> Relation | None:
     return Relation(tuple(key_of(part, depth + 1) for part in parts), tuple(signs))
 
 
-def _group(text: str, depth: int) -> Key:
-    brackets, items = _items_of(_with_commas(text))
+def _read_group(text: str, depth: int) -> Key:
+    brackets, items = _split_items(_replace_conjunctions(text))
     is_group = len(items) > 1 or brackets == r"\{\}"
     if not is_group or len(items) > _MAX_ITEMS:
         with contextlib.suppress(NotAnExpressionError):
             return Formula(canonical(text), parse(text))
         return Formula(canonical(text))
-    keys = [part for item in _without_common_name(items) for part in _dissolved(key_of(item, depth + 1))]
+    keys = [value for item in _drop_common_name(items) for value in _flatten_bare_list(key_of(item, depth + 1))]
     group = ValueGroup(brackets, tuple(keys))
     is_single = len(keys) == 1 and group.is_set and not isinstance(keys[0], ValueGroup)
     return keys[0] if is_single and keys[0] != Formula(r"\emptyset") else group
 
 
-def _with_commas(text: str) -> str:
-    """Replace "1 or 2" and "1; 2" by "1, 2"; words without digits keep their "and"."""
+def _replace_conjunctions(text: str) -> str:
+    """Write "1 or 2" and "1; 2" as "1, 2"; a text without digits keeps its conjunctions."""
     return _CONJUNCTION.sub(",", text) if any(character.isdigit() for character in text) else text
 
 
-def _dissolved(key: Key) -> tuple[Key, ...]:
-    r"""Return an item's values for its group: a bare list, as from "\pm 3", is flattened into the group."""
+def _flatten_bare_list(key: Key) -> tuple[Key, ...]:
+    r"""Return the values of a bare list, such as "\pm 3", to be items of the group around it; else the key alone."""
     return key.items if isinstance(key, ValueGroup) and not key.brackets else (key,)
 
 
-def _items_of(text: str) -> tuple[str, list[str]]:
-    """Return the brackets around the whole text, "" for none, and the items between its commas; or "" and the text."""
+def _split_items(text: str) -> tuple[str, list[str]]:
+    """Return the brackets around the whole text, "" for none, and the items between its commas.
+
+    A text with unbalanced brackets or an empty item is a single item without brackets.
+    """
     marks = list(_BRACKET.finditer(text))
     depths: list[int] = []
     for mark in marks:
@@ -348,8 +363,8 @@ def _items_of(text: str) -> tuple[str, list[str]]:
     return (brackets, items) if all(items) else ("", [text])
 
 
-def _without_common_name(items: list[str]) -> list[str]:
-    """Return the values if all items have the same name: x = 1 and x = 2 are 1 and 2; x = 1 and y = 2 stay."""
+def _drop_common_name(items: list[str]) -> list[str]:
+    """Return the values of items with the same name, as 1 and 2 for "x = 1" and "x = 2"; else the items unchanged."""
     named = [_NAMED.fullmatch(item) for item in items]
     names = {match["name"] if match else None for match in named}
     if len(names) != 1 or None in names:

@@ -35,7 +35,7 @@ def reply(answer: str) -> str:
 
 def test_is_less_ignores_rounding_differences() -> None:
     two = Fraction(2)
-    low, high = (numeric._float(two) * (1 + sign * numeric._local.epsilon / 4) for sign in (-1, 1))
+    low, high = (numeric._to_mpmath(two) * (1 + sign * numeric._local.epsilon / 4) for sign in (-1, 1))
     for one, other in ((two, low), (low, two), (two, high), (high, two), (low, high)):
         assert numeric.is_close(one, other)
         assert not numeric.is_less(one, other)

@@ -622,7 +622,7 @@ def tidy(answer: str) -> str:
 
 
 def canonical(text: str) -> str:
-    """Return a key that is equal if answers differ in spaces and outer brackets only, or in the case of a single word."""
+    """Return a key that ignores spaces, brackets around one word or number, and the case of a single word."""
     text = _SHORT_SCRIPT.sub(r"\1\2", " ".join(text.split()))
     key = _BETWEEN_DIGITS.sub("\0", text).replace(" ", "").replace("\0", " ")  # 4 2 is not 42
     while len(key) > 2 and key[0] + key[-1] in ("()", "{}") and key[1:-1].isalnum():

@@ -1,4 +1,4 @@
-"""The checker of slime's contract: a valid sample passes, and each broken field is named."""
+"""`contract_violations`: valid samples have none; each broken field is named."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def decode(ids: Any) -> str:
 
 
 def valid_sample(**changes: Any) -> Sample:
-    """Prompt 1 2 3, then one turn, a tool result and another turn."""
+    """Return a sample with the prompt 1 2 3, a turn, a tool result and another turn."""
     sample = Sample(prompt="2 + 2?", label="4", index=0)
     sample.tokens = [1, 2, 3, 10, 11, 20, 21, 12, 13]
     sample.response_length = 6
@@ -36,7 +36,7 @@ FILLER = {"tokens": [1, 2, 3, 9], "response_length": 1, "response": "", "loss_ma
 
 
 @pytest.mark.parametrize(
-    ("changes", "how"),
+    ("changes", "options"),
     [
         ({}, {}),
         ({**FILLER, "remove_sample": True, "status": Sample.Status.FAILED}, {}),
@@ -45,12 +45,12 @@ FILLER = {"tokens": [1, 2, 3, 9], "response_length": 1, "response": "", "loss_ma
     ],
     ids=["completed", "no sampled token", "aborted without a reward", "no reward key"],
 )
-def test_contract_violations_accepts_a_valid_sample(changes: dict[str, Any], how: dict[str, Any]) -> None:
-    assert violations(valid_sample(**changes), **how) == []
+def test_contract_violations_accepts_a_valid_sample(changes: dict[str, Any], options: dict[str, Any]) -> None:
+    assert violations(valid_sample(**changes), **options) == []
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         *(({"tokens": tokens}, "tokens is") for tokens in ([1, 2, "3"], [1, 2, -3])),
         ({"tokens": [10, 11, 20, 21, 12, 13]}, "at least one prompt token"),
@@ -80,7 +80,7 @@ def test_contract_violations_accepts_a_valid_sample(changes: dict[str, Any], how
         ({"trajectory": []}, "undeclared attributes trajectory"),
     ],
 )
-def test_contract_violations_names_only_the_broken_field(changes: dict[str, Any], words: str) -> None:
+def test_contract_violations_names_only_the_broken_field(changes: dict[str, Any], message: str) -> None:
     found = violations(valid_sample(**changes))
     assert len(found) == 1, found
-    assert words in found[0]
+    assert message in found[0]

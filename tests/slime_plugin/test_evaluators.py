@@ -1,4 +1,4 @@
-"""Evaluators of strands-agents-evals as rewards: they read the episode, and what can't be judged is no wrong answer."""
+"""Evaluators of strands-agents-evals as rewards: inputs from the episode, judges, and samples without a verdict."""
 
 import asyncio
 import json
@@ -32,11 +32,11 @@ from strands_evals.evaluators import (  # noqa: E402
 from strands_evals.types.evaluation import NOT_APPLICABLE, EvaluationOutput  # noqa: E402
 
 HERE = __name__
-BUYS = TOOL_CALL.format(name="buy", arguments=json.dumps({"item": "apple"}))
+BUY_TURN = TOOL_CALL.format(name="buy", arguments=json.dumps({"item": "apple"}))
 
 
 class Shop:
-    """An environment whose state evaluators compare."""
+    """Environment whose state the evaluators compare."""
 
     def __init__(self, task: Any) -> None:
         self.cart: list[str] = []
@@ -55,9 +55,9 @@ def buy(item: str) -> str:
 
 called = ToolCalled("buy")
 not_called = ToolCalled("sell")
-says_34 = Contains("34", name="says")
-same = Equals()
-typo = StateEquals("carts", ["apple"])
+contains_34 = Contains("34", name="contains")
+equals = Equals()
+misspelled_state = StateEquals("carts", ["apple"])
 
 
 def cart(value: Any = None) -> StateEquals:
@@ -68,42 +68,42 @@ def rubric(model: Any = None) -> OutputEvaluator:
     return OutputEvaluator(rubric="Is it right?", model=model)
 
 
-let_go = asyncio.Event()
-"""Set once a request to a judge is given up."""
+request_cancelled = asyncio.Event()
+"""Event: a request to the judge was cancelled."""
 waiting = threading.Event()
-"""Set while an evaluator waits; what the rollout is aborted by."""
+"""Event: an evaluator waits; also used as the abort flag."""
 
 
-class Told(Evaluator):
-    """Gives what it is told in the row's metadata."""
+class MetadataEvaluator(Evaluator):
+    """Return the outputs in the row's metadata, wait, or exit."""
 
     async def evaluate_async(self, case: Any) -> list[EvaluationOutput]:
-        given = case.metadata["outputs"]
-        if given == "leave":
+        outputs = case.metadata["outputs"]
+        if outputs == "exit":
             raise SystemExit("no key")
-        if given == "wait":
+        if outputs == "wait":
             waiting.set()
             await asyncio.sleep(60)
-        return [EvaluationOutput(score=score, test_pass=score > 0, label=label) for score, label in given]
+        return [EvaluationOutput(score=score, test_pass=score > 0, label=label) for score, label in outputs]
 
 
-class Sync(Evaluator):
-    """Gives what a row's metadata says; pydantic reads it as a score."""
+class SyncEvaluator(Evaluator):
+    """Return the score in the row's metadata, as pydantic parses it."""
 
     def evaluate(self, case: Any) -> list[EvaluationOutput]:
         return [EvaluationOutput(score=case.metadata["score"], test_pass=True)]
 
 
 class SameCalls(Evaluator):
-    """Compares the names of calls, as strands_evals' scorers of trajectories do."""
+    """Compare the names of calls, as strands_evals' trajectory scorers do."""
 
     def evaluate(self, case: Any) -> list[EvaluationOutput]:
         is_same = case.actual_trajectory == case.expected_trajectory
         return [EvaluationOutput(score=float(is_same), test_pass=is_same)]
 
 
-class Forgets(ConversationManager):
-    """Drops the first call and its result once there is another."""
+class DropFirstCall(ConversationManager):
+    """Conversation manager that drops the first call and its result before the second."""
 
     def apply_management(self, agent: Any, **kwargs: Any) -> None:
         pass
@@ -111,25 +111,25 @@ class Forgets(ConversationManager):
     reduce_context = apply_management
 
     def register_hooks(self, registry: Any, **kwargs: Any) -> None:
-        registry.add_callback(BeforeModelCallEvent, self.forget)
+        registry.add_callback(BeforeModelCallEvent, self.drop_first_call)
 
-    def forget(self, event: Any) -> None:
+    def drop_first_call(self, event: Any) -> None:
         if len(event.agent.messages) > 3:
             del event.agent.messages[1:3]
 
 
-def needs(model: Any) -> OutputEvaluator:
+def needs_model(model: Any) -> OutputEvaluator:
     return rubric(model)
 
 
-class Reads(Evaluator):
-    """Reads what an episode of one agent has not."""
+class InteractionsEvaluator(Evaluator):
+    """Read `actual_interactions`, which an episode of one agent lacks."""
 
     def evaluate(self, case: Any) -> list[EvaluationOutput]:
         return [EvaluationOutput(score=float(bool(case.actual_interactions)), test_pass=False)]
 
 
-def raises() -> Evaluator:
+def raise_lookup_error() -> Evaluator:
     raise LookupError("no key")
 
 
@@ -138,39 +138,39 @@ async def scored(
     reward: Any,
     *,
     metadata: Any = None,
-    turns: Any = (BUYS, ANSWER),
+    turns: Any = (BUY_TURN, ANSWER),
     label: Any = "\\boxed{34}",
     **more: Any,
 ) -> tuple[dict[str, Any], Any]:
-    """What an episode that buys an apple and answers is worth; `more` are settings, or entries of the row."""
+    """Return the reward and sample of an episode that buys an apple and answers; `more` has settings or metadata."""
     settings = {name: value for name, value in more.items() if name in RolloutSettings.model_fields}
-    given = Sample(prompt="What is 17 * 2?", label=label, index=0, metadata=dict(metadata or {}))
-    ours = {"tools": [], "environment": f"{HERE}.Shop", "reward": reward, **settings}
-    played = await run(tokenizer, list(turns), settings=ours, sample=given)
+    sample = Sample(prompt="What is 17 * 2?", label=label, index=0, metadata=dict(metadata or {}))
+    options = {"tools": [], "environment": f"{HERE}.Shop", "reward": reward, **settings}
+    played = await run(tokenizer, list(turns), settings=options, sample=sample)
     assert played.facts["stop_reason"] == "completed", played.facts["error"]
-    args = SimpleNamespace(strands_rollout=ours)
+    args = SimpleNamespace(strands_rollout=options)
     return dict(await reward_func(args, played.sample)), played.sample  # type: ignore[call-overload]
 
 
-OWN_FORM = [{"name": "cart", "state": ["apple"]}]
-READS: dict[str, tuple[str, dict[str, Any], float]] = {
-    "the output": ("says_34", {}, 1.0),
-    "output and label": ("same", {}, 0.0),
-    "a label that is a number": ("same", {"label": 34, "turns": ["34<|im_end|>"]}, 1.0),
+EVALS_FORM = [{"name": "cart", "state": ["apple"]}]
+INPUTS: dict[str, tuple[str, dict[str, Any], float]] = {
+    "the output": ("contains_34", {}, 1.0),
+    "output and label": ("equals", {}, 0.0),
+    "a label that is a number": ("equals", {"label": 34, "turns": ["34<|im_end|>"]}, 1.0),
     "the trajectory": ("called", {}, 1.0),
-    "the trajectory by names": ("SameCalls", {"expected_trajectory": ["buy"]}, 1.0),
+    "the names of the trajectory's calls": ("SameCalls", {"expected_trajectory": ["buy"]}, 1.0),
     "another tool": ("not_called", {}, 0.0),
     "the environment's state": ("cart", {"expected_environment_state": {"cart": ["apple"]}}, 1.0),
-    "a state in strands_evals' own form": ("cart", {"expected_environment_state": OWN_FORM}, 1.0),
+    "a state in strands_evals' form": ("cart", {"expected_environment_state": EVALS_FORM}, 1.0),
     "another state": ("cart", {"expected_environment_state": {"cart": []}}, 0.0),
-    "several outputs": ("Told", {"outputs": [[1.0, None], [0.5, None]]}, 0.75),
-    "an output that does not apply": ("Told", {"outputs": [[1.0, None], [0.0, NOT_APPLICABLE]]}, 1.0),
+    "several outputs": ("MetadataEvaluator", {"outputs": [[1.0, None], [0.5, None]]}, 0.75),
+    "an output that does not apply": ("MetadataEvaluator", {"outputs": [[1.0, None], [0.0, NOT_APPLICABLE]]}, 1.0),
 }
 
 
-@pytest.mark.parametrize(("name", "given", "score"), READS.values(), ids=READS)
-async def test_evaluator_scores_the_episode(shipped_tokenizer: Any, name: str, given: Any, score: float) -> None:
-    found, sample = await scored(shipped_tokenizer, {"evaluator": f"{HERE}:{name}"}, metadata=given, **given)
+@pytest.mark.parametrize(("name", "metadata", "score"), INPUTS.values(), ids=INPUTS)
+async def test_evaluator_scores_the_episode(shipped_tokenizer: Any, name: str, metadata: Any, score: float) -> None:
+    found, sample = await scored(shipped_tokenizer, {"evaluator": f"{HERE}:{name}"}, metadata=metadata, **metadata)
     assert (found["score"], found["method"], found["error"]) == (score, "evaluator", "")
     assert not sample.remove_sample
     json.dumps(sample.metadata)
@@ -193,29 +193,36 @@ async def test_accuracy_of_parts_prefers_grading_to_evaluators(shipped_tokenizer
     assert (found["score"], found["acc"]) == (1.0, 1.0)
 
 
-LOSES = {"conversation_manager": f"{HERE}.Forgets", "turns": (BUYS, BUYS.replace("buy", "sell"), ANSWER)}
+DROPPED_CALLS = {
+    "conversation_manager": f"{HERE}.DropFirstCall",
+    "turns": (BUY_TURN, BUY_TURN.replace("buy", "sell"), ANSWER),
+}
 GRAPH = {"agent_factory": "user_agents.graph", "environment": None, "turns": ("L<|im_end|>", "R<|im_end|>", ANSWER)}
-UNJUDGED: dict[str, tuple[str, Any, str]] = {
-    "nothing that applies": ("Told", {"outputs": [[0.0, NOT_APPLICABLE]]}, "had nothing to judge"),
-    "no output": ("Told", {"outputs": []}, "had nothing to judge"),
-    "an evaluator that ends the program": ("Told", {"outputs": "leave"}, "raised SystemExit('no key')"),
-    "an evaluator that raises": ("Told", {}, "raised KeyError"),
-    "a score that is no number": ("Sync", {"score": float("nan")}, "expected a finite `score`"),
-    "a row that can't be read": ("Sync", {"expected_trajectory": 1}, "raised ValidationError"),
-    "a state of no such name": ("typo", {}, "compares the state 'carts', which this episode lacks; got cart"),
-    "an input that is not there": ("Reads", {}, "reads actual_interactions, which this episode lacks"),
-    "no label": ("same", {"label": None}, "compares with the row's label, but the row has none"),
-    "calls that the history has lost": ("called", LOSES, "reads actual_trajectory, which this episode lacks: its"),
+NO_VERDICT: dict[str, tuple[str, Any, str]] = {
+    "no output that applies": ("MetadataEvaluator", {"outputs": [[0.0, NOT_APPLICABLE]]}, "had nothing to judge"),
+    "no output": ("MetadataEvaluator", {"outputs": []}, "had nothing to judge"),
+    "an evaluator that exits": ("MetadataEvaluator", {"outputs": "exit"}, "raised SystemExit('no key')"),
+    "an evaluator that raises": ("MetadataEvaluator", {}, "raised KeyError"),
+    "a score that is not a number": ("SyncEvaluator", {"score": float("nan")}, "expected a finite `score`"),
+    "a row that can't be parsed": ("SyncEvaluator", {"expected_trajectory": 1}, "raised ValidationError"),
+    "an unknown state name": ("misspelled_state", {}, "compares the state 'carts', which this episode lacks; got cart"),
+    "a missing input": ("InteractionsEvaluator", {}, "reads actual_interactions, which this episode lacks"),
+    "no label": ("equals", {"label": None}, "compares with the row's label, but the row has none"),
+    "calls that the history has dropped": (
+        "called",
+        DROPPED_CALLS,
+        "reads actual_trajectory, which this episode lacks: its",
+    ),
     "calls of a graph's agents": ("called", GRAPH, "or it is a swarm's or graph's; use an evaluator of"),
 }
 
 
-@pytest.mark.parametrize(("name", "given", "words"), UNJUDGED.values(), ids=UNJUDGED)
+@pytest.mark.parametrize(("name", "metadata", "message"), NO_VERDICT.values(), ids=NO_VERDICT)
 async def test_evaluator_without_verdict_removes_the_sample(
-    shipped_tokenizer: Any, name: str, given: Any, words: str
+    shipped_tokenizer: Any, name: str, metadata: Any, message: str
 ) -> None:
-    found, sample = await scored(shipped_tokenizer, {"evaluator": f"{HERE}.{name}"}, metadata=given, **given)
-    assert words in found["error"], found
+    found, sample = await scored(shipped_tokenizer, {"evaluator": f"{HERE}.{name}"}, metadata=metadata, **metadata)
+    assert message in found["error"], found
     assert (found["method"] in ("no_judge", "error"), sample.remove_sample) == (True, True)
 
 
@@ -227,15 +234,15 @@ async def test_evaluator_refuses_sample_played_without_evaluator(shipped_tokeniz
 
 REFUSED = {
     "strands_evals.evaluators.GoalSuccessRateEvaluator": "would use Amazon Bedrock; give it a judge",
-    f"{HERE}.needs": "takes a model; give it a judge with base_url",
-    f"{HERE}.raises": "raises raised LookupError: no key",
+    f"{HERE}.needs_model": "takes a model; give it a judge with base_url",
+    f"{HERE}.raise_lookup_error": "raise_lookup_error raised LookupError: no key",
     f"{HERE}.HERE": "is a str; expected an evaluator of strands_evals",
     "strands_evals.evaluators.GoalSuccesRateEvaluator": "GoalSuccessRateEvaluator",
     "strands_evals.evaluators.ToolCalled": "for an evaluator with arguments, name a function that builds it",
 }
 PROMPT = {"base_url": "http://a", "model": "m", "prompt": "{response}?"}
 MISPLACED: list[Any] = [
-    (f"{HERE}.Told", "is an evaluator, not a function; set it as reward.evaluator"),
+    (f"{HERE}.MetadataEvaluator", "is an evaluator, not a function; set it as reward.evaluator"),
     (f"{HERE}.called", "is an evaluator, not a function"),
     (
         {"evaluator": f"{HERE}.rubric", "judge": PROMPT},
@@ -245,32 +252,33 @@ MISPLACED: list[Any] = [
 
 
 @pytest.mark.parametrize(
-    ("reward", "words"),
-    [*(({"evaluator": path}, words) for path, words in REFUSED.items()), *MISPLACED],
+    ("reward", "message"),
+    [*(({"evaluator": path}, message) for path, message in REFUSED.items()), *MISPLACED],
 )
-async def test_unusable_evaluator_is_a_setup_error(shipped_tokenizer: Any, reward: Any, words: str) -> None:
+async def test_unusable_evaluator_is_a_setup_error(shipped_tokenizer: Any, reward: Any, message: str) -> None:
     settings = {"reward": reward, "tools": []}
     played = await run(shipped_tokenizer, [ANSWER], settings=settings)
-    assert (played.facts["stop_reason"], words in played.facts["error"]) == ("setup_error", True), played.facts["error"]
+    error = played.facts["error"]
+    assert (played.facts["stop_reason"], message in error) == ("setup_error", True), error
 
 
 @asynccontextmanager
-async def judging(**rating: Any) -> AsyncIterator[tuple[dict[str, Any], list[Any]]]:
-    """The settings of a judge on an API that calls the tool it is offered with this rating; and what it was asked."""
-    asked: list[Any] = []
-    at_once = 0
+async def serve_judge(**rating: Any) -> AsyncIterator[tuple[dict[str, Any], list[Any]]]:
+    """Serve a judge that calls the offered tool with `rating`; yield its settings and the requests it received."""
+    requests: list[Any] = []
+    concurrent = 0
 
     async def chat(request: web.Request) -> web.StreamResponse:
-        nonlocal at_once
-        at_once += 1
+        nonlocal concurrent
+        concurrent += 1
         body = await request.json()
-        asked.append((json.dumps(body["messages"]), at_once))
+        requests.append((json.dumps(body["messages"]), concurrent))
         try:
             await asyncio.sleep(rating.get("after_s", 0.05))
         except asyncio.CancelledError:
-            let_go.set()
+            request_cancelled.set()
             raise
-        at_once -= 1
+        concurrent -= 1
         if "status" in rating:
             return web.Response(status=rating["status"])
         call = {"name": body["tools"][0]["function"]["name"], "arguments": json.dumps(rating)}
@@ -289,13 +297,13 @@ async def judging(**rating: Any) -> AsyncIterator[tuple[dict[str, Any], list[Any
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
-        yield {"base_url": f"http://127.0.0.1:{runner.addresses[0][1]}/v1", "model": "m", "retries": 0}, asked
+        yield {"base_url": f"http://127.0.0.1:{runner.addresses[0][1]}/v1", "model": "m", "retries": 0}, requests
     finally:
         await runner.cleanup()
 
 
-JUDGED: dict[str, tuple[str, dict[str, Any], float, list[str]]] = {
-    "a goal, asked in a thread": (
+JUDGE_CASES: dict[str, tuple[str, dict[str, Any], float, list[str]]] = {
+    "a goal, judged in a thread": (
         f"strands_evals.evaluators.{GoalSuccessRateEvaluator.__name__}",
         {"reasoning": "so", "score": "Yes"},
         *(1.0, ["What is 17 * 2?", "buy({'item': 'apple'})", "bought apple", "The answer is"]),
@@ -309,49 +317,49 @@ JUDGED: dict[str, tuple[str, dict[str, Any], float, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize(("path", "rating", "score", "read"), JUDGED.values(), ids=JUDGED)
+@pytest.mark.parametrize(("path", "rating", "score", "read"), JUDGE_CASES.values(), ids=JUDGE_CASES)
 async def test_evaluator_asks_judge_by_base_url(
     shipped_tokenizer: Any, path: str, rating: Any, score: float, read: list[str]
 ) -> None:
     pytest.importorskip("openai")
-    async with judging(**rating) as (judge, asked):
+    async with serve_judge(**rating) as (judge, judge_requests):
         found, _ = await scored(shipped_tokenizer, {"evaluator": path, "judge": judge})
     assert (found["score"], found["error"]) == (score, "")
-    assert all(text in asked[0][0] for text in read), asked
+    assert all(text in judge_requests[0][0] for text in read), judge_requests
 
 
 OUTAGES: dict[str, tuple[dict[str, Any], dict[str, Any], int, str]] = {
     "down": ({"status": 503}, {}, 2, "503"),
-    # Strands itself would ask six times, with waits
+    # Strands' own retries would make six requests, with waits
     "busy": ({"status": 429}, {}, 2, "the judge refused 2 requests"),
     "slow": ({"after_s": 60}, {"timeout_s": 0.3}, 1, "took longer than judge.timeout_s=0.3"),
 }
 
 
 @pytest.mark.parametrize("path", [f"{HERE}.rubric", f"strands_evals.evaluators.{GoalSuccessRateEvaluator.__name__}"])
-@pytest.mark.parametrize(("rating", "given", "requests", "words"), OUTAGES.values(), ids=OUTAGES)
+@pytest.mark.parametrize(("rating", "judge_settings", "requests", "message"), OUTAGES.values(), ids=OUTAGES)
 async def test_evaluator_judge_failure_is_no_judge(
-    shipped_tokenizer: Any, path: str, rating: Any, given: Any, requests: int, words: str
+    shipped_tokenizer: Any, path: str, rating: Any, judge_settings: Any, requests: int, message: str
 ) -> None:
     pytest.importorskip("openai")
-    async with judging(**rating) as (judge, asked):
-        reward = {"evaluator": path, "judge": {**judge, "retries": 1, **given}}
+    async with serve_judge(**rating) as (judge, judge_requests):
+        reward = {"evaluator": path, "judge": {**judge, "retries": 1, **judge_settings}}
         found, sample = await scored(shipped_tokenizer, reward)
-        assert (found["method"], sample.remove_sample, words in found["error"]) == ("no_judge", True, True), found
-        assert len(asked) == requests
+        assert (found["method"], sample.remove_sample, message in found["error"]) == ("no_judge", True, True), found
+        assert len(judge_requests) == requests
 
 
 async def test_evaluator_judge_keeps_max_concurrency(shipped_tokenizer: Any) -> None:
     pytest.importorskip("openai")
-    async with judging(score=1.0, test_pass=True) as (judge, asked):
+    async with serve_judge(score=1.0, test_pass=True) as (judge, judge_requests):
         reward = {"evaluator": f"{HERE}.rubric", "judge": {**judge, "max_concurrency": 2}}
         await asyncio.gather(*(scored(shipped_tokenizer, reward) for _ in range(6)))
-    assert (len(asked), max(at_once for _, at_once in asked)) == (6, 2)
+    assert (len(judge_requests), max(concurrent for _, concurrent in judge_requests)) == (6, 2)
 
 
 async def test_evaluator_is_cancelled_by_rollout_abort(shipped_tokenizer: Any) -> None:
     waiting.clear()
-    reward, settings = {"evaluator": f"{HERE}.Told"}, {"should_abort": waiting.is_set}
+    reward, settings = {"evaluator": f"{HERE}.MetadataEvaluator"}, {"should_abort": waiting.is_set}
     async with asyncio.timeout(20):
         found, sample = await scored(shipped_tokenizer, reward, metadata={"outputs": "wait"}, **settings)
     assert ("the rollout was aborted before" in found["error"], sample.remove_sample) == (True, True)
@@ -360,10 +368,10 @@ async def test_evaluator_is_cancelled_by_rollout_abort(shipped_tokenizer: Any) -
 async def test_evaluator_thread_request_ends_with_rollout_abort(shipped_tokenizer: Any) -> None:
     pytest.importorskip("openai")
     path = f"strands_evals.evaluators.{GoalSuccessRateEvaluator.__name__}"
-    let_go.clear()
-    async with judging(after_s=600) as (judge, asked), asyncio.timeout(20):
+    request_cancelled.clear()
+    async with serve_judge(after_s=600) as (judge, judge_requests), asyncio.timeout(20):
         found, _ = await scored(
-            shipped_tokenizer, {"evaluator": path, "judge": judge}, should_abort=lambda: bool(asked)
+            shipped_tokenizer, {"evaluator": path, "judge": judge}, should_abort=lambda: bool(judge_requests)
         )
         assert "the rollout was aborted before" in found["error"]
-        await let_go.wait()
+        await request_cancelled.wait()

@@ -1,4 +1,4 @@
-"""The facts of an episode have the same names and values in metadata as in `EpisodeFacts`."""
+"""`EpisodeFacts`: reading an episode's facts from a sample's metadata and writing them."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from strands_rollout.samples import EpisodeFacts, Sample, add_facts, facts_of, t
 LOCAL = {"executor": {"name": "local", "isolation": "rlimits"}}
 
 
-def recorded(**facts: Any) -> Sample:
+def sample_with(**facts: Any) -> Sample:
     return Sample(metadata={"strands_rollout": facts})
 
 
@@ -40,12 +40,12 @@ async def test_facts_of_reads_what_generate_wrote(shipped_tokenizer: Any, settin
     ],
 )
 def test_facts_of_drops_values_of_wrong_type(name: str, value: object) -> None:
-    assert facts_of(recorded(**{name: value})) == EpisodeFacts()
+    assert facts_of(sample_with(**{name: value})) == EpisodeFacts()
 
 
 def test_facts_of_reads_whole_float_as_count() -> None:
-    assert facts_of(recorded(turns=3.0)).turns == 3
-    assert type(facts_of(recorded(turns=3.0)).turns) is int
+    assert facts_of(sample_with(turns=3.0)).turns == 3
+    assert type(facts_of(sample_with(turns=3.0)).turns) is int
 
 
 @pytest.mark.parametrize("foreign", [None, object(), Sample(), Sample(metadata={"strands_rollout": [1]})])
@@ -54,7 +54,7 @@ def test_facts_of_foreign_sample_is_empty(foreign: object) -> None:
 
 
 def test_add_facts_keeps_other_keys() -> None:
-    sample = recorded(turns=1, error=None, text_endpoint={"of": "another program"})
+    sample = sample_with(turns=1, error=None, text_endpoint={"of": "another program"})
     add_facts(sample, EpisodeFacts(queue_s=0.5, episode_number=7))
     assert (take_fact(sample, "episode_number"), take_fact(sample, "episode_number")) == (7, None)
     expected = {"turns": 1, "error": None, "text_endpoint": {"of": "another program"}, "queue_s": 0.5}

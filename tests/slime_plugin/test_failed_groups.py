@@ -1,6 +1,6 @@
-"""A training run whose groups all fail is ended, once and loudly; one that still has something to train on is not.
+"""`max_failed_groups`: a training run whose groups all fail ends with `FailedGroupsError`.
 
-What slime makes of it is shown in `tests/slime`.
+`tests/slime` shows what slime does with the error.
 """
 
 import asyncio
@@ -38,15 +38,15 @@ def ended(status: str, *, removed: bool | None = None, group: int | None = 0, in
     return sample
 
 
-def play(args: Any, plan: str, *, nameless: bool = False) -> list[int]:
-    """Episodes one after the other; at which of them the run was ended.
+def play(args: Any, plan: str, *, without_ids: bool = False) -> list[int]:
+    """Play episodes in sequence, and return the positions at which the run was ended.
 
-    F failed, C completed, U untrained without a fault, A aborted; every two are a group.
+    F: failed, C: completed, U: untrained without a fault, A: aborted. Two consecutive episodes are a group.
     """
     statuses = {"F": "FAILED", "C": "COMPLETED", "U": "TRUNCATED", "A": "ABORTED"}
     ends = []
     for at, letter in enumerate(plan):
-        sample = ended(statuses[letter], group=None if nameless else at // 2, index=None if nameless else at)
+        sample = ended(statuses[letter], group=None if without_ids else at // 2, index=None if without_ids else at)
         with failed_groups_of(args).running_episode() as number:
             pass
         try:
@@ -56,7 +56,7 @@ def play(args: Any, plan: str, *, nameless: bool = False) -> list[int]:
     return ends
 
 
-@pytest.mark.parametrize("nameless", [False, True])
+@pytest.mark.parametrize("without_ids", [False, True])
 @pytest.mark.parametrize(
     ("plan", "ends"),
     [
@@ -64,8 +64,8 @@ def play(args: Any, plan: str, *, nameless: bool = False) -> list[int]:
         *(("FCFCFCFCFCFCFC", []), ("FFFFCCFFFFCC", [])),
     ],
 )
-def test_max_failed_groups_in_a_row_end_the_run(plan: str, ends: list[int], nameless: bool) -> None:
-    assert play(args_of(), plan, nameless=nameless) == ends
+def test_max_failed_groups_in_a_row_end_the_run(plan: str, ends: list[int], without_ids: bool) -> None:
+    assert play(args_of(), plan, without_ids=without_ids) == ends
 
 
 def test_count_episode_ignores_partly_failed_groups() -> None:
@@ -80,7 +80,7 @@ def test_max_failed_groups_can_be_disabled(limit: int | None) -> None:
 
 @pytest.mark.parametrize("failing", [248, 256])
 def test_failed_burst_ends_run_once_after_older_episodes(failing: int) -> None:
-    """32 groups of 8 at once: 31 of them fail at the same time, and the last is still running or fails too."""
+    """32 concurrent groups of 8: 31 groups fail at the same time; the last is still running or fails too."""
     args = args_of(limit=8, size=8)
     running = [failed_groups_of(args).running_episode() for _ in range(256)]
     numbers = [episode.__enter__() for episode in running]
@@ -91,16 +91,16 @@ def test_failed_burst_ends_run_once_after_older_episodes(failing: int) -> None:
             count_episode(args, numbers[at], ended("FAILED", group=at // 8, index=at))
         except FailedGroupsError as e:
             ends.append((at, str(e)[:80]))
-    words = "got 32 failed groups of training samples in a row (256 episodes), by no fault of the policy"[:80]
-    assert ends == ([(255, words)] if failing == 256 else [])
+    message = "got 32 failed groups of training samples in a row (256 episodes), by no fault of the policy"[:80]
+    assert ends == ([(255, message)] if failing == 256 else [])
 
 
 async def test_generate_raises_failed_groups_error_on_wrong_setup() -> None:
-    """No engine is asked, all concurrent episodes fail, and one of them says so."""
+    """All concurrent episodes fail without a request to an engine, and one of them raises the error."""
     args = SimpleNamespace(n_samples_per_prompt=2, strands_rollout={"no_such_setting": 1})
     samples = [Sample(prompt="2+2?", group_index=at // 2, index=at) for at in range(2 * MAX_FAILED_GROUPS)]
-    given = await asyncio.gather(*(generate(args, sample, {}) for sample in samples), return_exceptions=True)
-    errors = [one for one in given if isinstance(one, BaseException)]
+    results = await asyncio.gather(*(generate(args, sample, {}) for sample in samples), return_exceptions=True)
+    errors = [result for result in results if isinstance(result, BaseException)]
     assert [type(error) for error in errors] == [FailedGroupsError]
     assert "setup_error: ConfigError: got the unknown setting strands_rollout.no_such_setting" in str(errors[0])
 
@@ -116,7 +116,7 @@ async def test_generate_ignores_failures_of_evaluation() -> None:
 
 @pytest.mark.parametrize("hook", ["log_rollout", "normalize_rewards"])
 def test_fully_async_run_of_failed_episodes_ends_at_step(hook: str, caplog: pytest.LogCaptureFixture) -> None:
-    """slime's worker would log the exception of `generate`, and wait for groups without end."""
+    """slime's fully-async worker would log an exception of `generate` and wait for groups forever."""
 
     def end_of_step(samples: list[Any]) -> None:
         if hook == "log_rollout":
@@ -136,7 +136,7 @@ def test_fully_async_run_of_failed_episodes_ends_at_step(hook: str, caplog: pyte
 
 
 class Rewards:
-    """A reward that works or not, as the plan says: R right, X raises, J its judge is away."""
+    """A reward that follows `plan`: R: right, X: raises, J: its judge is unavailable."""
 
     plan: ClassVar[Iterator[str]]
 
@@ -144,7 +144,7 @@ class Rewards:
     def score(sample: Any) -> float:
         letter = next(Rewards.plan)
         if letter == "J":
-            raise EnvironmentFaultError("the judge is away")
+            raise EnvironmentFaultError("the judge is unavailable")
         if letter == "X":
             raise KeyError("no such word")
         return 1.0
@@ -156,11 +156,11 @@ def graded_args(limit: int | None = 3, path: str | None = "strands_rollout.rewar
     return args
 
 
-async def graded(args: Any, plan: str, *, of_generate: bool = True, evaluation: bool = False) -> list[int]:
-    """Episodes that end well, one after the other, and their rewards; at which of them the run was ended."""
+async def grade_episodes(args: Any, plan: str, *, of_generate: bool = True, evaluation: bool = False) -> list[int]:
+    """Grade completed episodes in sequence, and return the positions at which the run was ended."""
     Rewards.plan = iter(plan)
     ends: list[int] = []
-    words: list[str] = []
+    messages: list[str] = []
     for at, _ in enumerate(plan):
         sample = ended("COMPLETED", group=at // 2, index=at)
         sample.metadata["strands_rollout"] = {"stop_reason": "completed", "evaluation": evaluation}
@@ -174,8 +174,8 @@ async def graded(args: Any, plan: str, *, of_generate: bool = True, evaluation: 
             sample.reward = await reward_func(args, sample)
         except FailedGroupsError as e:
             ends.append(at)
-            words.append(str(e))
-    assert all("the reward failed: " in one for one in words)
+            messages.append(str(e))
+    assert all("the reward failed: " in message for message in messages)
     return ends
 
 
@@ -183,25 +183,25 @@ async def graded(args: Any, plan: str, *, of_generate: bool = True, evaluation: 
 @pytest.mark.parametrize("letter", ["X", "J"])
 async def test_reward_func_failures_end_the_run(letter: str, of_generate: bool) -> None:
     plan = (letter * 5 + "R" + letter * 7, [11, 12]) if of_generate else (letter * 7, [5, 6])
-    assert await graded(graded_args(), plan[0], of_generate=of_generate) == plan[1]
+    assert await grade_episodes(graded_args(), plan[0], of_generate=of_generate) == plan[1]
 
 
 async def test_reward_func_ignores_partly_failed_groups() -> None:
-    assert await graded(graded_args(), "XRXRXRXRXRXR") == []
+    assert await grade_episodes(graded_args(), "XRXRXRXRXRXR") == []
 
 
 @pytest.mark.parametrize("limit", [None, 0])
 async def test_reward_func_failures_can_be_ignored(limit: int | None) -> None:
-    assert await graded(graded_args(limit), "X" * 30) == []
+    assert await grade_episodes(graded_args(limit), "X" * 30) == []
 
 
 async def test_reward_func_ignores_failures_of_evaluation() -> None:
-    assert await graded(graded_args(), "X" * 30, evaluation=True) == []
+    assert await grade_episodes(graded_args(), "X" * 30, evaluation=True) == []
 
 
 async def test_reward_func_under_custom_rm_path_counts_no_failure() -> None:
-    """slime asks another function, which asks this one for some rows: what it makes of it is not known."""
-    assert await graded(graded_args(path="my.reward"), "X" * 30) == []
+    """slime calls another function, which calls `reward_func` for some rows and may handle its failures."""
+    assert await grade_episodes(graded_args(path="my.reward"), "X" * 30) == []
 
 
 async def test_failed_episodes_and_rewards_count_as_one_group() -> None:
@@ -222,7 +222,7 @@ async def test_failed_episodes_and_rewards_count_as_one_group() -> None:
 
 
 async def test_group_rm_scores_whole_group_before_ending_run() -> None:
-    """As by slime's --group-rm."""
+    """As with slime's --group-rm."""
     args = graded_args(limit=2, group_rm=True)
     Rewards.plan = iter("XX" * 9)
     for group in range(2):
@@ -239,7 +239,7 @@ async def test_group_rm_scores_whole_group_before_ending_run() -> None:
 
 
 async def test_failed_groups_wait_for_pending_reward() -> None:
-    """An older one has left `generate` and is being judged, while all later ones fail."""
+    """An older episode has left `generate` and waits for its reward, while all later episodes fail."""
     args, release = graded_args(), asyncio.Event()
 
     async def episode(index: int, status: str = "COMPLETED") -> Sample:
@@ -249,15 +249,15 @@ async def test_failed_groups_wait_for_pending_reward() -> None:
         count_episode(args, number, sample)
         return sample
 
-    Slow.release = release
-    args.strands_rollout["reward"] = "test_failed_groups.Slow.score"
+    SlowReward.release = release
+    args.strands_rollout["reward"] = "test_failed_groups.SlowReward.score"
     older = await episode(0)
-    judged = asyncio.create_task(reward_func(args, older))
+    rewarding = asyncio.create_task(reward_func(args, older))
     await asyncio.sleep(0)
     for index in range(2, 30):
         await episode(index, "FAILED")
     release.set()
-    assert (await judged)["score"] == 1.0
+    assert (await rewarding)["score"] == 1.0
     assert older.metadata["strands_rollout"].keys() == {"stop_reason", "error"}
     for index in range(30, 35):
         await episode(index, "FAILED")
@@ -265,35 +265,35 @@ async def test_failed_groups_wait_for_pending_reward() -> None:
         await episode(35, "FAILED")
 
 
-class Slow:
+class SlowReward:
     release: ClassVar[asyncio.Event]
 
     @staticmethod
     async def score(sample: Any) -> float:
-        await Slow.release.wait()
+        await SlowReward.release.wait()
         return 1.0
 
 
 async def test_fully_async_run_of_failed_rewards_ends_at_step(caplog: pytest.LogCaptureFixture) -> None:
     args = graded_args(rollout_function_path=FULLY_ASYNC)
-    assert await graded(args, "X" * 6) == []
+    assert await grade_episodes(args, "X" * 6) == []
     assert "event=groups_failed error=got 3 failed groups of training samples" in caplog.text
     with pytest.raises(FailedGroupsError):
         normalize_rewards(args, [ended("COMPLETED", removed=True)])
 
 
 @pytest.mark.parametrize("reward", [None, float("nan"), "good"])
-@pytest.mark.parametrize("judge", [keep_informative_groups, keep_informative_groups_with_fallback])
-def test_group_filter_ends_run_without_numeric_rewards(reward: Any, judge: Any) -> None:
-    """It would draw prompts for ever."""
+@pytest.mark.parametrize("group_filter", [keep_informative_groups, keep_informative_groups_with_fallback])
+def test_group_filter_ends_run_without_numeric_rewards(reward: Any, group_filter: Any) -> None:
+    """Without the error, the filter would draw prompts forever."""
     args = arguments(strands_rollout={"max_failed_groups": 3}, custom_rm_path="my.reward")
     for group in (0, 1):
-        assert not judge(args, group_of(reward, reward, group=group)).keep
-    assert judge(args, group_of(1.0, 0.0, group=2)).keep
+        assert not group_filter(args, group_of(reward, reward, group=group)).keep
+    assert group_filter(args, group_of(1.0, 0.0, group=2)).keep
     for group in (3, 4):
-        assert not judge(args, group_of(reward, reward, group=group)).keep
+        assert not group_filter(args, group_of(reward, reward, group=group)).keep
     with pytest.raises(FailedGroupsError, match=r"got 3 failed groups .*: the reward is"):
-        judge(args, group_of(reward, reward, group=5))
+        group_filter(args, group_of(reward, reward, group=5))
 
 
 def test_group_filter_does_not_count_untrained_groups() -> None:

@@ -1,4 +1,4 @@
-"""Garbage collection in a process that plays episodes: what is frozen, when, and what is collected as before."""
+"""`freeze_long_lived`: frozen objects, the garbage collector's threshold, and the setting `freeze_gc`."""
 
 import gc
 import weakref
@@ -13,8 +13,8 @@ from strands_rollout.slime_plugin.garbage import freeze_long_lived
 
 
 @pytest.fixture
-def _thawed() -> Iterator[None]:
-    """A process in which nothing is frozen; afterwards it collects garbage as before."""
+def _unfrozen() -> Iterator[None]:
+    """Unfreeze all objects, and restore the collector afterwards."""
     thresholds = gc.get_threshold()
     gc.unfreeze()
     freeze_long_lived.cache_clear()
@@ -24,13 +24,13 @@ def _thawed() -> Iterator[None]:
 
 
 class Node:
-    """Refers to itself."""
+    """An object that refers to itself."""
 
     def __init__(self) -> None:
         self.node = self
 
 
-@pytest.mark.usefixtures("_thawed")
+@pytest.mark.usefixtures("_unfrozen")
 def test_freeze_long_lived_freezes_once() -> None:
     before = weakref.ref(Node())
     freeze_long_lived()
@@ -40,29 +40,29 @@ def test_freeze_long_lived_freezes_once() -> None:
     later = weakref.ref(Node())
     gc.collect()
     assert later() is None, "new cycles are not collected"
-    kept = [object(), [None]]
+    new_objects = [object(), [None]]
     freeze_long_lived()
-    assert gc.get_freeze_count() <= frozen, f"{kept} was frozen too"
+    assert gc.get_freeze_count() <= frozen, f"{new_objects} were frozen too"
 
 
-@pytest.mark.usefixtures("_thawed")
+@pytest.mark.usefixtures("_unfrozen")
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("threshold", "expected"),
     [((700, 10, 10), (700, 10, 100)), ((900, 20, 500), (900, 20, 500))],
-    ids=["Python's own", "rarer already"],
+    ids=["Python's own", "already larger"],
 )
-def test_freeze_long_lived_raises_default_gc_threshold(given: Any, expected: Any) -> None:
-    gc.set_threshold(*given)
+def test_freeze_long_lived_raises_default_gc_threshold(threshold: Any, expected: Any) -> None:
+    gc.set_threshold(*threshold)
     freeze_long_lived()
     assert gc.get_threshold() == expected
 
 
-@pytest.mark.usefixtures("_thawed")
-@pytest.mark.parametrize("wanted", [True, False])
+@pytest.mark.usefixtures("_unfrozen")
+@pytest.mark.parametrize("freeze_gc", [True, False])
 async def test_generate_freezes_gc_by_setting(
-    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch, wanted: bool
+    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch, freeze_gc: bool
 ) -> None:
     monkeypatch.setattr(aio, "_FINISHED_KEYS", set())
-    played = await run(shipped_tokenizer, [ANSWER], settings={"freeze_gc": wanted})
+    played = await run(shipped_tokenizer, [ANSWER], settings={"freeze_gc": freeze_gc})
     assert played.facts["stop_reason"] == "completed"
-    assert (gc.get_freeze_count() > 1000) == wanted
+    assert (gc.get_freeze_count() > 1000) == freeze_gc

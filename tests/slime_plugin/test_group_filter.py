@@ -1,6 +1,6 @@
-"""Which groups are worth training on: those whose trained rollouts differ in reward.
+"""`keep_informative_groups`: keeps groups whose trained rollouts differ in reward.
 
-That slime takes the verdict, and its own filter agrees, is shown in `tests/slime`.
+`tests/slime` checks that slime accepts the result and that its own filter agrees.
 """
 
 import sys
@@ -21,10 +21,10 @@ FAILED_FAN_OUT = [
 ]
 
 
-def verdict_on(samples: list[Any], **args: Any) -> tuple[bool, str | None]:
+def filter_group(samples: list[Any], **args: Any) -> tuple[bool, str | None]:
     verdict = keep_informative_groups(arguments(**args), samples, more="ignored")
     assert verdict.keep_when_insufficient is False
-    assert bool(verdict) is verdict.keep  # a slime that doesn't know the class takes it for a truth value
+    assert bool(verdict) is verdict.keep  # older versions of slime read its truth value
     return verdict.keep, verdict.reason
 
 
@@ -42,7 +42,7 @@ def verdict_on(samples: list[Any], **args: Any) -> tuple[bool, str | None]:
     ],
 )
 def test_keep_informative_groups_drops_equal_rewards(samples: list[Any], reason: str) -> None:
-    assert verdict_on(samples) == (False, reason)
+    assert filter_group(samples) == (False, reason)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_keep_informative_groups_drops_equal_rewards(samples: list[Any], reason:
     ],
 )
 def test_keep_informative_groups_keeps_differing_rewards(samples: list[Any]) -> None:
-    assert verdict_on(samples) == (True, None)
+    assert filter_group(samples) == (True, None)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_keep_informative_groups_with_fallback_marks_fallback(
 
 @dataclass(frozen=True)
 class OlderOutput:
-    """The output of a slime before 0.3.1, which knows kept and dropped groups alone."""
+    """`DynamicFilterOutput` of slime before 0.3.1, without a fallback."""
 
     keep: bool
     reason: str | None = None
@@ -85,7 +85,7 @@ class OlderOutput:
 
 @pytest.mark.parametrize(("remaining", "keep"), [(9, False), (8, True), (7, True), (None, False)])
 def test_keep_informative_groups_with_fallback_on_older_slime(monkeypatch, remaining, keep) -> None:
-    """It draws once the groups that remain, this one left out, are fewer than a batch."""
+    """Older slime draws new prompts if fewer groups than a batch remain after a drop."""
     module = SimpleNamespace(DynamicFilterOutput=OlderOutput)
     monkeypatch.setitem(sys.modules, "slime.rollout.filter_hub.base_types", module)  # type: ignore[arg-type]
     state = SimpleNamespace() if remaining is None else SimpleNamespace(remaining_batch_size=remaining)

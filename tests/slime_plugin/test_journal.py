@@ -1,4 +1,4 @@
-"""What is left of an episode whose process died, after any of its steps, and what another process makes of it."""
+"""The journal of an episode whose process died: its records, and continuing it in another process."""
 
 import asyncio
 import copy
@@ -30,10 +30,10 @@ from strands_rollout.slime_plugin.episode import play_sample
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 from strands_rollout.slime_plugin.slime_adapter import GenerateCall
 
-TWO = call_text("a", "work").replace("<|im_end|>", "\n") + call_text("b", "work")
-FAULTY = "<tool_call>\n{not json}\n</tool_call>\n" + call_text("fails", "work")
-TURNS = (TWO, FAULTY, call_text("c", "work"), ANSWER)
-TIMES = ("_s", "requests")
+TWO_CALLS = call_text("a", "work").replace("<|im_end|>", "\n") + call_text("b", "work")
+UNPARSED_AND_FAILING = "<tool_call>\n{not json}\n</tool_call>\n" + call_text("fail", "work")
+TURNS = (TWO_CALLS, UNPARSED_AND_FAILING, call_text("c", "work"), ANSWER)
+TIME_FACTS = ("_s", "requests")
 SETTINGS = {"tools": [f"{__name__}.work"], "system_prompt": None}
 ran: list[str] = []
 
@@ -43,22 +43,22 @@ async def work(code: str) -> str:
     """Do a job."""
     await asyncio.sleep(0.001 * (code == "b"))
     ran.append(code)
-    if code == "half":
+    if code == "emoji":
         return "cut in an emoji: \ud83d"
-    if code == "fails":
+    if code == "fail":
         raise RuntimeError("not today")
-    if code == "dies" and os.environ.get("MAY_DIE"):
+    if code == "die" and os.environ.get("MAY_DIE"):
         os.kill(os.getpid(), signal.SIGKILL)
     return f"{code} is done"
 
 
 @pytest.fixture(autouse=True)
-def nothing_has_run() -> None:
+def clear_ran() -> None:
     ran.clear()
 
 
-class Kept:
-    """Keeps records in a list."""
+class ListJournal:
+    """Journal that keeps its records in a list."""
 
     is_latest = True
 
@@ -66,14 +66,14 @@ class Kept:
         self.records = list(records)
         self.may_have_acted = may_have_acted
         self.written: list[bytes] = []
-        self.ran_by_then: list[list[str]] = []
+        self.ran_before: list[list[str]] = []
 
     def begin(self) -> None:
         self.written.clear()
 
     def write(self, record: bytes) -> None:
         self.written.append(record)
-        self.ran_by_then.append([*ran])
+        self.ran_before.append([*ran])
 
     async def write_before_tools(self, record: bytes) -> None:
         self.write(record)
@@ -87,22 +87,22 @@ def new_sample(**fields: Any) -> Sample:
 
 
 def script_for(tokenizer: Any, turns=TURNS):
-    """Answers with the turn whose number the request has tool results or prompts for."""
-    ids = [ids_of(tokenizer, text) for text in turns]
+    """Return a script that answers with the turn whose number equals the number of earlier turns in the request."""
+    turn_ids = [ids_of(tokenizer, text) for text in turns]
 
     def reply(body: dict[str, Any], _number: int) -> Reply:
         text = tokenizer.decode(body["input_ids"])
-        return Reply.tokens(ids[text.count("<|im_start|>assistant") - 1])
+        return Reply.tokens(turn_ids[text.count("<|im_start|>assistant") - 1])
 
     return reply
 
 
-async def play(tokenizer, sample=None, kept=None, settings=None, turns=TURNS, **args: Any) -> Sample:
+async def play(tokenizer, sample=None, journal=None, settings=None, turns=TURNS, **args: Any) -> Sample:
     sample = sample or new_sample()
     async with FakeSGLang(script_for(tokenizer, turns), context_length=8192, weight_version="7") as fake:
         given = args_for(fake.base_url, tokenizer, strands_rollout=SETTINGS | (settings or {}), **args)
         params = {"temperature": 1.0, "max_new_tokens": 4096}
-        await play_sample(GenerateCall(given, sample, params, False), kept)
+        await play_sample(GenerateCall(given, sample, params, False), journal)
     assert fake.violations == []
     return sample
 
@@ -112,52 +112,56 @@ def without_times(sample: Sample) -> dict[str, Any]:
     values.pop("non_generation_time")
     facts = values["metadata"]["strands_rollout"]
     calls = [{name: call[name] for name in ("id", "tool", "status")} for call in facts.pop("calls")]
-    of_a_process = ("resumes", "version_numberings")
-    kept = {name: value for name, value in facts.items() if not name.endswith(TIMES) and name not in of_a_process}
-    values["metadata"]["strands_rollout"] = {**kept, "calls": calls}
+    process_facts = ("resumes", "version_numberings")
+    compared = {
+        name: value for name, value in facts.items() if not name.endswith(TIME_FACTS) and name not in process_facts
+    }
+    values["metadata"]["strands_rollout"] = {**compared, "calls": calls}
     return values
 
 
 async def test_journal_resumes_after_each_record_without_rerun(shipped_tokenizer) -> None:
-    kept = Kept()
-    whole = await play(shipped_tokenizer, kept=kept)
-    assert (whole.status, ran) == (Sample.Status.COMPLETED, ["a", "b", "fails", "c"])
-    assert len(kept.written) == 3 + 4  # turns with tools, and calls that ended
-    for count in range(1, len(kept.written) + 1):
-        ran[:] = kept.ran_by_then[count - 1]
-        again = await play(shipped_tokenizer, kept=Kept(kept.written[:count], may_have_acted=False))
-        assert ran == ["a", "b", "fails", "c"], count
-        assert without_times(again) == without_times(whole), count
+    journal = ListJournal()
+    expected = await play(shipped_tokenizer, journal=journal)
+    assert (expected.status, ran) == (Sample.Status.COMPLETED, ["a", "b", "fail", "c"])
+    assert len(journal.written) == 3 + 4  # three turns with calls, and four ended calls
+    for count in range(1, len(journal.written) + 1):
+        ran[:] = journal.ran_before[count - 1]
+        again = await play(shipped_tokenizer, journal=ListJournal(journal.written[:count], may_have_acted=False))
+        assert ran == ["a", "b", "fail", "c"], count
+        assert without_times(again) == without_times(expected), count
         assert again.metadata["strands_rollout"]["resumes"] == 1
 
 
 async def test_journal_keeps_big_integers_and_lone_surrogates(shipped_tokenizer) -> None:
-    long = TOOL_CALL.format(name="work", arguments=f'{{"code": "half", "n": [{10**30}, -{10**30}]}}')
-    kept, turns = Kept(), (long, ANSWER)
-    whole = await play(shipped_tokenizer, kept=kept, turns=turns)
+    turn = TOOL_CALL.format(name="work", arguments=f'{{"code": "emoji", "n": [{10**30}, -{10**30}]}}')
+    journal, turns = ListJournal(), (turn, ANSWER)
+    expected = await play(shipped_tokenizer, journal=journal, turns=turns)
     for count in (1, 2):
-        again = await play(shipped_tokenizer, kept=Kept(kept.written[:count], may_have_acted=False), turns=turns)
-        assert without_times(again) == without_times(whole)
+        again = await play(
+            shipped_tokenizer, journal=ListJournal(journal.written[:count], may_have_acted=False), turns=turns
+        )
+        assert without_times(again) == without_times(expected)
         assert again.metadata["strands_rollout"]["resumes"] == 1
 
 
 async def test_journal_counts_repeated_resumes(shipped_tokenizer) -> None:
-    whole, kept = await play(shipped_tokenizer, kept=Kept()), Kept()
-    await play(shipped_tokenizer, kept=kept)
+    expected, journal = await play(shipped_tokenizer, journal=ListJournal()), ListJournal()
+    await play(shipped_tokenizer, journal=journal)
     for attempt in range(1, 4):
-        kept = Kept(kept.written[: 1 + attempt], may_have_acted=False)
+        journal = ListJournal(journal.written[: 1 + attempt], may_have_acted=False)
         ran.clear()
-        again = await play(shipped_tokenizer, kept=kept)
+        again = await play(shipped_tokenizer, journal=journal)
         assert again.metadata["strands_rollout"]["resumes"] == attempt
-        assert without_times(again) == without_times(whole)
+        assert without_times(again) == without_times(expected)
 
 
 async def test_journal_obeys_repeat_interrupted_tools(shipped_tokenizer) -> None:
-    kept = Kept()
-    await play(shipped_tokenizer, kept=kept)
+    journal = ListJournal()
+    await play(shipped_tokenizer, journal=journal)
     for settings, status, calls in (({}, "failed", []), ({"repeat_interrupted_tools": True}, "completed", ["b"])):
         ran.clear()
-        again = await play(shipped_tokenizer, kept=Kept(kept.written[:2]), settings=settings)
+        again = await play(shipped_tokenizer, journal=ListJournal(journal.written[:2]), settings=settings)
         assert (again.status.value, ran[:1]) == (status, calls)
         if not calls:
             facts = again.metadata["strands_rollout"]
@@ -170,18 +174,18 @@ async def test_journal_obeys_repeat_interrupted_tools(shipped_tokenizer) -> None
 
 
 async def test_journal_reruns_code_without_session(shipped_tokenizer) -> None:
-    turns, kept = (call_text("print(34)"), ANSWER), Kept()
+    turns, journal = (call_text("print(34)"), ANSWER), ListJournal()
     settings = {"tools": ["strands_rollout.tools.execute_python_code"], "executor": "subprocess"}
-    await play(shipped_tokenizer, kept=kept, settings=settings, turns=turns)
-    again = await play(shipped_tokenizer, kept=Kept(kept.written[:1]), settings=settings, turns=turns)
+    await play(shipped_tokenizer, journal=journal, settings=settings, turns=turns)
+    again = await play(shipped_tokenizer, journal=ListJournal(journal.written[:1]), settings=settings, turns=turns)
     assert (again.status.value, again.metadata["strands_rollout"]["code"]["calls"]) == ("completed", 1)
     in_session = settings | {"code_session": True, "executor": {"name": "local", "isolation": "rlimits"}}
-    lost = await play(shipped_tokenizer, kept=Kept(kept.written[:1]), settings=in_session, turns=turns)
+    lost = await play(shipped_tokenizer, journal=ListJournal(journal.written[:1]), settings=in_session, turns=turns)
     assert lost.metadata["strands_rollout"]["stop_reason"] == "worker_error"
 
 
 async def program(task: Any, endpoint: Any) -> str:
-    """An agent in a program, with this file's tool."""
+    """Agent program with the tool of this file."""
     client = {"base_url": endpoint.base_url, "api_key": endpoint.api_key}
     agent = Agent(OpenAIModel(client_args=client, model_id=endpoint.model), tools=[work], callback_handler=None)
     return str(await agent.invoke_async(task.text))
@@ -192,118 +196,120 @@ TITLE = "A title.<|im_end|>"
 
 
 async def titled_program(task: Any, endpoint: Any) -> str:
-    """The same, after a request without tools."""
+    """Like `program`, after a request without tools."""
     client = {"base_url": endpoint.base_url, "api_key": endpoint.api_key}
-    aside = Agent(OpenAIModel(client_args=client, model_id=endpoint.model), callback_handler=None)
-    await aside.invoke_async("A title?")
+    title_agent = Agent(OpenAIModel(client_args=client, model_id=endpoint.model), callback_handler=None)
+    await title_agent.invoke_async("A title?")
     return await program(task, endpoint)
 
 
 def without_replays(sample: Sample) -> dict[str, Any]:
-    """What an attempt that was answered from a record has as the one that left it."""
+    """Return the values of a sample that a replay reproduces."""
     values = without_times(sample)
     facts = values["metadata"]["strands_rollout"]
     for name in ("requests", "repeats"):
         facts["gateway"].pop(name)
-    facts.pop("dropped_sampled_tokens")  # of titles, each of which was asked for
-    facts["budgets"].pop("context")  # unknown where the engine was not asked
+    facts.pop("dropped_sampled_tokens")  # titles, which each attempt requests
+    facts["budgets"].pop("context")  # unknown without a request to the engine
     return values
 
 
 @pytest.mark.parametrize("name", ["program", "titled_program"])
 async def test_journal_replays_agent_program_after_each_turn(shipped_tokenizer, name) -> None:
     settings = PROGRAM | {"agent_program": f"{__name__}.{name}"}
-    turns, kept = (TWO, call_text("c", "work"), ANSWER), Kept()
+    turns, journal = (TWO_CALLS, call_text("c", "work"), ANSWER), ListJournal()
 
     def script(body: dict[str, Any], _number: int) -> Reply:
         text = shipped_tokenizer.decode(body["input_ids"])
         turn = TITLE if "A title?" in text else turns[text.count("<|im_start|>assistant") - 1]
         return Reply.tokens(ids_of(shipped_tokenizer, turn))
 
-    async def attempt(kept: Kept) -> tuple[Sample, int]:
+    async def attempt(journal: ListJournal) -> tuple[Sample, int]:
         sample = new_sample()
         async with FakeSGLang(script, context_length=8192, weight_version="7") as fake:
             args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=SETTINGS | settings)
             params = {"temperature": 1.0, "max_new_tokens": 4096}
-            await play_sample(GenerateCall(args, sample, params, False), kept)
+            await play_sample(GenerateCall(args, sample, params, False), journal)
         return sample, len(fake.requests)
 
-    whole, asked = await attempt(kept)
-    assert (whole.status, len(kept.written)) == (Sample.Status.COMPLETED, 3)
-    titles = asked - 3
+    expected, request_count = await attempt(journal)
+    assert (expected.status, len(journal.written)) == (Sample.Status.COMPLETED, 3)
+    titles = request_count - 3
     for count in range(1, 4):
         ran.clear()
-        again, asked = await attempt(Kept(kept.written[:count]))  # a call may have begun
+        again, request_count = await attempt(ListJournal(journal.written[:count]))  # a call may have started
         facts = again.metadata["strands_rollout"]
         assert (facts["resumes"], facts["gateway"]["diverged"]) == (1, "")
-        assert asked == titles + 3 - count  # the others are answered from the record
-        assert ran == ["a", "b", "c"]  # its calls are made again
-        assert without_replays(again) == without_replays(whole)
+        assert request_count == titles + 3 - count  # the journal answers the others
+        assert ran == ["a", "b", "c"]  # the program calls its tools again
+        assert without_replays(again) == without_replays(expected)
 
 
 async def other_program(task: Any, endpoint: Any) -> str:
-    """The same, which asks something else."""
+    """Like `program`, with another question."""
     return await program(replace(task, messages=[{"role": "user", "content": [{"text": "And 2 * 17?"}]}]), endpoint)
 
 
 async def test_journal_resumes_diverged_agent_program(shipped_tokenizer) -> None:
-    turns, first, second = (TWO, call_text("c", "work"), ANSWER), Kept(), Kept()
-    await play(shipped_tokenizer, kept=first, settings=PROGRAM, turns=turns)
+    turns, first, second = (TWO_CALLS, call_text("c", "work"), ANSWER), ListJournal(), ListJournal()
+    await play(shipped_tokenizer, journal=first, settings=PROGRAM, turns=turns)
     settings = PROGRAM | {"agent_program": f"{__name__}.other_program"}
     second.records = first.written[:2]
-    whole = await play(shipped_tokenizer, kept=second, settings=settings, turns=turns)
-    facts = whole.metadata["strands_rollout"]
-    assert (whole.status, "message 0" in facts["gateway"]["diverged"]) == (Sample.Status.COMPLETED, True)
+    expected = await play(shipped_tokenizer, journal=second, settings=settings, turns=turns)
+    facts = expected.metadata["strands_rollout"]
+    assert (expected.status, "message 0" in facts["gateway"]["diverged"]) == (Sample.Status.COMPLETED, True)
     for count in range(1, 4):
-        again = await play(shipped_tokenizer, kept=Kept(second.written[:count]), settings=settings, turns=turns)
+        again = await play(
+            shipped_tokenizer, journal=ListJournal(second.written[:count]), settings=settings, turns=turns
+        )
         facts = again.metadata["strands_rollout"]
         assert (again.status, facts["gateway"]["diverged"]) == (Sample.Status.COMPLETED, "")
-        assert (again.tokens, again.loss_mask) == (whole.tokens, whole.loss_mask)
-        assert again.rollout_log_probs == whole.rollout_log_probs
+        assert (again.tokens, again.loss_mask) == (expected.tokens, expected.loss_mask)
+        assert again.rollout_log_probs == expected.rollout_log_probs
         assert contract_violations(replace(again, reward=1.0)) == []
 
 
 async def test_journal_ends_if_main_conversation_changes(shipped_tokenizer) -> None:
-    """The first attempt had asked for a title alone, whose last tokens the second one samples and writes down."""
-    title, kept, is_up = ids_of(shipped_tokenizer, TITLE), Kept(), False
+    """The first attempt requests only a title; the second attempt samples and records the title's last tokens."""
+    title, journal, aborting = ids_of(shipped_tokenizer, TITLE), ListJournal(), False
 
     def script(body: dict[str, Any], _number: int) -> Reply:
-        nonlocal is_up
+        nonlocal aborting
         text = shipped_tokenizer.decode(body["input_ids"])
         if "A title?" not in text:
             return Reply.tokens(ids_of(shipped_tokenizer, ANSWER))
-        is_up = text.endswith("assistant\n")
-        return Reply.abort(title[:2]) if is_up else Reply.tokens(title[2:])
+        aborting = text.endswith("assistant\n")
+        return Reply.abort(title[:2]) if aborting else Reply.tokens(title[2:])
 
     def should_abort() -> bool:
-        return is_up
+        return aborting
 
     sample = new_sample()
     for _ in range(2):
-        is_up = False
+        aborting = False
         async with FakeSGLang(script, context_length=8192) as fake:
             player = {"agent_program": f"{__name__}.titled_program", "should_abort": should_abort}
             args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=PROGRAM | player, partial_rollout=True)
             params = {"temperature": 1.0, "max_new_tokens": 4096}
-            await play_sample(GenerateCall(args, sample, params, False), kept)
+            await play_sample(GenerateCall(args, sample, params, False), journal)
     assert sample.status is Sample.Status.COMPLETED
     assert sum(sample.loss_mask) == len(ids_of(shipped_tokenizer, ANSWER))
-    assert [b'"turns"' in record for record in kept.written] == [True, False]
-    assert b"has become another" in kept.written[1]
+    assert [b'"turns"' in record for record in journal.written] == [True, False]
+    assert b"has become another" in journal.written[1]
 
 
 async def test_journal_fails_program_that_is_not_resumable(shipped_tokenizer) -> None:
-    kept = Kept()
+    journal = ListJournal()
     settings = PROGRAM | {"resumable": None}
-    await play(shipped_tokenizer, kept=kept, settings=settings)
-    again = await play(shipped_tokenizer, kept=Kept(kept.written), settings=settings)
+    await play(shipped_tokenizer, journal=journal, settings=settings)
+    again = await play(shipped_tokenizer, journal=ListJournal(journal.written), settings=settings)
     facts = again.metadata["strands_rollout"]
     assert (again.status.value, facts["stop_reason"]) == ("failed", "worker_error")
     assert "resumable: replay" in facts["error"]
 
 
-class Nothing:
-    """An environment that does nothing."""
+class EmptyEnvironment:
+    """Environment without tools and score."""
 
 
 def build_graph(model: Any, _task: Any) -> Any:
@@ -315,28 +321,28 @@ def build_graph(model: Any, _task: Any) -> Any:
 @pytest.mark.parametrize(
     ("settings", "args", "reason"),
     [
-        ({"environment": f"{__name__}.Nothing"}, {}, "environment and resources are closed"),
+        ({"environment": f"{__name__}.EmptyEnvironment"}, {}, "environment and resources are closed"),
         ({}, {"use_rollout_routing_replay": True}, "replay data is lost"),
         ({"agent_factory": f"{__name__}.build_graph"}, {}, "it is a swarm's or graph's"),
     ],
     ids=["environment", "replay", "graph"],
 )
 async def test_journal_records_why_episode_cannot_resume(shipped_tokenizer, settings, args, reason) -> None:
-    kept = Kept()
-    await play(shipped_tokenizer, kept=kept, settings=settings, **args)
-    assert [json.loads(record) for record in kept.written[1:]] == []
-    again = await play(shipped_tokenizer, kept=Kept(kept.written), settings=settings, **args)
+    journal = ListJournal()
+    await play(shipped_tokenizer, journal=journal, settings=settings, **args)
+    assert [json.loads(record) for record in journal.written[1:]] == []
+    again = await play(shipped_tokenizer, journal=ListJournal(journal.written), settings=settings, **args)
     facts = again.metadata["strands_rollout"]
     assert (again.status.value, facts["stop_reason"]) == ("failed", "worker_error")
     assert reason in facts["error"]
 
 
 async def test_journal_fails_episode_of_damaged_records(shipped_tokenizer) -> None:
-    kept = Kept()
-    await play(shipped_tokenizer, kept=kept)
-    head, _, tail = kept.written[0].partition(b"\n")
+    journal = ListJournal()
+    await play(shipped_tokenizer, journal=journal)
+    head, _, tail = journal.written[0].partition(b"\n")
     for damaged in (b"{", head, head + b"\n" + tail[:-8], head.replace(b"stop", b"stoq") + b"\n" + tail):
-        again = await play(shipped_tokenizer, kept=Kept([damaged]))
+        again = await play(shipped_tokenizer, journal=ListJournal([damaged]))
         assert "the episode can't be continued" in again.metadata["strands_rollout"]["error"], damaged[:80]
 
 
@@ -359,25 +365,25 @@ asyncio.run(generate(SimpleNamespace(**args), Sample.from_dict(sample), params))
 
 @pytest.mark.parametrize("repeats", [True, False], ids=["repeated", "not repeated"])
 async def test_journal_dir_resumes_episodes_of_killed_run(shipped_tokenizer, tmp_path, repeats) -> None:
-    turns = (TWO, call_text("dies", "work"), call_text("c", "work"), ANSWER)
+    turns = (TWO_CALLS, call_text("die", "work"), call_text("c", "work"), ANSWER)
     settings = SETTINGS | {"journal_dir": str(tmp_path / "journal"), "repeat_interrupted_tools": repeats}
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     async with FakeSGLang(script_for(shipped_tokenizer, turns), context_length=8192, weight_version="7") as fake:
         args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=settings)
-        given = json.dumps([vars(args), new_sample().to_dict(), {"temperature": 1.0, "max_new_tokens": 4096}])
-        command = [sys.executable, "-c", CHILD, given]
+        arguments = json.dumps([vars(args), new_sample().to_dict(), {"temperature": 1.0, "max_new_tokens": 4096}])
+        command = [sys.executable, "-c", CHILD, arguments]
         environment = {**os.environ, "PYTHONPATH": path, "MAY_DIE": "yes"}
         child = await asyncio.to_thread(subprocess.run, command, env=environment, check=False, timeout=120)
         assert (child.returncode, len(fake.requests)) == (-signal.SIGKILL, 2)
         sample = await generate(args, new_sample(), {"temperature": 1.0, "max_new_tokens": 4096})
         if repeats:
-            assert (ran, len(fake.requests)) == (["dies", "c"], 4)
-            whole = await play(shipped_tokenizer, turns=turns, settings={"repeat_interrupted_tools": True})
-            assert without_times(sample) == without_times(whole)
+            assert (ran, len(fake.requests)) == (["die", "c"], 4)
+            expected = await play(shipped_tokenizer, turns=turns, settings={"repeat_interrupted_tools": True})
+            assert without_times(sample) == without_times(expected)
         else:
             assert (sample.metadata["strands_rollout"]["stop_reason"], len(fake.requests)) == ("worker_error", 2)
         again = await generate(args, new_sample(), {"temperature": 1.0, "max_new_tokens": 4096})
-        assert again.metadata["strands_rollout"]["resumes"] == 0  # an episode that is over is not continued
+        assert again.metadata["strands_rollout"]["resumes"] == 0  # an ended episode is not continued
 
 
 ROW = {"strands_rollout_settings": {"max_tool_calls": 9}, "task": 1}
@@ -391,20 +397,20 @@ ROW = {"strands_rollout_settings": {"max_tool_calls": 9}, "task": 1}
         pytest.param(ROW | {"task": 2}, {}, 0, marks=pytest.mark.slow),
         pytest.param(ROW, {"temperature": 0.5}, 0, marks=pytest.mark.slow),
     ],
-    ids=["the same", "other settings of the row", "another row", "another temperature"],
+    ids=["unchanged", "other settings of the row", "another row", "another temperature"],
 )
 async def test_journal_dir_restarts_under_changed_conditions(
     shipped_tokenizer, tmp_path, metadata, params, resumes
 ) -> None:
-    turns = (call_text("a", "work"), call_text("dies", "work"), ANSWER)
+    turns = (call_text("a", "work"), call_text("die", "work"), ANSWER)
     settings = SETTINGS | {"journal_dir": str(tmp_path / "journal"), "repeat_interrupted_tools": True}
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     sampling = {"temperature": 1.0, "max_new_tokens": 4096}
     async with FakeSGLang(script_for(shipped_tokenizer, turns), context_length=8192, weight_version="7") as fake:
         args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=settings)
-        given = json.dumps([vars(args), new_sample(metadata=ROW).to_dict(), sampling])
+        arguments = json.dumps([vars(args), new_sample(metadata=ROW).to_dict(), sampling])
         environment = {**os.environ, "PYTHONPATH": path, "MAY_DIE": "yes"}
-        command = [sys.executable, "-c", CHILD, given]
+        command = [sys.executable, "-c", CHILD, arguments]
         child = await asyncio.to_thread(subprocess.run, command, env=environment, check=False, timeout=120)
         assert child.returncode == -signal.SIGKILL
         sample = await generate(args, new_sample(metadata=metadata), sampling | params)
@@ -414,15 +420,15 @@ async def test_journal_dir_restarts_under_changed_conditions(
 
 def test_episode_conditions_cover_what_changes_an_episode(shipped_tokenizer, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, words in (("first", "Double."), ("second", "Triple.")):
+    for name, text in (("first", "Double."), ("second", "Triple.")):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "double_tool.py").write_text(TOOL_FILE.format(words))
+        (tmp_path / name / "double_tool.py").write_text(TOOL_FILE.format(text))
 
     def conditions(*, evaluation: bool = False, **settings: Any) -> dict[str, str]:
-        whole = settings_from_args(SimpleNamespace(strands_rollout=settings))
+        all_settings = settings_from_args(SimpleNamespace(strands_rollout=settings))
         args = args_for("http://127.0.0.1:1", shipped_tokenizer, eval_max_context_len=99)
-        given = {"temperature": 1.0, "sampling_seed": 3}
-        return episode_conditions(GenerateCall(args, new_sample(), given, evaluation), whole)
+        params = {"temperature": 1.0, "sampling_seed": 3}
+        return episode_conditions(GenerateCall(args, new_sample(), params, evaluation), all_settings)
 
     def changed(**settings: Any) -> list[str]:
         return changed_conditions(conditions(), conditions(**settings))
@@ -430,8 +436,8 @@ def test_episode_conditions_cover_what_changes_an_episode(shipped_tokenizer, tmp
     assert changed(evaluation=True) == ["the context limit"]
     assert changed(max_turn_tokens=9) == ["max_turn_tokens"]
     assert changed(executor={"name": "local", "isolation": "rlimits"}) == ["executor"]
-    quiet = {"reward": {"wrong": 0.0}, "fan_out": True, "dump_dir": "x", "row_tools": ["./first/double_tool.py"]}
-    assert changed(**quiet, engine_patience_s=1.0, max_failed_groups=1, max_staleness=1) == []
+    unrelated = {"reward": {"wrong": 0.0}, "fan_out": True, "dump_dir": "x", "row_tools": ["./first/double_tool.py"]}
+    assert changed(**unrelated, engine_patience_s=1.0, max_failed_groups=1, max_staleness=1) == []
     first, second = conditions(tools=["./first/double_tool.py"]), conditions(tools=["./second/double_tool.py"])
     digests = first["the code of ./first/double_tool.py"], second["the code of ./second/double_tool.py"]
     assert digests[0] != digests[1]
@@ -439,35 +445,35 @@ def test_episode_conditions_cover_what_changes_an_episode(shipped_tokenizer, tmp
 
 async def test_journal_resume_masks_tokens_before_restart(shipped_tokenizer, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(KNOWN_VERSIONS, "newest", None)
-    turns = (call_text("dies", "work"), ANSWER)
+    turns = (call_text("die", "work"), ANSWER)
     settings = {"journal_dir": str(tmp_path / "journal"), "repeat_interrupted_tools": True, "max_staleness": 50}
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     fake = FakeSGLang(script_for(shipped_tokenizer, turns), context_length=8192, weight_version="41")
     async with fake:
         args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=SETTINGS | settings)
-        given = json.dumps([vars(args), new_sample().to_dict(), {"temperature": 1.0, "max_new_tokens": 4096}])
+        arguments = json.dumps([vars(args), new_sample().to_dict(), {"temperature": 1.0, "max_new_tokens": 4096}])
         environment = {**os.environ, "PYTHONPATH": path, "MAY_DIE": "yes"}
-        command = [sys.executable, "-c", CHILD, given]
+        command = [sys.executable, "-c", CHILD, arguments]
         child = await asyncio.to_thread(subprocess.run, command, env=environment, check=False, timeout=120)
         assert child.returncode == -signal.SIGKILL
-        fake.engine.update_weights("1")  # slime has begun to count again
+        fake.engine.update_weights("1")  # slime's restart numbers from 1
         sample = await generate(args, new_sample(), {"temperature": 1.0, "max_new_tokens": 4096})
     fresh = [await play(shipped_tokenizer, new_sample(), turns=(ANSWER,)) for _ in range(2)]
     first = len(ids_of(shipped_tokenizer, turns[0]))
     assert (sample.weight_versions, sample.loss_mask[:first]) == (["41", "1"], [0] * first)
     assert sum(sample.loss_mask) == len(ids_of(shipped_tokenizer, ANSWER))
-    for number, one in enumerate([sample, *fresh]):
-        one.reward, one.index = float(number), number
+    for number, each in enumerate([sample, *fresh]):
+        each.reward, each.index = float(number), number
     args.strands_rollout["max_sample_staleness"] = 10
     args.n_samples_per_prompt = 3
     normalize_rewards(args, [sample, *fresh])
-    assert [one.remove_sample for one in (sample, *fresh)] == [False, False, False]
+    assert [each.remove_sample for each in (sample, *fresh)] == [False, False, False]
 
 
 @pytest.mark.parametrize(
     "row",
     [{"label": 2**70}, {"prompt": "Cut in an emoji: \ud83d"}, {"metadata": {"by": {(1, 2): 3}}}],
-    ids=["a large label", "half of a pair", "keys of no JSON"],
+    ids=["a large label", "a lone surrogate", "keys that JSON lacks"],
 )
 async def test_journal_accepts_rows_of_any_values(shipped_tokenizer, tmp_path, row) -> None:
     sample = new_sample()
@@ -477,7 +483,7 @@ async def test_journal_accepts_rows_of_any_values(shipped_tokenizer, tmp_path, r
     assert (sample.metadata["strands_rollout"]["error"], sample.status) == (None, Sample.Status.COMPLETED)
 
 
-@pytest.mark.parametrize("changed", [{}, {"temperature": 0.5}], ids=["the same conditions", "other conditions"])
+@pytest.mark.parametrize("changed", [{}, {"temperature": 0.5}], ids=["unchanged conditions", "other conditions"])
 async def test_journal_drops_records_after_resumed_attempt_ends(shipped_tokenizer, tmp_path, changed) -> None:
     aborting = False
     turns = [ids_of(shipped_tokenizer, text) for text in (call_text("a", "work"), call_text("c", "work"), ANSWER)]
@@ -496,17 +502,17 @@ async def test_journal_drops_records_after_resumed_attempt_ends(shipped_tokenize
     async with FakeSGLang(reply, context_length=8192, weight_version="7") as fake:
         args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=settings, log_multi_turn=True)
         await generate(args, sample, params)
-        assert (sample.status, next(iter(_left(tmp_path / "journal")))[:2]) == (Sample.Status.ABORTED, "3-")
-        sample.metadata["start_rollout_id"] = 7  # slime's, of a collected sample
+        assert (sample.status, next(iter(_left_records(tmp_path / "journal")))[:2]) == (Sample.Status.ABORTED, "3-")
+        sample.metadata["start_rollout_id"] = 7  # as slime sets it on a collected sample
         aborting = False
         await generate(args, sample, params | changed)
     assert sample.status is Sample.Status.COMPLETED
-    assert _left(tmp_path / "journal") == {}
+    assert _left_records(tmp_path / "journal") == {}
 
 
-def _left(folder: Path) -> dict[str, list[bytes]]:
-    """What another process would find."""
-    copied = Path(tempfile.mkdtemp(), "copy")  # without its writer's lock
+def _left_records(folder: Path) -> dict[str, list[bytes]]:
+    """Return the records that another process would find."""
+    copied = Path(tempfile.mkdtemp(), "copy")  # the copy has no lock of its writer
     shutil.copytree(folder, copied)
     return take_left_records(copied)
 

@@ -1,4 +1,4 @@
-"""`log_rollout` and `log_eval`: every metric by hand, whatever samples they are given, and never an exception."""
+"""`log_rollout` and `log_eval`: every metric compared with values computed by hand; no sample makes them raise."""
 
 import copy
 import logging
@@ -18,8 +18,8 @@ from strands_rollout.slime_plugin.metrics import PER_SAMPLE
 
 
 @pytest.fixture(autouse=True)
-def no_step_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process remembers its first step; here each test has its own."""
+def no_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the process's first step, so that each test has its own."""
     monkeypatch.setattr(metrics, "_FIRST_STEPS", {})
 
 
@@ -29,8 +29,8 @@ class Table:
     data: list[list[Any]]
 
 
-class Wandb(ModuleType):
-    """In the place of wandb, with a run; keeps what it is told to log.."""
+class StandInWandb(ModuleType):
+    """Stand-in for the module wandb, with a run; records the logged values."""
 
     run = "a run"
     Table = Table
@@ -44,8 +44,8 @@ class Wandb(ModuleType):
 
 
 @pytest.fixture
-def wandb(monkeypatch: pytest.MonkeyPatch) -> Wandb:
-    module = Wandb()
+def wandb(monkeypatch: pytest.MonkeyPatch) -> StandInWandb:
+    module = StandInWandb()
     monkeypatch.setitem(sys.modules, "wandb", module)
     return module
 
@@ -54,7 +54,7 @@ def finished(status: str = "completed", **facts: Any) -> Sample:
     return Sample(status=Sample.Status(status), index=0, metadata={"strands_rollout": facts} if facts else {})
 
 
-def numbers(samples: Any, wandb: Wandb, *, step: int = 3, **args: Any) -> dict[str, float]:
+def numbers(samples: Any, wandb: StandInWandb, *, step: int = 3, **args: Any) -> dict[str, float]:
     assert log_rollout(step, Namespace(use_wandb=True, **args), samples, None, 1.0) is False
     values = {name: value for name, value in wandb.calls[-1].items() if not isinstance(value, Table)}
     assert values.pop("rollout/step") == step
@@ -94,13 +94,13 @@ def test_log_rollout_logs_distributions_and_totals(fact, values, expected, wandb
 
 
 @pytest.mark.parametrize("name", PER_SAMPLE)
-def test_log_rollout_skips_samples_without_the_fact(name: str, wandb: Wandb) -> None:
+def test_log_rollout_skips_samples_without_the_fact(name: str, wandb: StandInWandb) -> None:
     without = [{"other": 1}, {name: None}, {name: True}, {name: "7"}, {name: [7]}]
     found = numbers([finished(**facts) for facts in [{name: 3}, *without, {name: 5}]], wandb)
     assert (found[f"{name}/mean"], found[f"{name}/max"], found["samples"]) == (4.0, 5.0, 7.0)
 
 
-def test_log_rollout_logs_shares_of_stop_reasons(wandb: Wandb) -> None:
+def test_log_rollout_logs_shares_of_stop_reasons(wandb: StandInWandb) -> None:
     samples = [
         finished(stop_reason="completed"),
         finished(stop_reason="completed"),
@@ -121,11 +121,11 @@ def test_log_rollout_logs_shares_of_stop_reasons(wandb: Wandb) -> None:
     assert (found["status/aborted"], found["removed"]) == (0.0, 0.25)
     assert {name for name in found if name.startswith("stop_reason/")} >= {f"stop_reason/{name}" for name in StopReason}
     assert not [name for name in numbers(samples[:1], wandb) if name.startswith("truncation")]
-    assert numbers([samples[:2], [[samples[2]], *samples[3:]]], wandb) == found  # as those of a fan-out are
+    assert numbers([samples[:2], [[samples[2]], *samples[3:]]], wandb) == found  # nested, as samples of a fan-out
 
 
-def scored(seconds: float, name: str = "reward_model", **facts: Any) -> SimpleNamespace:
-    """A sample with slime's trace, whose reward took so long."""
+def sample_with_trace(seconds: float, name: str = "reward_model", **facts: Any) -> SimpleNamespace:
+    """Return a sample with slime's trace of a reward that took `seconds`."""
     events = [
         {"type": "span_start", "name": "sglang_generate", "ts": 1.0, "span_id": "a"},
         {"type": "span_end", "name": "sglang_generate", "ts": 2.0, "span_id": "a"},
@@ -138,28 +138,28 @@ def scored(seconds: float, name: str = "reward_model", **facts: Any) -> SimpleNa
 
 
 @pytest.mark.parametrize("span", ["reward_model", "group_reward_model"])
-def test_log_rollout_splits_time_of_slowest_sample(span: str, wandb: Wandb) -> None:
-    quick = scored(0.5, span, duration_s=9.0, generate_s=8.0, tool_s=1.0)
-    slow = scored(4.0, span, duration_s=7.0, generate_s=3.0, tool_s=1.5)
-    found = numbers([quick, slow, finished(duration_s=10.0), finished(turns=1)], wandb)
+def test_log_rollout_splits_time_of_slowest_sample(span: str, wandb: StandInWandb) -> None:
+    fast = sample_with_trace(0.5, span, duration_s=9.0, generate_s=8.0, tool_s=1.0)
+    slow = sample_with_trace(4.0, span, duration_s=7.0, generate_s=3.0, tool_s=1.5)
+    found = numbers([fast, slow, finished(duration_s=10.0), finished(turns=1)], wandb)
     split = {name.removeprefix("slowest/"): value for name, value in found.items() if name.startswith("slowest/")}
     assert split == {"total_s": 11.0, "generate_s": 3.0, "tool_s": 1.5, "score_s": 4.0, "other_s": 2.5}
     assert (found["score_s/mean"], found["score_s/max"]) == (2.25, 4.0)
 
 
 async def test_log_rollout_logs_drift_and_mismatch(
-    shipped_tokenizer: Any, wandb: Wandb, caplog: pytest.LogCaptureFixture
+    shipped_tokenizer: Any, wandb: StandInWandb, caplog: pytest.LogCaptureFixture
 ) -> None:
-    right = (await run(shipped_tokenizer, [call_text("print(17 * 2)"), ANSWER])).sample
-    wrong = copy.deepcopy(right)
-    facts = wrong.metadata["strands_rollout"]
+    correct = (await run(shipped_tokenizer, [call_text("print(17 * 2)"), ANSWER])).sample
+    faulty = copy.deepcopy(correct)
+    facts = faulty.metadata["strands_rollout"]
     _, (_, second, end, _) = facts["spans"]
     word = byte_ids(shipped_tokenizer, " answer")
-    del wrong.tokens[second - 1]
-    wrong.tokens[-1:-1] = word
+    del faulty.tokens[second - 1]
+    faulty.tokens[-1:-1] = word
     facts["spans"][1] = [1, second - 1, end - 1 + len(word), "1"]
-    wrong.response_length += len(word) - 1
-    found = numbers([right, wrong], wandb, hf_checkpoint=shipped_tokenizer.name_or_path)
+    faulty.response_length += len(word) - 1
+    found = numbers([correct, faulty], wandb, hf_checkpoint=shipped_tokenizer.name_or_path)
     assert found["drift_tokens/max"] == found["text_drift_tokens/max"] == len(word)
     assert found["drift_share/max"] == len(word) / sum(end - start for _, start, end, _ in facts["spans"])
     assert found["off_policy_tokens/max"] == len(word) + 1
@@ -173,12 +173,14 @@ async def test_log_rollout_logs_drift_and_mismatch(
 
 
 @pytest.mark.parametrize(("check", "steps"), [("first_step", [3]), ("every_step", [3, 4])])
-async def test_mismatch_check_selects_steps(check: str, steps: list[int], shipped_tokenizer: Any, wandb: Wandb) -> None:
+async def test_mismatch_check_selects_steps(
+    check: str, steps: list[int], shipped_tokenizer: Any, wandb: StandInWandb
+) -> None:
     played = (await run(shipped_tokenizer, [ANSWER])).sample
     args = {"hf_checkpoint": shipped_tokenizer.name_or_path, "strands_rollout": {"mismatch_check": check}}
     log_eval(2, Namespace(use_wandb=True, **args), {"aime": {"rewards": [1.0], "samples": [played]}}, None)
     assert wandb.calls[-1]["eval/aime/agent/mismatch_measured"] == 1.0
-    numbers([Sample()], wandb, step=2, **args)  # there is nothing to compare
+    numbers([Sample()], wandb, step=2, **args)  # a step without anything to compare
     found = {step: numbers([played], wandb, step=step, **args) for step in (3, 4)}
     assert [step for step in found if "mismatch_measured" in found[step]] == steps
     assert [found[step]["drift_measured"] for step in found] == [1.0, 1.0]
@@ -213,7 +215,7 @@ async def test_log_rollout_metrics_match_facts_of_episode(shipped_tokenizer, wan
     assert warnings_of(caplog) == ["metric failed and was left out name=drift error=ConfigError"]
 
 
-def test_log_eval_logs_each_data_set_by_eval_step(wandb: Wandb) -> None:
+def test_log_eval_logs_each_data_set_by_eval_step(wandb: StandInWandb) -> None:
     data = {
         "aime": {"rewards": [1.0], "truncated": [False], "samples": [finished(turns=2)]},
         "math": {"rewards": [1.0], "samples": [[finished(turns=3), finished(turns=5)]]},
@@ -227,7 +229,7 @@ def test_log_eval_logs_each_data_set_by_eval_step(wandb: Wandb) -> None:
     assert not [name for name in call if name.startswith("eval/foreign")]
 
 
-def answered(acc: float, status: str = "COMPLETED", method: str = "exact", *, as_number: bool = False) -> Sample:
+def graded_sample(acc: float, status: str = "COMPLETED", method: str = "exact", *, as_number: bool = False) -> Sample:
     details = {"score": 2 * acc - 1, "acc": acc, "method": method, "error": "" if method == "exact" else "no judge."}
     sample = finished(turns=1, **({"reward": details} if as_number else {}))
     sample.reward = details["score"] if as_number else details
@@ -236,29 +238,29 @@ def answered(acc: float, status: str = "COMPLETED", method: str = "exact", *, as
 
 
 RIGHT, WRONG, CUT = (1.0, "COMPLETED"), (0.0, "COMPLETED"), (0.0, "TRUNCATED")
-GONE = (0.0, "FAILED")
-UNJUDGED, UNSCORED, UNLABELLED = ((0.0, "COMPLETED", method) for method in ("no_judge", "error", "no_label"))
+OUTAGE = (0.0, "FAILED")
+NO_JUDGE, REWARD_ERROR, NO_LABEL = ((0.0, "COMPLETED", method) for method in ("no_judge", "error", "no_label"))
 
 
 @pytest.mark.parametrize("as_number", [False, True])
 @pytest.mark.parametrize(
-    ("given", "more", "kept", "missing", "accuracy"),
+    ("outcomes", "args", "kept", "missing", "accuracy"),
     [
         ([RIGHT, CUT, WRONG, RIGHT], {}, [0, 1, 2, 3], 0.0, 0.5),
-        ([RIGHT, GONE, WRONG, GONE], {}, [0, 2], 2.0, 0.5),
-        ([RIGHT, GONE, WRONG, RIGHT], {"log_passrate": True, "n_samples_per_eval_prompt": 2}, [2, 3], 1.0, 2 / 3),
-        ([RIGHT, GONE], {"log_passrate": True, "n_samples_per_eval_prompt": 2}, None, 1.0, 1.0),
-        ([GONE, GONE], {}, None, 2.0, None),
-        ([RIGHT, UNJUDGED, WRONG, UNSCORED, UNLABELLED], {}, [0, 2], 3.0, 0.5),
-        ([RIGHT, UNJUDGED, GONE, RIGHT], {"log_passrate": True, "n_samples_per_eval_prompt": 2}, None, 2.0, 1.0),
-        ([UNJUDGED, UNSCORED], {}, None, 2.0, None),
+        ([RIGHT, OUTAGE, WRONG, OUTAGE], {}, [0, 2], 2.0, 0.5),
+        ([RIGHT, OUTAGE, WRONG, RIGHT], {"log_passrate": True, "n_samples_per_eval_prompt": 2}, [2, 3], 1.0, 2 / 3),
+        ([RIGHT, OUTAGE], {"log_passrate": True, "n_samples_per_eval_prompt": 2}, None, 1.0, 1.0),
+        ([OUTAGE, OUTAGE], {}, None, 2.0, None),
+        ([RIGHT, NO_JUDGE, WRONG, REWARD_ERROR, NO_LABEL], {}, [0, 2], 3.0, 0.5),
+        ([RIGHT, NO_JUDGE, OUTAGE, RIGHT], {"log_passrate": True, "n_samples_per_eval_prompt": 2}, None, 2.0, 1.0),
+        ([NO_JUDGE, REWARD_ERROR], {}, None, 2.0, None),
     ],
 )
-def test_log_eval_counts_outages_as_missing(caplog, wandb, given, more, kept, missing, accuracy, as_number) -> None:
-    samples = [answered(*one, as_number=as_number) for one in given]
+def test_log_eval_counts_outages_as_missing(caplog, wandb, outcomes, args, kept, missing, accuracy, as_number) -> None:
+    samples = [graded_sample(*outcome, as_number=as_number) for outcome in outcomes]
     rewards = [float(at) for at in range(len(samples))]
     data = {"aime": {"rewards": rewards, "truncated": [False] * len(samples), "samples": list(samples)}, "none": {}}
-    assert log_eval(5, Namespace(use_wandb=True, **more), data, None) is False
+    assert log_eval(5, Namespace(use_wandb=True, **args), data, None) is False
     found = wandb.calls[0]
     assert found["eval/aime/agent/missing"] == missing
     assert found.get("eval/aime/agent/accuracy") == (None if accuracy is None else pytest.approx(accuracy))
@@ -270,12 +272,12 @@ def test_log_eval_counts_outages_as_missing(caplog, wandb, given, more, kept, mi
         assert data["aime"]["truncated"] == [False] * len(kept)
     levels = [record.levelname for record in caplog.records if "event=evaluation_incomplete" in record.message]
     assert levels == ([] if not missing else ["ERROR" if missing == len(samples) else "WARNING"])
-    assert "last_error=None" not in caplog.text or GONE in given
-    assert found["eval/aime/agent/ungraded"] == sum(len(one) > 2 for one in given)
+    assert "last_error=None" not in caplog.text or OUTAGE in outcomes
+    assert found["eval/aime/agent/ungraded"] == sum(len(outcome) > 2 for outcome in outcomes)
 
 
 class Unreadable:
-    """A sample of which nothing but its status can be read, or not even that."""
+    """A sample whose attributes raise, except those in `readable`."""
 
     def __init__(self, **readable: Any) -> None:
         vars(self).update(readable)
@@ -308,7 +310,7 @@ def test_log_rollout_and_log_eval_never_raise(arguments: tuple[Any, Any, Any]) -
 def test_log_rollout_without_wandb_logs_a_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)  # `import wandb` then raises what it raises where it is absent
+    monkeypatch.setitem(sys.modules, "wandb", None)  # `import wandb` raises as if it were not installed
     caplog.set_level("INFO", logger="strands_rollout")
     log_rollout(7, Namespace(use_wandb=False), [finished(turns=2), finished(turns=3)], {"perf/x": 1.0}, 2.0)
     (line,) = caplog.messages
@@ -345,19 +347,19 @@ def test_log_rollout_warns_once_of_unenforced_staleness(path, warned, caplog) ->
     args = Namespace(strands_rollout={"max_sample_staleness": 4}, custom_reward_post_process_path=path)
     for _ in range(2):
         log_rollout(3, args, [finished(turns=2)], None, 1.0)
-    words = "max_sample_staleness is 4 and has no effect without slime's --custom-reward-post-process-path"
-    assert [words in message for message in warnings_of(caplog)] == [True] * warned
+    message = "max_sample_staleness is 4 and has no effect without slime's --custom-reward-post-process-path"
+    assert [message in warning for warning in warnings_of(caplog)] == [True] * warned
 
 
-def test_log_rollout_warns_once_of_missing_trackers(wandb: Wandb, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_rollout_warns_once_of_missing_trackers(wandb: StandInWandb, caplog: pytest.LogCaptureFixture) -> None:
     wandb.run = None  # type: ignore[assignment]
     for rollout_id in range(2):
         log_rollout(rollout_id, Namespace(use_wandb=True, use_tensorboard=True), [finished(turns=2)], None, 1.0)
-    lost = "is set, but this package's metrics are not logged there:"
-    places = "slime.observability.logging_utils or slime.utils.logging_utils"
+    not_logged = "is set, but this package's metrics are not logged there:"
+    modules = "slime.observability.logging_utils or slime.utils.logging_utils"
     assert warnings_of(caplog) == [
-        f"--use-wandb {lost} this process has no wandb run",
-        f"--use-tensorboard {lost} slime has loaded no {places} with a function log",
+        f"--use-wandb {not_logged} this process has no wandb run",
+        f"--use-tensorboard {not_logged} slime has loaded no {modules} with a function log",
     ]
 
 

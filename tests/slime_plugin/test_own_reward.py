@@ -1,4 +1,4 @@
-"""The user's own reward in `reward_func`: functions of any form, parts with weights, judges, and what fails."""
+"""The user's own reward in `reward_func`: functions in each form, weighted parts, judges, and failures."""
 
 import asyncio
 import re
@@ -18,48 +18,48 @@ from strands_rollout.cli.commands import app
 from strands_rollout.secret_mask import MASK
 
 HERE = "test_own_reward"
-HIDDEN = "sk-s3cret-of-the-judge"
+JUDGE_KEY = "sk-s3cret-of-the-judge"
 
 
-def of_text(response: str, label: str) -> float:
+def text_reward(response: str, label: str) -> float:
     return float(response == f"\\boxed{{{label}}}") / 2
 
 
-async def of_sample(sample: Sample) -> dict[str, Any]:
-    return {"score": 2, "length": len(sample.response), "note": "kept nowhere", "pred": "42"}
+async def sample_reward(sample: Sample) -> dict[str, Any]:
+    return {"score": 2, "length": len(sample.response), "note": "not in the result", "pred": "42"}
 
 
-def of_response(response: str, *, scale: float = 3.0) -> float:
+def response_reward(response: str, *, scale: float = 3.0) -> float:
     return scale
 
 
-def as_slimes(args: Any, sample: Sample, **kwargs: object) -> bool:
-    return args.is_slimes
+def slime_style_reward(args: Any, sample: Sample, **kwargs: object) -> bool:
+    return args.is_slime
 
 
-def in_thread(response: str, label: str = "") -> dict[str, float]:
+def thread_reward(response: str, label: str = "") -> dict[str, float]:
     return {"score": threading.current_thread() is not threading.main_thread(), "acc": 0.25}
 
 
-def raising(response: str, label: str) -> float:
+def raising_reward(response: str, label: str) -> float:
     raise KeyError("no such word")
 
 
-def nothing(sample: Sample) -> None:
+def none_reward(sample: Sample) -> None:
     return None
 
 
-def of_three(a: str, b: str, c: str) -> float:
+def three_argument_reward(a: str, b: str, c: str) -> float:
     return 1.0
 
 
-async def slow(sample: Sample) -> float:
+async def slow_reward(sample: Sample) -> float:
     await asyncio.sleep(60)
     return 1.0
 
 
-class Judging(Model):
-    """A Strands model that says a score."""
+class JudgeModel(Model):
+    """A Strands model that answers with a score."""
 
     def update_config(self, **config: Any) -> None: ...
 
@@ -76,28 +76,28 @@ class Judging(Model):
         yield {"messageStop": {"stopReason": "end_turn"}}
 
 
-RELEASED: list[asyncio.Event] = []
+release_events: list[asyncio.Event] = []
 
 
-class Holding(Judging):
-    """A Strands model that says its score when it may."""
+class HeldJudgeModel(JudgeModel):
+    """A judge that answers after the last event in `release_events` is set."""
 
     async def stream(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
-        await RELEASED[-1].wait()
+        await release_events[-1].wait()
         async for event in super().stream():
             yield event
 
 
-class Leaving(Judging):
-    """A Strands model whose client ends the program."""
+class ExitingJudgeModel(JudgeModel):
+    """A judge whose client raises SystemExit."""
 
     async def stream(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
         raise SystemExit("no key")
         yield {}
 
 
-class Cancelled(Judging):
-    """A Strands model that a scope of its own cancels."""
+class CancelledJudgeModel(JudgeModel):
+    """A judge that its own code cancels."""
 
     async def stream(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
         raise asyncio.CancelledError
@@ -105,45 +105,57 @@ class Cancelled(Judging):
 
 
 async def scored(reward: Any, sample: Sample | None = None) -> dict[str, Any]:
-    given = sample or Sample(prompt="What is {label}?", response="<think>so</think>\\boxed{42}", label="42")
-    args = SimpleNamespace(strands_rollout={"reward": reward}, is_slimes=True)
-    return dict(await reward_func(args, given))  # type: ignore[call-overload]
+    sample = sample or Sample(prompt="What is {label}?", response="<think>so</think>\\boxed{42}", label="42")
+    args = SimpleNamespace(strands_rollout={"reward": reward}, is_slime=True)
+    return dict(await reward_func(args, sample))  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(
-    ("reward", "score", "acc", "more"),
+    ("reward", "score", "acc", "details"),
     [
-        (f"{HERE}.of_text", 0.5, 0.0, {"pred": "", "label": "42", "method": "function"}),
-        ({"function": f"{HERE}.of_text", "correct": 0.5}, 0.5, 1.0, {}),
-        (f"{HERE}:of_sample", 2.0, 1.0, {"pred": "42", "parts/length": 27.0}),
-        (f"{HERE}.of_response", 3.0, 1.0, {}),
-        (f"{HERE}.as_slimes", 1.0, 1.0, {}),
-        (f"{HERE}.in_thread", 1.0, 0.25, {}),
+        (f"{HERE}.text_reward", 0.5, 0.0, {"pred": "", "label": "42", "method": "function"}),
+        ({"function": f"{HERE}.text_reward", "correct": 0.5}, 0.5, 1.0, {}),
+        (f"{HERE}:sample_reward", 2.0, 1.0, {"pred": "42", "parts/length": 27.0}),
+        (f"{HERE}.response_reward", 3.0, 1.0, {}),
+        (f"{HERE}.slime_style_reward", 1.0, 1.0, {}),
+        (f"{HERE}.thread_reward", 1.0, 0.25, {}),
         (
-            {"parts": {"right": {"weight": 2}, "long": {"function": f"{HERE}.of_sample", "weight": 0.5}}, "wrong": 0},
+            {
+                "parts": {"right": {"weight": 2}, "long": {"function": f"{HERE}.sample_reward", "weight": 0.5}},
+                "wrong": 0,
+            },
             *(3.0, 1.0, {"method": "parts", "parts/right": 1.0, "parts/long": 2.0, "parts/long/length": 27.0}),
         ),
-        ({"parts": {"tone": {"judge": f"{HERE}.Judging"}}}, 0.25, 0.0, {"parts/tone": 0.25}),
+        ({"parts": {"tone": {"judge": f"{HERE}.JudgeModel"}}}, 0.25, 0.0, {"parts/tone": 0.25}),
     ],
 )
 async def test_reward_func_accepts_each_form_of_reward(
-    reward: Any, score: float, acc: float, more: dict[str, Any]
+    reward: Any, score: float, acc: float, details: dict[str, Any]
 ) -> None:
     found = await scored(reward)
     assert (found["score"], found["acc"], found["error"]) == (score, acc, "")
-    assert {name: found[name] for name in more} == more
+    assert {name: found[name] for name in details} == details
 
 
 @pytest.mark.parametrize(
     ("reward", "error"),
     [
-        (f"{HERE}.raising", rf"{HERE}.raising raised KeyError: 'no such word' \(.*test_own_reward.py, line \d+, in"),
-        (f"{HERE}.nothing", "the reward of test_own_reward.nothing is None; expected a finite `score`"),
-        (f"{HERE}.of_three", r"got the reward test_own_reward.of_three\(a, b, c\); expected .*\(response, label\) or"),
-        ({"function": f"{HERE}.slow", "timeout_s": 0.01}, "the reward took longer than reward.timeout_s=0.01"),
+        (
+            f"{HERE}.raising_reward",
+            rf"{HERE}.raising_reward raised KeyError: 'no such word' \(.*test_own_reward.py, line \d+, in",
+        ),
+        (f"{HERE}.none_reward", "the reward of test_own_reward.none_reward is None; expected a finite `score`"),
+        (
+            f"{HERE}.three_argument_reward",
+            r"got the reward test_own_reward.three_argument_reward\(a, b, c\); expected .*\(response, label\) or",
+        ),
+        ({"function": f"{HERE}.slow_reward", "timeout_s": 0.01}, "the reward took longer than reward.timeout_s=0.01"),
         ({"parts": {"right": {}, "no": f"{HERE}.gone"}}, "has no attribute 'gone'"),
-        ({"functoin": f"{HERE}.of_text"}, "unknown setting strands_rollout.reward.functoin; did you mean 'function'"),
-        ({"function": f"{HERE}.slow", "parts": {"a": {}}}, "make the function one of the parts"),
+        (
+            {"functoin": f"{HERE}.text_reward"},
+            "unknown setting strands_rollout.reward.functoin; did you mean 'function'",
+        ),
+        ({"function": f"{HERE}.slow_reward", "parts": {"a": {}}}, "make the function one of the parts"),
         ({"parts": {"a": {"judge": {"model": "m"}}}}, "a judge needs either base_url and model, or strands_model"),
     ],
 )
@@ -151,26 +163,26 @@ async def test_reward_func_logs_failing_reward_once(reward: Any, error: str, cap
     sample = Sample(prompt="?", response="\\boxed{42}", label="42")
     found = [await scored(reward, sample) for _ in range(2)][-1]
     assert (found["score"], found["acc"], found["method"], found["label"]) == (-1.0, 0.0, "error", "42")
-    assert sample.remove_sample  # no fault of the policy
+    assert sample.remove_sample  # the policy is not at fault
     (logged,) = [record for record in caplog.records if "reward_failed" in record.message]
     assert (bool(re.search(error, logged.getMessage())), logged.exc_info) == (True, None)
 
 
-MEETING: list[asyncio.Event] = []
+both_started: list[asyncio.Event] = []
 
 
-async def meeting(sample: Sample) -> float:
-    """Comes back when both parts that it scores have begun."""
-    MEETING.append(asyncio.Event())
-    if len(MEETING) == 2:
-        MEETING[0].set()
-    await MEETING[0].wait()
+async def meeting_reward(sample: Sample) -> float:
+    """Return once both parts that use this reward have started."""
+    both_started.append(asyncio.Event())
+    if len(both_started) == 2:
+        both_started[0].set()
+    await both_started[0].wait()
     return 1.0
 
 
 @asynccontextmanager
-async def judging(*replies: str | int) -> AsyncIterator[tuple[dict[str, Any], list[Any]]]:
-    """The settings of a judge on an API that gives these replies, or statuses, in turn; and the requests of it."""
+async def serve_judge(*replies: str | int) -> AsyncIterator[tuple[dict[str, Any], list[Any]]]:
+    """Serve a judge with these replies, or HTTP statuses, in order; yield its settings and the requests it received."""
     left, requests = list(replies), []
 
     async def chat(request: web.Request) -> web.Response:
@@ -186,24 +198,24 @@ async def judging(*replies: str | int) -> AsyncIterator[tuple[dict[str, Any], li
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
     try:
-        yield {"base_url": url, "model": "m", "api_key": "${JUDGE_KEY}", "retries": 1}, requests
+        yield {"base_url": url, "model": "m", "api_key": "${JUDGE_API_KEY}", "retries": 1}, requests
     finally:
         await runner.cleanup()
 
 
 async def test_judge_retries_until_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JUDGE_KEY", HIDDEN)
-    async with judging(503, "Not bad.\n**Score:** 0.75.") as (judge, requests):
+    monkeypatch.setenv("JUDGE_API_KEY", JUDGE_KEY)
+    async with serve_judge(503, "Not bad.\n**Score:** 0.75.") as (judge, requests):
         judge["prompt"] = "{question} {response} {label}"
         found = await scored({"parts": {"tone": {"judge": judge, "weight": 2}}})
     assert (found["score"], found["parts/tone"]) == (1.5, 0.75)
-    content = "What is {label}? \\boxed{42} 42"  # what is put in is not read again
+    content = "What is {label}? \\boxed{42} 42"  # inserted text is not a template
     body = {"temperature": 0, "model": "m", "messages": [{"role": "user", "content": content}]}
-    assert requests == [(f"Bearer {HIDDEN}", body)] * 2
+    assert requests == [(f"Bearer {JUDGE_KEY}", body)] * 2
 
 
 @pytest.mark.parametrize(
-    ("replies", "why"),
+    ("replies", "error"),
     [
         ((503, 429), "no answer in 2 attempts; the last failed with: HTTP 429"),
         ((401,), "HTTP 401; check its base_url, model and api_key"),
@@ -211,58 +223,61 @@ async def test_judge_retries_until_answer(monkeypatch: pytest.MonkeyPatch) -> No
         (("Score: 0,5",), "a judge replied 'Score: 0,5'; expected a line like `Score: 0.5`"),
     ],
 )
-async def test_judge_failure_removes_the_sample(replies: tuple[Any, ...], why: str) -> None:
+async def test_judge_failure_removes_the_sample(replies: tuple[Any, ...], error: str) -> None:
     sample = Sample(prompt="?", response="4")
-    async with judging(*replies) as (judge, _):
+    async with serve_judge(*replies) as (judge, _):
         found = await scored({"parts": {"tone": {"judge": judge}}}, sample)
-    assert (found["method"], why in found["error"]) == ("no_judge", True)
+    assert (found["method"], error in found["error"]) == ("no_judge", True)
     assert sample.remove_sample
 
 
 async def test_judge_over_reward_timeout_is_no_judge() -> None:
-    RELEASED.append(asyncio.Event())
-    found = await scored({"timeout_s": 0.01, "parts": {"a": {"judge": f"{HERE}.Holding"}}})
+    release_events.append(asyncio.Event())
+    found = await scored({"timeout_s": 0.01, "parts": {"a": {"judge": f"{HERE}.HeldJudgeModel"}}})
     assert (found["method"], "timeout_s=0.01" in found["error"]) == ("no_judge", True)
 
 
 @pytest.mark.parametrize(
-    ("judge", "why"),
+    ("judge", "error"),
     [
-        ({"strands_model": f"{HERE}.Leaving"}, "the judge raised SystemExit('no key')"),
-        ({"strands_model": f"{HERE}.Cancelled"}, "the judge was cancelled by its own code"),
-        ({"strands_model": f"{HERE}.Holding", "timeout_s": 0.01}, "Holding took longer than judge.timeout_s=0.01"),
+        ({"strands_model": f"{HERE}.ExitingJudgeModel"}, "the judge raised SystemExit('no key')"),
+        ({"strands_model": f"{HERE}.CancelledJudgeModel"}, "the judge was cancelled by its own code"),
+        (
+            {"strands_model": f"{HERE}.HeldJudgeModel", "timeout_s": 0.01},
+            "HeldJudgeModel took longer than judge.timeout_s=0.01",
+        ),
     ],
 )
-async def test_judge_strands_model_failure_is_no_judge(judge: Any, why: str) -> None:
-    RELEASED.append(asyncio.Event())
+async def test_judge_strands_model_failure_is_no_judge(judge: Any, error: str) -> None:
+    release_events.append(asyncio.Event())
     found = await asyncio.create_task(scored({"parts": {"right": {}, "a": {"judge": judge}}}))
-    assert (found["method"], why in found["error"]) == ("no_judge", True), found["error"]
+    assert (found["method"], error in found["error"]) == ("no_judge", True), found["error"]
 
 
 async def test_judge_queue_time_is_outside_reward_timeout() -> None:
-    RELEASED.append(asyncio.Event())
-    parts = {"a": {"judge": {"strands_model": f"{HERE}.Holding", "max_concurrency": 1}}}
-    asked = [asyncio.ensure_future(scored({"timeout_s": limit_s, "parts": parts})) for limit_s in (60, 0.5)]
+    release_events.append(asyncio.Event())
+    parts = {"a": {"judge": {"strands_model": f"{HERE}.HeldJudgeModel", "max_concurrency": 1}}}
+    scoring = [asyncio.ensure_future(scored({"timeout_s": limit_s, "parts": parts})) for limit_s in (60, 0.5)]
     await asyncio.sleep(0.6)
-    RELEASED[-1].set()
-    assert [found["error"] for found in await asyncio.gather(*asked)] == ["", ""]
+    release_events[-1].set()
+    assert [found["error"] for found in await asyncio.gather(*scoring)] == ["", ""]
 
 
 async def test_reward_parts_are_scored_concurrently() -> None:
-    async with judging("Score: .5", ".25") as (judge, requests):
-        parts = {"meeting": {"function": f"{HERE}.meeting"}, "a": {"judge": judge}, "b": {"judge": judge}}
-        MEETING.clear()
-        found = await scored({"parts": {**parts, "last": {"function": f"{HERE}.meeting"}}})
+    async with serve_judge("Score: .5", ".25") as (judge, requests):
+        parts = {"meeting": {"function": f"{HERE}.meeting_reward"}, "a": {"judge": judge}, "b": {"judge": judge}}
+        both_started.clear()
+        found = await scored({"parts": {**parts, "last": {"function": f"{HERE}.meeting_reward"}}})
     assert (found["score"], found["error"], len(requests)) == (2.75, "", 2)
 
 
 def test_config_command_checks_reward_and_masks_secrets(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "rollout.yaml"
-    parts = f"a: {HERE}.gone, b: {{judge: {{base_url: http://a/v1, model: m, api_key: {HIDDEN}}}}}"
+    parts = f"a: {HERE}.gone, b: {{judge: {{base_url: http://a/v1, model: m, api_key: {JUDGE_KEY}}}}}"
     file.write_text(f"strands_rollout:\n  tools: []\n  reward: {{parts: {{{parts}}}}}\n")
-    shown = CliRunner().invoke(app, ["config", str(file)])
-    assert "reward: can't load 'test_own_reward.gone'" in str(shown.exception)
-    assert (HIDDEN in shown.output, MASK in shown.output) == (False, True)
+    result = CliRunner().invoke(app, ["config", str(file)])
+    assert "reward: can't load 'test_own_reward.gone'" in str(result.exception)
+    assert (JUDGE_KEY in result.output, MASK in result.output) == (False, True)
     file.write_text("strands_rollout:\n  reward: {parts: {a: {judge: {url: http://a}}}}\n")
-    shown = CliRunner().invoke(app, ["config", str(file)])
-    assert "unknown setting strands_rollout.reward.parts.a.judge.url; did you mean 'base_url'?" in str(shown.exception)
+    result = CliRunner().invoke(app, ["config", str(file)])
+    assert "unknown setting strands_rollout.reward.parts.a.judge.url; did you mean 'base_url'?" in str(result.exception)

@@ -1,4 +1,4 @@
-"""Prompts in every form that slime hands over, and those that are refused."""
+"""`to_episode_prompt`: prompts in every form that slime passes, and refused prompts."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.template.messages import to_chat_messages
 
 
-def said(role: str, text: str) -> dict[str, Any]:
+def message(role: str, text: str) -> dict[str, Any]:
     return {"role": role, "content": [{"text": text}]}
 
 
@@ -30,9 +30,9 @@ def test_to_episode_prompt_keeps_turns_and_system_prompt(template: ChatTemplate)
     ]
     prompt = to_episode_prompt(chat, "Configured.", template)
     assert prompt.system_prompt == "Row's own."
-    assert prompt.messages == [said("user", "one"), said("assistant", "two"), said("user", "three\nfour")]
+    assert prompt.messages == [message("user", "one"), message("assistant", "two"), message("user", "three\nfour")]
     assert to_episode_prompt(chat[1:], "Configured.", template).system_prompt == "Configured."
-    assert to_episode_prompt("2+2?", None, template) == EpisodePrompt(None, [said("user", "2+2?")])
+    assert to_episode_prompt("2+2?", None, template) == EpisodePrompt(None, [message("user", "2+2?")])
 
 
 @pytest.mark.parametrize(
@@ -47,10 +47,10 @@ def test_to_episode_prompt_refuses_rendered_prompt(shipped_tokenizer: Any, templ
 
 def test_to_episode_prompt_accepts_text_about_control_tokens(template: ChatTemplate) -> None:
     text = "What does <|im_end|> mean after <|im_start|>?"
-    assert to_episode_prompt(text, None, template).messages == [said("user", text)]
+    assert to_episode_prompt(text, None, template).messages == [message("user", text)]
 
 
-ASKED = {"role": "user", "content": "x"}
+QUESTION = {"role": "user", "content": "x"}
 CALL = {"id": "abcdefgh1", "type": "function", "function": {"name": "run", "arguments": '{"code":"1 + 1"}'}}
 OBJECT_CALL = {"type": "function", "function": {"name": "run", "arguments": {"code": "é <b>", "n": [1, None]}}}
 RESULT = {"role": "tool", "name": "run", "tool_call_id": "abcdefgh1", "content": "2"}
@@ -58,23 +58,25 @@ NAMELESS_RESULT = {"role": "tool", "content": "2"}
 TOOLS = [{"type": "function", "function": {"name": "run", "description": "Runs.", "parameters": {"type": "object"}}}]
 THOUGHT = "<think>\nlet me see\n</think>\n\n"
 ANSWERS = {
-    "reasoning in its words": [{"role": "assistant", "content": THOUGHT + "An answer."}],
+    "reasoning with its tags": [{"role": "assistant", "content": THOUGHT + "An answer."}],
     "reasoning that the prompt opened": [{"role": "assistant", "content": "let me see\n</think>\n\nAn answer."}],
-    "a key of reasoning and tags": [{"role": "assistant", "content": THOUGHT + "x", "reasoning_content": "let me see"}],
+    "reasoning as a key and in tags": [
+        {"role": "assistant", "content": THOUGHT + "x", "reasoning_content": "let me see"}
+    ],
     "calls after reasoning": [{"role": "assistant", "content": THOUGHT + "Run.", "tool_calls": [CALL]}, RESULT],
-    "calls of each form": [
+    "calls in each form": [
         {"role": "assistant", "content": "Run.", "tool_calls": [CALL, {**OBJECT_CALL, "id": "abcdefgh2"}]},
         RESULT,
         {**RESULT, "tool_call_id": "abcdefgh2", "content": "3"},
         {"role": "assistant", "content": "Run.", "tool_calls": [OBJECT_CALL]},
         NAMELESS_RESULT,
     ],
-    "calls under one id": [
+    "calls with equal ids": [
         {"role": "assistant", "content": "Run.", "tool_calls": [CALL, {**OBJECT_CALL, "id": CALL["id"]}]},
         RESULT,
         {**RESULT, "content": "3"},
     ],
-    "calls one after the other": [
+    "consecutive calls": [
         {"role": "assistant", "content": "Run.", "tool_calls": [CALL]},
         RESULT,
         {"role": "assistant", "content": "Again.", "tool_calls": [CALL], "reasoning_content": "hm"},
@@ -86,7 +88,14 @@ ANSWERS = {
 
 @pytest.mark.parametrize("answers", ANSWERS.values(), ids=ANSWERS)
 def test_to_episode_prompt_renders_like_apply_chat_template(tokenizer: Any, answers: list[Any]) -> None:
-    row = [{"role": "system", "content": "Be brief."}, ASKED, *answers, ASKED, *answers, {**ASKED, "content": "y"}]
+    row = [
+        {"role": "system", "content": "Be brief."},
+        QUESTION,
+        *answers,
+        QUESTION,
+        *answers,
+        {**QUESTION, "content": "y"},
+    ]
     template = ChatTemplate(tokenizer)
     prompt = to_episode_prompt(row, None, template)
     ids = template.prompt_ids([row[0], *to_chat_messages(prompt.messages)], TOOLS)
@@ -102,7 +111,7 @@ def test_to_episode_prompt_escapes_control_tokens_of_turns(tokenizer: Any, conte
     template = ChatTemplate(tokenizer)
 
     def controls(answer: str) -> list[int]:
-        row = [ASKED, {"role": "assistant", "content": answer}, ASKED]
+        row = [QUESTION, {"role": "assistant", "content": answer}, QUESTION]
         ids = template.prompt_ids(to_chat_messages(to_episode_prompt(row, None, template).messages))
         return [token for token in ids if template.encoder.is_control(token)]
 
@@ -111,9 +120,9 @@ def test_to_episode_prompt_escapes_control_tokens_of_turns(tokenizer: Any, conte
 
 @pytest.mark.parametrize("arguments", [None, "", " ", "null", {}, "{}"])
 def test_to_episode_prompt_reads_empty_arguments_as_none(tokenizer: Any, arguments: Any) -> None:
-    def rendered(given: Any) -> str:
-        call = {"id": None, "type": "function", "function": {"name": "run", "arguments": given}}
-        row = [ASKED, {"role": "assistant", "content": None, "tool_calls": [call]}, NAMELESS_RESULT, ASKED]
+    def rendered(value: Any) -> str:
+        call = {"id": None, "type": "function", "function": {"name": "run", "arguments": value}}
+        row = [QUESTION, {"role": "assistant", "content": None, "tool_calls": [call]}, NAMELESS_RESULT, QUESTION]
         template = ChatTemplate(tokenizer)
         ids = template.prompt_ids(to_chat_messages(to_episode_prompt(row, None, template).messages), TOOLS)
         return str(tokenizer.decode(ids))
@@ -125,7 +134,7 @@ def test_to_episode_prompt_reads_empty_arguments_as_none(tokenizer: Any, argumen
 @pytest.mark.parametrize("written", ['{"code": "1"}', '  {"code":"1"}\n', '{"a": {"b": [1, null]}}'])
 def test_to_episode_prompt_keeps_json_arguments_verbatim(written: str) -> None:
     call = {"function": {"name": "run", "arguments": written}}
-    row = [ASKED, {"role": "assistant", "tool_calls": [call]}, NAMELESS_RESULT, ASKED]
+    row = [QUESTION, {"role": "assistant", "tool_calls": [call]}, NAMELESS_RESULT, QUESTION]
     (block,) = to_episode_prompt(row, None, None).messages[1]["content"]
     assert block["toolUse"]["input"] == written
 
@@ -134,7 +143,9 @@ def test_to_episode_prompt_keeps_json_arguments_verbatim(written: str) -> None:
 def test_to_episode_prompt_refuses_invalid_arguments(arguments: Any) -> None:
     call = {"function": {"name": "run", "arguments": arguments}}
     with pytest.raises(PromptError, match="at position 1 .* an object, or its JSON"):
-        to_episode_prompt([ASKED, {"role": "assistant", "tool_calls": [call]}, NAMELESS_RESULT, ASKED], None, None)
+        to_episode_prompt(
+            [QUESTION, {"role": "assistant", "tool_calls": [call]}, NAMELESS_RESULT, QUESTION], None, None
+        )
 
 
 def test_to_episode_prompt_ignores_empty_keys_of_parts() -> None:
@@ -145,12 +156,12 @@ def test_to_episode_prompt_ignores_empty_keys_of_parts() -> None:
     for role in ("system", "user"):
         with pytest.raises(PromptError, match="got content of type list at position 0 .* expected"):
             to_episode_prompt(
-                [{"role": role, "content": [parts[1], {"type": "text", "text": None}]}, ASKED], None, None
+                [{"role": role, "content": [parts[1], {"type": "text", "text": None}]}, QUESTION], None, None
             )
 
 
 async def test_generate_sends_calls_and_reasoning_of_the_row(shipped_tokenizer: Any) -> None:
-    row = [ASKED, *ANSWERS["calls one after the other"], {**ASKED, "content": "y"}]
+    row = [QUESTION, *ANSWERS["consecutive calls"], {**QUESTION, "content": "y"}]
     done = await run(shipped_tokenizer, [ANSWER], prompt=row, settings={"system_prompt": None, "tools": []})
     expected = shipped_tokenizer.apply_chat_template(row, add_generation_prompt=True, return_dict=False)
     assert done.fake.requests[0].input_ids == list(expected)
@@ -158,7 +169,7 @@ async def test_generate_sends_calls_and_reasoning_of_the_row(shipped_tokenizer: 
 
 
 @pytest.mark.parametrize(
-    ("prompt", "words"),
+    ("prompt", "error"),
     [
         ("", "got an empty prompt; expected the task's text"),
         ([], "got an empty chat"),
@@ -170,27 +181,27 @@ async def test_generate_sends_calls_and_reasoning_of_the_row(shipped_tokenizer: 
         ([{"role": "user", "content": ""}], "got an empty user's message"),
         ([{"role": "user", "content": [{"type": "image", "image": "x"}]}], "got the image 'x', which is neither"),
         ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "got tool calls at position 0 .*expected assistant"),
-        ([ASKED, {"role": "assistant", "content": "", "tool_calls": [1]}], "got tool calls at position 1"),
+        ([QUESTION, {"role": "assistant", "content": "", "tool_calls": [1]}], "got tool calls at position 1"),
         (
-            [ASKED, {"role": "assistant", "tool_calls": [{"name": "run"}]}, ASKED],
+            [QUESTION, {"role": "assistant", "tool_calls": [{"name": "run"}]}, QUESTION],
             "at position 1 .*expected .*arguments",
         ),
         (
-            [ASKED, {"role": "assistant", "tool_calls": [{"name": "", "arguments": {}}]}, ASKED],
+            [QUESTION, {"role": "assistant", "tool_calls": [{"name": "", "arguments": {}}]}, QUESTION],
             "got tool calls at position 1",
         ),
-        ([ASKED, {"role": "assistant", "content": None}, ASKED], "got content of type NoneType at position 1"),
+        ([QUESTION, {"role": "assistant", "content": None}, QUESTION], "got content of type NoneType at position 1"),
         (
-            [ASKED, {"role": "assistant", "content": "", "reasoning_content": 7}],
+            [QUESTION, {"role": "assistant", "content": "", "reasoning_content": 7}],
             "got 7 as reasoning_content at position 1",
         ),
-        ([ASKED, {"role": "assistant", "tool_calls": [CALL]}, RESULT, RESULT, ASKED], "unanswered calls: \\[\\]"),
+        ([QUESTION, {"role": "assistant", "tool_calls": [CALL]}, RESULT, RESULT, QUESTION], "unanswered calls: \\[\\]"),
         (
-            [ASKED, {"role": "assistant", "tool_calls": [CALL]}, {**RESULT, "tool_call_id": "other"}, ASKED],
+            [QUESTION, {"role": "assistant", "tool_calls": [CALL]}, {**RESULT, "tool_call_id": "other"}, QUESTION],
             "tool_call_id 'other'; expected .*'abcdefgh1'",
         ),
     ],
 )
-def test_to_episode_prompt_error_names_got_and_expected(template: ChatTemplate, prompt: Any, words: str) -> None:
-    with pytest.raises(PromptError, match=words):
+def test_to_episode_prompt_error_names_got_and_expected(template: ChatTemplate, prompt: Any, error: str) -> None:
+    with pytest.raises(PromptError, match=error):
         to_episode_prompt(prompt, None, template)

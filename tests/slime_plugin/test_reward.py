@@ -1,4 +1,4 @@
-"""slime's reward entry: what is graded, what comes back, and that nothing is ever raised."""
+"""`reward_func`: the graded text, the results, and faulty samples, none of which make it raise."""
 
 import json
 from dataclasses import dataclass, field
@@ -41,13 +41,13 @@ async def reward_of(sample: object, **reward: object) -> dict[str, Any]:
 
 
 @dataclass
-class SlimesSample(Sample):
-    """As slime makes it: `group_index` is None in an evaluation."""
+class GroupedSample(Sample):
+    """A sample with slime's `group_index`, which is None in an evaluation."""
 
     group_index: int | None = None
 
 
-@pytest.mark.parametrize("generated", [True, False], ids=["ours", "another's generate"])
+@pytest.mark.parametrize("generated", [True, False], ids=["our generate", "another generate"])
 @pytest.mark.parametrize(
     ("keys", "training_is_dict", "evaluation_is_dict"),
     [
@@ -64,21 +64,21 @@ async def test_reward_func_returns_dict_or_number_by_reward_key(
 ) -> None:
     args = SimpleNamespace(**vars(options()), **keys)
 
-    def sample(*, evaluation: bool, answer: int = 42) -> SlimesSample:
+    def sample(*, evaluation: bool, answer: int = 42) -> GroupedSample:
         facts = {"strands_rollout": {"evaluation": evaluation, "stop_reason": "completed"}} if generated else {}
-        return SlimesSample(f"\\boxed{{{answer}}}", metadata=facts, group_index=None if evaluation else 3)
+        return GroupedSample(f"\\boxed{{{answer}}}", metadata=facts, group_index=None if evaluation else 3)
 
     for evaluation, is_dict in ((False, training_is_dict), (True, evaluation_is_dict)):
-        one = sample(evaluation=evaluation)
-        right = await reward_func(args, one)
+        single = sample(evaluation=evaluation)
+        right = await reward_func(args, single)
         many = [sample(evaluation=evaluation, answer=answer) for answer in (42, 41)]
         rewards = await reward_func(args, [many[:1], many[1]])
         if is_dict:
             assert (right["score"], rewards[0][0]["acc"], rewards[1]["acc"]) == (1.0, 1.0, 0.0)
             continue
         assert [type(right), right, rewards] == [float, 1.0, [[1.0], -1.0]]
-        assert [reward_details(each)["acc"] for each in (one, *many)] == [1.0, 1.0, 0.0]
-        assert facts_of(one).stop_reason == ("completed" if generated else None)
+        assert [reward_details(each)["acc"] for each in (single, *many)] == [1.0, 1.0, 0.0]
+        assert facts_of(single).stop_reason == ("completed" if generated else None)
 
 
 async def test_reward_func_scores_right_and_wrong_answers() -> None:
@@ -111,21 +111,23 @@ async def test_reward_func_ignores_reasoning_opened_by_prompt() -> None:
 
 
 class Status(Enum):
-    """slime's."""
+    """slime's status, as far as the reward reads it."""
 
     COMPLETED = "completed"
     TRUNCATED = "truncated"
 
 
-@pytest.mark.parametrize("said", ["So the answer: 42", "\\boxed{42}, no, \\boxed{", "\\boxed{42}, no, \\boxed{4"])
-async def test_reward_func_ignores_answer_at_end_of_cut_turn(said: str) -> None:
-    plain = {status: Sample(said, status=status) for status in (Status.COMPLETED, Status.TRUNCATED)}
+@pytest.mark.parametrize("response", ["So the answer: 42", "\\boxed{42}, no, \\boxed{", "\\boxed{42}, no, \\boxed{4"])
+async def test_reward_func_ignores_answer_at_end_of_cut_turn(response: str) -> None:
+    plain = {status: Sample(response, status=status) for status in (Status.COMPLETED, Status.TRUNCATED)}
     by_facts = {"final_is_cut": {"final_is_cut": True}, "an older dump": {"stop_reason": "response_length"}}
-    ours = [Sample(metadata={"strands_rollout": {"final_text": said, **facts}}) for facts in by_facts.values()]
-    for cut in (plain[Status.TRUNCATED], Sample(said, status="truncated"), *ours):
+    with_facts = [
+        Sample(metadata={"strands_rollout": {"final_text": response, **facts}}) for facts in by_facts.values()
+    ]
+    for cut in (plain[Status.TRUNCATED], Sample(response, status="truncated"), *with_facts):
         assert (await reward_of(cut)).items() >= {"acc": 0.0, "pred": "", "method": "empty"}.items()
-    whole = {"final_text": said, "final_is_cut": False, "stop_reason": "max_user_turns"}
-    for sample in (plain[Status.COMPLETED], Sample(metadata={"strands_rollout": whole}, status=Status.TRUNCATED)):
+    uncut = {"final_text": response, "final_is_cut": False, "stop_reason": "max_user_turns"}
+    for sample in (plain[Status.COMPLETED], Sample(metadata={"strands_rollout": uncut}, status=Status.TRUNCATED)):
         assert (await reward_of(sample))["acc"] == 1.0
 
 
@@ -140,14 +142,14 @@ async def test_reward_func_grades_box_before_end_of_cut_turn() -> None:
     "known", ["gpt_oss", "mistral-array", "gemma4", "kimi_k3", "seed_oss", "hunyuan3", "muse_glimmer", "hermes"]
 )
 async def test_reward_func_ignores_reasoning_of_each_family(known: str) -> None:
-    said = family(known)
+    syntax = family(known)
     turns = {
-        0.0: [said.reasoning[0] + "so \\boxed{42}", said.turn(text="\\boxed{42}", calls=[("f", {})])],
-        1.0: [said.turn(reasoning="\\boxed{7}", text="\\boxed{42}")],
+        0.0: [syntax.reasoning[0] + "so \\boxed{42}", syntax.turn(text="\\boxed{42}", calls=[("f", {})])],
+        1.0: [syntax.turn(reasoning="\\boxed{7}", text="\\boxed{42}")],
     }
     for score, of_score in turns.items():
         for turn in of_score:
-            facts = {"strands_rollout": {"final_text": turn, "tool_parser": said.parser}}
+            facts = {"strands_rollout": {"final_text": turn, "tool_parser": syntax.parser}}
             assert (await reward_of(Sample(metadata=facts)))["acc"] == score
 
 
@@ -187,22 +189,22 @@ def sibling(part: int | None, answer: str, **fields: Any) -> Sibling:
 
 
 def predictions(rewards: Any) -> Any:
-    return [predictions(one) if isinstance(one, list) else one["pred"] for one in rewards]
+    return [predictions(reward) if isinstance(reward, list) else reward["pred"] for reward in rewards]
 
 
 async def test_reward_func_shares_main_agents_reward_with_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
     graded = []
     grade = reward.grade
-    monkeypatch.setattr(reward, "grade", lambda said, *rest, **cut: graded.append(said) or grade(said, *rest))
-    alone = Sample("\\boxed{40}")
-    samples = [sibling(2, "42"), alone, sibling(0, "41"), sibling(1, "42", status="failed")]
+    monkeypatch.setattr(reward, "grade", lambda text, *rest, **cut: graded.append(text) or grade(text, *rest))
+    unrelated = Sample("\\boxed{40}")
+    samples = [sibling(2, "42"), unrelated, sibling(0, "41"), sibling(1, "42", status="failed")]
     rewards = await reward_func(options(), samples)
     assert sorted(graded) == ["\\boxed{40}", "\\boxed{41}"]
     assert predictions(rewards) == ["41", "40", "41", "41"]
     assert rewards[0] == rewards[2] == rewards[3] == await reward_of(samples[2])
-    assert len({id(one) for one in rewards}) == 4
-    number = SimpleNamespace(**vars(options()), reward_key=None, eval_reward_key=None)
-    assert await reward_func(number, samples[2:]) == [-1.0, -1.0]
+    assert len({id(each) for each in rewards}) == 4
+    number_args = SimpleNamespace(**vars(options()), reward_key=None, eval_reward_key=None)
+    assert await reward_func(number_args, samples[2:]) == [-1.0, -1.0]
     assert [reward_details(sample)["pred"] for sample in samples[2:]] == ["41", "41"]
 
 
@@ -218,14 +220,14 @@ async def test_reward_func_shares_main_agents_reward_with_siblings(monkeypatch: 
         ([sibling(0, "1", rollout_id=[7]), sibling(1, "2", rollout_id=[7])], ["1", "2"]),
         ([sibling(0, "1"), sibling(1, "2", rollout_id=8)], ["1", "2"]),
     ],
-    ids=["nothing", "nested lists", "no main agent", "a rollout_id that is none", "two rollouts"],
+    ids=["no samples", "nested lists", "no main agent", "an invalid rollout_id", "two rollouts"],
 )
 async def test_reward_func_matches_siblings_by_rollout(samples: list[Any], expected: list[Any]) -> None:
     assert predictions(await reward_func(options(), samples)) == expected
 
 
-class Hostile:
-    """Its fields raise."""
+class UnreadableSample:
+    """A sample whose fields raise."""
 
     @property
     def response(self) -> str:
@@ -236,26 +238,28 @@ class Hostile:
         raise RuntimeError("no metadata")
 
 
-class Exiting:
-    """A sample that would end the process where it is read."""
+class ExitingSample:
+    """A sample that raises SystemExit when it is read."""
 
     @property
     def metadata(self) -> Any:
         raise SystemExit(1)
 
 
-@pytest.mark.parametrize("deep", [lambda: CYCLE, lambda: nested(5000)])
-async def test_reward_func_isolates_bad_samples(deep: Any) -> None:
-    rewards = await reward_func(options(), [deep(), Exiting(), sibling(0, "42"), None, [Hostile()], sibling(1, "41")])
+@pytest.mark.parametrize("make_nested", [lambda: CYCLE, lambda: nested(5000)])
+async def test_reward_func_isolates_bad_samples(make_nested: Any) -> None:
+    rewards = await reward_func(
+        options(), [make_nested(), ExitingSample(), sibling(0, "42"), None, [UnreadableSample()], sibling(1, "41")]
+    )
     assert predictions(rewards[1:]) == ["", "42", "", [""], "42"]
     assert "raised SystemExit(1)" in rewards[1]["error"]
 
 
 def nested(depth: int) -> list[Any]:
-    held: list[Any] = []
+    lists: list[Any] = []
     for _ in range(depth):
-        held = [held]
-    return held
+        lists = [lists]
+    return lists
 
 
 CYCLE: list[Any] = []
@@ -263,7 +267,7 @@ CYCLE += [CYCLE, CYCLE]
 
 
 class Unprintable:
-    """Its text raises."""
+    """An object whose repr raises."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no text")
@@ -293,17 +297,17 @@ async def test_reward_func_grades_or_refuses_each_label(label: Any, acc: float, 
 
 
 @pytest.mark.parametrize(
-    ("scored", "score", "acc"),
+    ("environment_score", "score", "acc"),
     [
         *((2, 2.0, 1.0), ({"score": Decimal("0.5"), "acc": 0.25}, 0.5, 0.25)),
-        *((odd, None, None) for odd in ({}, float("nan"), {"score": 1, "acc": None})),
-        *(({"score": odd}, None, None) for odd in (1e39, "1", nested(5000), Unprintable())),
+        *((invalid, None, None) for invalid in ({}, float("nan"), {"score": 1, "acc": None})),
+        *(({"score": invalid}, None, None) for invalid in (1e39, "1", nested(5000), Unprintable())),
     ],
 )
 async def test_reward_func_requires_finite_environment_score(
-    scored: Any, score: float | None, acc: float | None
+    environment_score: Any, score: float | None, acc: float | None
 ) -> None:
-    facts = {"strands_rollout": {"environment_score": scored}}
+    facts = {"strands_rollout": {"environment_score": environment_score}}
     result = await reward_of(Sample("\\boxed{42}", label=nested(5000), metadata=facts))
     if score is None:
         assert (result["score"], result["acc"]) == (-1.0, 0.0)
@@ -324,13 +328,13 @@ async def test_reward_settings_change_score_not_accuracy() -> None:
 
 async def test_reward_func_logs_unknown_setting_once(caplog: pytest.LogCaptureFixture) -> None:
     results = [await reward_of(Sample("\\boxed{42}"), corect=1) for _ in range(3)]
-    assert [(one["score"], one["acc"]) for one in results] == [(-1.0, 0.0)] * 3
+    assert [(result["score"], result["acc"]) for result in results] == [(-1.0, 0.0)] * 3
     assert "corect" in results[0]["error"]
     assert len([record for record in caplog.records if "reward_failed" in record.message]) == 1
 
 
 @pytest.mark.parametrize(
-    ("bad", "reason"),
+    ("settings", "reason"),
     [
         ({"correct": -1.0}, "expected less than"),
         ({"wrong": float("nan")}, "finite"),
@@ -338,6 +342,6 @@ async def test_reward_func_logs_unknown_setting_once(caplog: pytest.LogCaptureFi
         ({"style": "slime_strands_example", "wrong": 0.0}, "fixes the scores"),
     ],
 )
-def test_reward_settings_refuse_contradictions(bad: dict[str, Any], reason: str) -> None:
+def test_reward_settings_refuse_contradictions(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
-        RewardSettings.model_validate(bad)
+        RewardSettings.model_validate(settings)

@@ -1,4 +1,4 @@
-"""The style "slime_strands_example" gives exactly the score of slime's example, wherever that gives one."""
+"""The reward style "slime_strands_example" gives the scores of slime's Strands example."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +11,9 @@ ARGS = SimpleNamespace(strands_rollout={"reward": {"style": "slime_strands_examp
 
 
 def sample(response: str, label: object = "42", tool_iterations: int = 0) -> Any:
-    slimes = {"tool_iters": tool_iterations, "tool_calls": 0, "tokens": [], "response_length": 0}
+    slime_fields = {"tool_iters": tool_iterations, "tool_calls": 0, "tokens": [], "response_length": 0}
     status, metadata = SimpleNamespace(name="COMPLETED"), {"strands_rollout": {"tool_iterations": tool_iterations}}
-    return SimpleNamespace(response=response, label=label, metadata=metadata, status=status, **slimes)
+    return SimpleNamespace(response=response, label=label, metadata=metadata, status=status, **slime_fields)
 
 
 async def score_of(response: str, label: object = "42", tool_iterations: int = 2) -> dict[str, Any]:
@@ -22,15 +22,15 @@ async def score_of(response: str, label: object = "42", tool_iterations: int = 2
     return result
 
 
-# What math_dapo gives for each text: the rows of the table in slime's own terms.
+# Texts that slime's math_dapo grades as right and as wrong.
 RIGHT = [
     *("Answer: 42", "Answer: $42$", "Answer: x = 42", r"Answer: \boxed{42}", r"\boxed{42}"),
-    "<tool_response>\nAnswer: 42\n</tool_response>",  # it reads tool output
+    "<tool_response>\nAnswer: 42\n</tool_response>",  # math_dapo reads tool output
     "Answer: 41\nAnswer: 42",
 ]
 WRONG = [
     *("Answer: 42.", "Answer: 41 and then Answer: 42", "**Answer:** 42", r"\boxed{042}"),
-    r"\boxed{42}" + " " * 100,  # a box is looked for in the last 100 characters only
+    r"\boxed{42}" + " " * 100,  # math_dapo looks for a box only in the last 100 characters
     *("Answer: 42" + " " * 300, "42", ""),
 ]
 
@@ -60,6 +60,6 @@ async def test_slime_strands_example_style_reports_bad_labels(label: object) -> 
 async def test_slime_strands_example_style_shapes_by_tool_iterations(tool_iterations: int, score: float) -> None:
     assert (await score_of("Answer: 41", "42", tool_iterations))["score"] == pytest.approx(score)
     assert (await score_of("Answer: 42", "42", tool_iterations))["score"] == 1.0
-    # slime's own generate sets an attribute
+    # a sample of slime's generate has an attribute instead of facts
     foreign = SimpleNamespace(response="Answer: 41", label="42", metadata={}, tool_iters=tool_iterations)
     assert (await reward_func(ARGS, foreign))["score"] == pytest.approx(score)

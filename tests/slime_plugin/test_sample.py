@@ -1,4 +1,4 @@
-"""What `write_episode` and `write_failure` leave in a sample: every row of slime's contract, for every stop reason."""
+"""`write_episode` and `reset_sample`: samples that keep slime's contract, for every stop reason."""
 
 import copy
 import json
@@ -35,7 +35,7 @@ NEVER_TRAINED = sorted(set(StopReason) - set(TRAINED) - {StopReason.ABORTED})
 
 @pytest.fixture
 def model(shipped_tokenizer: Any) -> SGLangModel:
-    """A policy that has not been asked yet."""
+    """A model without a request."""
     return SGLangModel(tokenizer=shipped_tokenizer, base_url="http://127.0.0.1:9")
 
 
@@ -43,8 +43,8 @@ def ids_of(model: SGLangModel, text: str) -> list[int]:
     return list(model.tokenizer.encode(text, add_special_tokens=False))
 
 
-def turn(model: SGLangModel, context: str, sampled: str, finish: str = "stop", **meta: Any) -> int:
-    """A turn of the model's trajectory; every sampled token has a logprob of its own. Its sampled length."""
+def append_turn(model: SGLangModel, context: str, sampled: str, finish: str = "stop", **meta: Any) -> int:
+    """Append a turn to the model's trajectory, each token with a different logprob; return its length."""
     ids = ids_of(model, sampled)
     start = len(model.trajectory.token_ids)
     meta_info = {"finish_reason": {"type": finish}, "prompt_tokens": 10, "cached_tokens": 4, **meta}
@@ -60,29 +60,34 @@ def turn(model: SGLangModel, context: str, sampled: str, finish: str = "stop", *
     return len(ids)
 
 
-def ended(reason: StopReason, error: BaseException | None = None) -> Episode:
+def make_episode(reason: StopReason, error: BaseException | None = None) -> Episode:
     tools, progress = ToolStats(seconds=1.5, errors=1, waited_s=1.25), EpisodeProgress(MESSAGES, 1)
     return Episode(reason, error, 1, 2, tools, 4.0, EpisodeLimits(), progress)
 
 
-def written(model: SGLangModel, reason: StopReason, *, may_abort: bool = False, sample: Sample | None = None) -> Sample:
+def write_sample(
+    model: SGLangModel, reason: StopReason, *, may_abort: bool = False, sample: Sample | None = None
+) -> Sample:
     sample = sample or Sample(prompt="What is 17 * 2?", label="34", index=5)
-    write_episode(ARGS, sample, EndedEpisode(model, ended(reason)), WritingRules(may_abort=may_abort))
+    write_episode(ARGS, sample, EndedEpisode(model, make_episode(reason)), WritingRules(may_abort=may_abort))
     return sample
 
 
-def violations(sample: Sample, model: SGLangModel, **how: Any) -> list[str]:
-    """Of the contract after `generate`, which leaves the reward to slime."""
+def violations(sample: Sample, model: SGLangModel, **options: Any) -> list[str]:
+    """Return violations of slime's contract, with a reward, which `generate` leaves to slime."""
     assert sample.reward is None
     rewarded = copy.copy(sample)
     rewarded.reward = {"score": 1.0}
-    return contract_violations(rewarded, decode=model.template.encoder.decode, reward_key="score", **how)
+    return contract_violations(rewarded, decode=model.template.encoder.decode, reward_key="score", **options)
 
 
 @pytest.mark.parametrize(("reason", "status"), TRAINED.items())
 def test_write_episode_trains_each_sampled_token(model: SGLangModel, reason: StopReason, status: str) -> None:
-    sampled = [turn(model, PROMPT, CALLS, weight_version="v1"), turn(model, RESULT, ANSWER, weight_version="v2")]
-    sample = written(model, reason)
+    sampled = [
+        append_turn(model, PROMPT, CALLS, weight_version="v1"),
+        append_turn(model, RESULT, ANSWER, weight_version="v2"),
+    ]
+    sample = write_sample(model, reason)
     assert (sample.status.value, sample.remove_sample) == (status, False)
     prompt_length = len(ids_of(model, PROMPT))
     assert (sample.tokens, sample.response_length) == (model.trajectory.token_ids, len(sample.tokens) - prompt_length)
@@ -98,8 +103,8 @@ def test_write_episode_trains_each_sampled_token(model: SGLangModel, reason: Sto
 
 @pytest.mark.parametrize("reason", NEVER_TRAINED)
 def test_write_episode_masks_infrastructure_faults(model: SGLangModel, reason: StopReason) -> None:
-    turn(model, PROMPT, CALLS)
-    sample = written(model, reason)
+    append_turn(model, PROMPT, CALLS)
+    sample = write_sample(model, reason)
     assert (sample.status.value, sample.remove_sample, set(sample.loss_mask or [])) == ("failed", True, {0})
     assert (set(sample.rollout_log_probs or []), violations(sample, model)) == ({0.0}, [])
 
@@ -108,7 +113,7 @@ def test_write_episode_masks_infrastructure_faults(model: SGLangModel, reason: S
 @pytest.mark.parametrize("may_abort", [False, True])
 def test_write_episode_without_sampled_tokens_is_valid(model, reason, may_abort) -> None:
     model.conversation.branch.prompt_ids = ids_of(model, PROMPT)
-    sample = written(model, reason, may_abort=may_abort)
+    sample = write_sample(model, reason, may_abort=may_abort)
     assert sample.tokens == [*ids_of(model, PROMPT), model.template.end_of_turn_id]
     assert (sample.response, sample.response_length, sample.loss_mask, sample.rollout_log_probs) == ("", 1, [0], [0.0])
     assert sample.remove_sample
@@ -119,18 +124,18 @@ def test_write_episode_without_sampled_tokens_is_valid(model, reason, may_abort)
 
 @pytest.mark.parametrize(("may_abort", "status"), [(True, "aborted"), (False, "failed")])
 def test_write_episode_returns_aborted_only_if_may_abort(model: SGLangModel, may_abort: bool, status: str) -> None:
-    sampled = turn(model, PROMPT, "Let me th", "abort")
-    sample = written(model, StopReason.ABORTED, may_abort=may_abort)
+    sampled = append_turn(model, PROMPT, "Let me th", "abort")
+    sample = write_sample(model, StopReason.ABORTED, may_abort=may_abort)
     assert (sample.status.value, sample.response) == (status, "Let me th")
     assert sum(sample.loss_mask or []) == (sampled if may_abort else 0)
     assert violations(sample, model, may_abort=may_abort) == []
 
 
 def test_write_episode_writes_json_facts_beside_metadata(model: SGLangModel) -> None:
-    sampled = turn(model, PROMPT, ANSWER)
+    sampled = append_turn(model, PROMPT, ANSWER)
     sample = Sample(prompt="What is 17 * 2?", metadata={"source_name": "dapo"})
     error = EngineUnavailableError("gone " * 1000)
-    write_episode(ARGS, sample, EndedEpisode(model, ended(StopReason.ENGINE_ERROR, error)), WritingRules())
+    write_episode(ARGS, sample, EndedEpisode(model, make_episode(StopReason.ENGINE_ERROR, error)), WritingRules())
     assert sample.metadata["source_name"] == "dapo"
     facts = sample.metadata["strands_rollout"]
     assert (json.loads(json.dumps(facts)), facts["stop_reason"]) == (facts, "engine_error")
@@ -141,19 +146,19 @@ def test_write_episode_writes_json_facts_beside_metadata(model: SGLangModel) -> 
 
 @pytest.mark.parametrize("status", Sample.Status)
 def test_reset_sample_restores_the_row(model: SGLangModel, status: Sample.Status) -> None:
-    turn(model, PROMPT, CALLS, weight_version="v1")
-    own: dict[str, Any] = {"prompt": "What is 17 * 2?", "label": "34", "index": 3, "group_index": 1, "session_id": "s"}
-    sample = written(model, StopReason.ENGINE_ERROR, sample=Sample(**own, metadata={"source_name": "dapo"}))
+    append_turn(model, PROMPT, CALLS, weight_version="v1")
+    row: dict[str, Any] = {"prompt": "What is 17 * 2?", "label": "34", "index": 3, "group_index": 1, "session_id": "s"}
+    sample = write_sample(model, StopReason.ENGINE_ERROR, sample=Sample(**row, metadata={"source_name": "dapo"}))
     sample.reward, sample.status, sample.teacher_log_probs = {"score": -1.0}, status, [-0.1]
     sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets = [1], [0, 1]
     sample.rollout_routed_experts = [[[0]]]
     reset_sample(sample)
-    assert sample == Sample(**own, metadata={"source_name": "dapo"})
+    assert sample == Sample(**row, metadata={"source_name": "dapo"})
 
 
 @pytest.mark.parametrize(("settings", "rounds"), [({"tools": []}, 1), ({"tools": ["no.such.tool"]}, 0)])
-@pytest.mark.parametrize("asked", [True, False])
-async def test_generate_writes_round_number_for_log_multi_turn(shipped_tokenizer, settings, rounds, asked):
-    """Of every sample: slime takes all samples of a batch to have it if the first has."""
-    sample = (await run(shipped_tokenizer, [ANSWER], settings=settings, args={"log_multi_turn": asked})).sample
-    assert sample.metadata.get("round_number") == (rounds if asked else None)
+@pytest.mark.parametrize("log_multi_turn", [True, False])
+async def test_generate_writes_round_number_for_log_multi_turn(shipped_tokenizer, settings, rounds, log_multi_turn):
+    """Every sample has it: slime reads it from all samples of a batch if the first one has it."""
+    sample = (await run(shipped_tokenizer, [ANSWER], settings=settings, args={"log_multi_turn": log_multi_turn})).sample
+    assert sample.metadata.get("round_number") == (rounds if log_multi_turn else None)

@@ -1,6 +1,6 @@
-"""The stand-in for slime's Sample: what it refuses, what it keeps aligned, and that nothing is lost in a round trip.
+"""The stand-in for slime's `Sample`: aligned tokens, conversion to dicts, and older versions of slime's class.
 
-That it equals slime's own class is shown in `tests/slime`, where that class is at hand.
+`tests/slime` compares it with slime's own class.
 """
 
 import base64
@@ -53,7 +53,7 @@ def test_sample_round_trips_through_to_dict() -> None:
     sample = Sample(index=3, prompt=[{"role": "user", "content": "hi"}], tokens=[1], metadata={"source_name": "dapo"})
     sample.append_response_tokens(tokens=[2], log_probs=[-1.0], meta_info=META)
     sample.reward = {"score": 1.0}
-    sample.trace = {"events": []}  # type: ignore[attr-defined] # no field: slime adds it
+    sample.trace = {"events": []}  # type: ignore[attr-defined] # not a field: slime adds it
     data = json.loads(json.dumps(sample.to_dict()))
     assert (Sample.from_dict(data), vars(Sample.from_dict(data))["trace"]) == (sample, {"events": []})
     assert data["status"] == "completed"
@@ -62,16 +62,16 @@ def test_sample_round_trips_through_to_dict() -> None:
 
 
 def older_sample(*new: str, **values: Any) -> Any:
-    """A Sample as slime had it before 0.3.1: without what appends tokens, and with these fields for some newer ones."""
+    """Return a Sample of slime before 0.3.1: without `append_response_tokens`, with the fields `new`."""
     newer = {"rollout_id", "rollout_top_p_token_ids", "rollout_top_p_token_offsets", "multimodal_train_input_id"}
-    kept = [
-        (one.name, one.type, field(default=one.default, default_factory=one.default_factory))  # type: ignore[call-overload]
-        for one in fields(Sample)
-        if one.name not in newer
+    older_fields = [
+        (each.name, each.type, field(default=each.default, default_factory=each.default_factory))  # type: ignore[call-overload]
+        for each in fields(Sample)
+        if each.name not in newer
     ]
-    made = [(name, "int | None", field(default=None)) for name in new]
+    new_fields = [(name, "int | None", field(default=None)) for name in new]
     nested = {name: getattr(Sample, name) for name in ("Status", "SpecInfo", "PrefixCacheInfo", "get_reward_value")}
-    return make_dataclass("Sample", [*kept, *made], namespace=nested)(**values)
+    return make_dataclass("Sample", [*older_fields, *new_fields], namespace=nested)(**values)
 
 
 @pytest.mark.parametrize("new", [(), ("group_id",)], ids=["0.2.4", "0.3.0"])
@@ -96,7 +96,7 @@ async def test_fan_out_needs_rollout_field_of_sample(new, lists, shipped_tokeniz
     played = await run(shipped_tokenizer, [ANSWER], sample=sample, settings={"tools": [], "fan_out": True})
     assert isinstance(played.sample, list) is lists
     if lists:
-        assert [one.group_id for one in played.sample] == [7]
+        assert [sample.group_id for sample in played.sample] == [7]
         assert [rollout.group for rollout in rollouts_of(SimpleNamespace(reward_key=None), played.sample)] == [None]
     else:
         assert any("its Sample has no rollout_id" in message for message in caplog.messages)

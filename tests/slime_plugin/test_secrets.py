@@ -1,4 +1,4 @@
-"""A secret that is known to the process is in no text that leaves it: dumps, results, tables, traces; tokens stay."""
+"""Secrets known to the process are masked in dumps, results, tables and traces; tokens are unchanged."""
 
 import gzip
 import json
@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 from evaluation_stage import evaluate_on_fake
 from harness import args_for, ids_of
-from test_metrics import Wandb, wandb  # noqa: F401 - a fixture
+from test_metrics import StandInWandb, wandb  # noqa: F401 - a fixture
 
 from strands_rollout import Sample, log_rollout
 from strands_rollout.dump import TokenTexts, read_dump, write_dump
 from strands_rollout.integrations.traces import episode_spans
 from strands_rollout.secret_mask import find_secrets, mask_values
 
-KEY, PASSWORD, OF_SERVER = "sk-live-5f1e02c7", "hunter22hunter", "tvly-77aa88bb"
+KEY, PASSWORD, SERVER_KEY = "sk-live-5f1e02c7", "hunter22hunter", "tvly-77aa88bb"
 ENVIRONMENT = {
     "SEARCH_API_KEY": KEY,
     "DATABASE_URL": f"postgres://me:{PASSWORD}@db/x",
     "QWEN3_TOKENIZER": "/a/tokenizer",
 }
-SERVER = {"name": "web", "command": "server", "env": {"TAVILY_API_KEY": OF_SERVER}}
+SERVER = {"name": "web", "command": "server", "env": {"TAVILY_API_KEY": SERVER_KEY}}
 
 
 @pytest.fixture(autouse=True)
@@ -30,14 +30,14 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def leaky(tokenizer: Any, *, with_facts: bool = True) -> Sample:
-    said = f"DATABASE_URL=postgres://me:{PASSWORD}@db/x {KEY} {OF_SERVER}"
-    tokens = ids_of(tokenizer, f"What? {said} done")
-    facts = {"error": f"ToolError: 401 for {KEY}", "final_text": said, "spans": [[0, 2, len(tokens), "1"]]}
+def leaky_sample(tokenizer: Any, *, with_facts: bool = True) -> Sample:
+    response = f"DATABASE_URL=postgres://me:{PASSWORD}@db/x {KEY} {SERVER_KEY}"
+    tokens = ids_of(tokenizer, f"What? {response} done")
+    facts = {"error": f"ToolError: 401 for {KEY}", "final_text": response, "spans": [[0, 2, len(tokens), "1"]]}
     return Sample(
         prompt=f"Use {KEY}.",
         label=KEY,
-        response=said,
+        response=response,
         index=0,
         tokens=tokens,
         response_length=len(tokens) - 2,
@@ -50,7 +50,7 @@ def leaky(tokenizer: Any, *, with_facts: bool = True) -> Sample:
 
 
 def test_find_secrets_by_name_and_in_urls() -> None:
-    named = {
+    values = {
         "OPENAI_API_KEY": "0123456789",
         "apiKey": "abcdefghij",
         "headers": {"Authorization": "Bearer 9876543210"},
@@ -61,7 +61,7 @@ def test_find_secrets_by_name_and_in_urls() -> None:
         "MONKEY": "chimpanzee",
         "max_tokens": 12345678,
     }
-    assert find_secrets(named) == {"0123456789", "abcdefghij", "Bearer 9876543210", "9876543210", "pass-of-mine"}
+    assert find_secrets(values) == {"0123456789", "abcdefghij", "Bearer 9876543210", "9876543210", "pass-of-mine"}
     assert mask_values({"a": ("x 9876543210", 3)}, {"9876543210"}) == {"a": ("x ***", 3)}
     assert mask_values("abcdefgh-more", {"abcdefgh", "abcdefgh-more"}) == "***"
 
@@ -69,9 +69,9 @@ def test_find_secrets_by_name_and_in_urls() -> None:
 def test_dump_and_wandb_table_mask_secrets(
     shipped_tokenizer: Any,
     tmp_path: Path,
-    wandb: Wandb,  # noqa: F811
+    wandb: StandInWandb,  # noqa: F811
 ) -> None:
-    sample = leaky(shipped_tokenizer)
+    sample = leaky_sample(shipped_tokenizer)
     settings = {"dump_dir": str(tmp_path), "tools": [SERVER]}
     args = args_for("http://127.0.0.1:9", shipped_tokenizer, strands_rollout=settings, use_wandb=True)
     log_rollout(0, args, [sample], None, 1.0)
@@ -79,16 +79,17 @@ def test_dump_and_wandb_table_mask_secrets(
     text = gzip.decompress(path.read_bytes()).decode()
     shown = repr(wandb.calls)
     assert "*** ***" in shown
-    assert not [secret for secret in (KEY, PASSWORD, OF_SERVER) if secret in text + shown]
+    assert not [secret for secret in (KEY, PASSWORD, SERVER_KEY) if secret in text + shown]
     (record,) = read_dump(path)
     assert record.values["tokens"] == sample.tokens
     assert record.values["response"] == "DATABASE_URL=postgres://me:***@db/x *** ***"
-    assert sample.label == KEY  # the sample itself, which is trained on, is not touched
+    assert sample.label == KEY  # the trained sample itself is unchanged
 
 
 def test_episode_spans_mask_secrets(shipped_tokenizer: Any, tmp_path: Path) -> None:
     path = tmp_path / "old.jsonl"
-    write_dump(path, [leaky(shipped_tokenizer)], TokenTexts(shipped_tokenizer), secrets=())  # as one of 0.1.0
+    # unmasked, as version 0.1.0 wrote dumps
+    write_dump(path, [leaky_sample(shipped_tokenizer)], TokenTexts(shipped_tokenizer), secrets=())
     (record,) = read_dump(path)
     secrets = find_secrets({**ENVIRONMENT, **SERVER})
     spans = episode_spans(record, reward_key="score", with_contents=True, secrets=secrets)
@@ -100,14 +101,15 @@ def test_episode_spans_mask_secrets(shipped_tokenizer: Any, tmp_path: Path) -> N
 async def test_evaluation_results_mask_secrets(shipped_tokenizer, tmp_path, monkeypatch) -> None:
     from strands_rollout.play import player as player_module
 
-    async def leaking(args: Any, sample: Any, params: Any, **more: Any) -> Any:
-        made = leaky(shipped_tokenizer)
-        made.metadata["api_key"] = "of-the-row"
-        made.index, made.session_id = sample.index, sample.session_id
-        return made
+    async def generate_leaky(args: Any, sample: Any, params: Any, **more: Any) -> Any:
+        leaked = leaky_sample(shipped_tokenizer)
+        leaked.metadata["api_key"] = "key-of-the-row"
 
-    monkeypatch.setattr(player_module, "generate", leaking)
+        leaked.index, leaked.session_id = sample.index, sample.session_id
+        return leaked
+
+    monkeypatch.setattr(player_module, "generate", generate_leaky)
     ended = await evaluate_on_fake(tmp_path, shipped_tokenizer, keeps_tokens=True)
     text = json.dumps(ended.lines)
-    assert not [secret for secret in (KEY, PASSWORD, "of-the-row") if secret in text]
-    assert ended.lines[0]["sample"]["tokens"] == leaky(shipped_tokenizer).tokens
+    assert not [secret for secret in (KEY, PASSWORD, "key-of-the-row") if secret in text]
+    assert ended.lines[0]["sample"]["tokens"] == leaky_sample(shipped_tokenizer).tokens

@@ -1,4 +1,4 @@
-"""The seam where slime is absent, and beside a stand-in of slime's state: what it asks for, and when it does not."""
+"""`slime_adapter` without slime, and with stand-ins for slime's state and trace."""
 
 import sys
 from collections.abc import Iterator
@@ -26,8 +26,8 @@ from strands_rollout.slime_plugin.slime_adapter import (
 STATE_MODULE = "slime.rollout.sglang_rollout"
 
 
-class _Once(type):
-    """Makes one object of a class, as the metaclass of slime's generation state does."""
+class _Singleton(type):
+    """Metaclass that creates one object per class, like the metaclass of slime's generation state."""
 
     _instances: ClassVar[dict[type, Any]] = {}
 
@@ -39,7 +39,7 @@ class _Once(type):
 
 @dataclass
 class SlimeLikeSample(Sample):
-    """A sample of a class that comes from slime."""
+    """A sample whose class claims to be slime's."""
 
 
 SlimeLikeSample.__module__ = "slime.utils.types"
@@ -47,9 +47,9 @@ SlimeLikeSample.__module__ = "slime.utils.types"
 
 @pytest.fixture
 def state_class(monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
-    """A generation state that is made once per process, in the place of slime's."""
+    """Stand-in for slime's generation state, of which a process has one."""
 
-    class GenerateState(metaclass=_Once):
+    class GenerateState(metaclass=_Singleton):
         def __init__(self, args: Any) -> None:
             self.tokenizer, self.aborted = args.tokenizer, False
 
@@ -57,7 +57,7 @@ def state_class(monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
     module.GenerateState = GenerateState  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, STATE_MODULE, module)
     yield GenerateState
-    _Once._instances.clear()
+    _Singleton._instances.clear()
 
 
 def test_slime_seam_without_slime_never_aborts() -> None:
@@ -70,9 +70,9 @@ def test_slime_seam_without_slime_never_aborts() -> None:
 
 
 def test_watch_aborts_calls_its_listeners_as_the_flag_is_set(state_class: type, monkeypatch) -> None:
-    args, sample, heard = SimpleNamespace(tokenizer=None), SlimeLikeSample(), list[bool]()
-    monkeypatch.setattr(slime_seam, "ABORT_LISTENERS", {lambda: heard.append(is_aborting(args, sample))})
-    slime_seam.watch_aborts(args, sample)  # slime has made no state yet
+    args, sample, notified = SimpleNamespace(tokenizer=None), SlimeLikeSample(), list[bool]()
+    monkeypatch.setattr(slime_seam, "ABORT_LISTENERS", {lambda: notified.append(is_aborting(args, sample))})
+    slime_seam.watch_aborts(args, sample)  # slime has no state yet
     state = state_class(args)
     for _ in range(2):
         slime_seam.watch_aborts(args, sample)
@@ -80,18 +80,18 @@ def test_watch_aborts_calls_its_listeners_as_the_flag_is_set(state_class: type, 
     for value in (False, True, True, False, True):
         state.aborted = value
         assert state.aborted is value
-    assert heard == [True, True]
+    assert notified == [True, True]
 
 
 ROUTERS = {"actor": ("10.0.0.1", 3000), "judge": ("10.0.0.2", 3001)}
 
 
-@pytest.mark.parametrize(("routers", "known"), [(ROUTERS, "'actor', 'judge'"), (None, "none")])
-def test_router_url_lists_served_models_in_error(routers: Any, known: str) -> None:
+@pytest.mark.parametrize(("routers", "models"), [(ROUTERS, "'actor', 'judge'"), (None, "none")])
+def test_router_url_lists_served_models_in_error(routers: Any, models: str) -> None:
     args = SimpleNamespace(sglang_router_ip="10.0.0.1", sglang_router_port=3000, sglang_model_routers=routers)
     assert router_url(args, None) == "http://10.0.0.1:3000"
     assert routers is None or router_url(args, "judge") == "http://10.0.0.2:3001"
-    with pytest.raises(ConfigError, match=f"got model_name='other'; slime serves these models: {known}"):
+    with pytest.raises(ConfigError, match=f"got model_name='other'; slime serves these models: {models}"):
         router_url(args, "other")
 
 
@@ -122,7 +122,9 @@ def test_tokenizer_of_loads_checkpoint_once(shipped_tokenizer: Any) -> None:
 def test_tokenizer_of_refuses_invalid_checkpoint(checkpoint, monkeypatch) -> None:
     import transformers
 
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: pytest.fail("it was asked"))
+    monkeypatch.setattr(
+        transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: pytest.fail("from_pretrained was called")
+    )
     got = "no hf_checkpoint in args" if checkpoint is None else "hf_checkpoint="
     with pytest.raises(ConfigError, match=rf"got {got}.*expected (the folder or hub id|one of them)") as refusal:
         tokenizer_of(SimpleNamespace(hf_checkpoint=checkpoint), Sample())
@@ -130,7 +132,7 @@ def test_tokenizer_of_refuses_invalid_checkpoint(checkpoint, monkeypatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "variables", "said"),
+    ("name", "variables", "error"),
     [
         ("5", {"HF_ENDPOINT": "http://127.0.0.1:1"}, "hub can't be reached"),
         ("models/Qwen3-8B", {"https_proxy": "http://127.0.0.1:1"}, "hub can't be reached"),
@@ -138,28 +140,28 @@ def test_tokenizer_of_refuses_invalid_checkpoint(checkpoint, monkeypatch) -> Non
         ("nobody/no-model", {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"),
     ],
 )
-def test_tokenizer_of_reads_cache_only_without_hub(name, variables, said, monkeypatch) -> None:
+def test_tokenizer_of_reads_cache_only_without_hub(name, variables, error, monkeypatch) -> None:
     import transformers
 
-    asked: list[Any] = []
+    calls: list[Any] = []
 
     def refuse(*_: Any, local_files_only: bool) -> None:
-        asked.append(local_files_only)
+        calls.append(local_files_only)
         raise OSError("not in the cache")
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", refuse)
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
-    with pytest.raises(ConfigError, match=f"{said}.*; expected the folder of a model.* .hf download {name}"):
+    with pytest.raises(ConfigError, match=f"{error}.*; expected the folder of a model.* .hf download {name}"):
         tokenizer_of(SimpleNamespace(hf_checkpoint=name), Sample())
-    assert asked == [True]
+    assert calls == [True]
 
 
 def test_slime_seam_reads_tokenizer_and_abort_from_state(state_class: Any) -> None:
     args = SimpleNamespace(tokenizer=object())
     sample = SlimeLikeSample()
     assert not is_aborting(args, sample)
-    assert _Once._instances == {}  # a state is never made here
+    assert _Singleton._instances == {}  # the adapter never creates a state
     state = state_class(args)
     assert tokenizer_of(args, sample) is state.tokenizer
     assert not is_aborting(args, sample)
@@ -171,18 +173,18 @@ def test_slime_seam_reads_tokenizer_and_abort_from_state(state_class: Any) -> No
     assert may_return_aborted(args, sample)
 
 
-PLACES = ("slime.observability.trace_utils", "slime.utils.trace_utils")
+TRACE_MODULES = ("slime.observability.trace_utils", "slime.utils.trace_utils")
 TURNS = [TOOL_CALL.format(name="calculate", arguments='{"expression": "17 * 2"}'), ANSWER]
 CALCULATOR = {"tools": ["strands_rollout.examples.shop.calculate"]}
 
 
 class StandInTrace(ModuleType):
-    """slime's module of spans as far as it is used, which fails where it is told to."""
+    """Stand-in for slime's module of spans, which fails at the step `fault`."""
 
     def __init__(self, fault: str = "", error: type[BaseException] = RuntimeError) -> None:
         super().__init__("trace_utils")
         self.fault, self.error = fault, error
-        self.began: list[str] = []
+        self.started: list[str] = []
 
     def fail(self, step: str) -> None:
         if step == self.fault:
@@ -190,7 +192,7 @@ class StandInTrace(ModuleType):
 
     def trace_span(self, sample: Any, name: str, attrs: Any = None) -> Any:
         self.fail("call")
-        self.began.append(name)
+        self.started.append(name)
         return self._span()
 
     @contextmanager
@@ -208,7 +210,7 @@ class StandInTrace(ModuleType):
 @pytest.mark.parametrize("fault", ["import", "no trace_span", "call", "entry", "update", "attributes", "exit"])
 async def test_failing_slime_trace_is_logged_once(fault, error, shipped_tokenizer, monkeypatch, caplog) -> None:
     modules = {"import": None, "no trace_span": ModuleType("empty")}
-    for name in PLACES:
+    for name in TRACE_MODULES:
         monkeypatch.setitem(sys.modules, name, modules[fault] if fault in modules else StandInTrace(fault, error))
     for _ in range(2):
         sample = SlimeLikeSample(prompt="What is 17 * 2?", index=0)
@@ -220,11 +222,11 @@ async def test_failing_slime_trace_is_logged_once(fault, error, shipped_tokenize
     assert "episodes continue" in warning.getMessage()
 
 
-@pytest.mark.parametrize("place", PLACES)
-async def test_slime_trace_has_spans_of_requests_and_tools(place, shipped_tokenizer, monkeypatch):
+@pytest.mark.parametrize("module", TRACE_MODULES)
+async def test_slime_trace_has_spans_of_requests_and_tools(module, shipped_tokenizer, monkeypatch):
     trace = StandInTrace()
-    for name in PLACES:
-        monkeypatch.setitem(sys.modules, name, trace if name == place else None)
+    for name in TRACE_MODULES:
+        monkeypatch.setitem(sys.modules, name, trace if name == module else None)
     sample = SlimeLikeSample(prompt="What is 17 * 2?", index=0)
     await run(shipped_tokenizer, TURNS, sample=sample, settings=CALCULATOR)
-    assert trace.began == ["sglang_generate", "tool:calculate", "sglang_generate"]
+    assert trace.started == ["sglang_generate", "tool:calculate", "sglang_generate"]

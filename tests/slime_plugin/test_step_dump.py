@@ -1,4 +1,4 @@
-"""Samples of each step as dumps: which, where, and never at a run's expense."""
+"""Dumps of each step's samples: their contents, their number, and faults of the folder."""
 
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,12 @@ def args(tokenizer: Any, **settings: Any) -> Any:
     return args_for("http://127.0.0.1:9", tokenizer, strands_rollout=settings)
 
 
-def samples(*groups: int) -> list[Sample]:
-    made = []
+def samples_of(*groups: int) -> list[Sample]:
+    samples = []
     for index, group in enumerate(groups):
-        made.append(Sample(prompt="?", index=index, group_index=group, tokens=[5, 6, 7], response_length=1))
-        made[-1].loss_mask, made[-1].rollout_log_probs, made[-1].status = [1], [-0.5], Sample.Status.COMPLETED
-    return made
+        samples.append(Sample(prompt="?", index=index, group_index=group, tokens=[5, 6, 7], response_length=1))
+        samples[-1].loss_mask, samples[-1].rollout_log_probs, samples[-1].status = [1], [-0.5], Sample.Status.COMPLETED
+    return samples
 
 
 def indexes(path: Path) -> list[int]:
@@ -29,9 +29,9 @@ def indexes(path: Path) -> list[int]:
 
 async def test_step_dump_is_readable_without_tokenizer(shipped_tokenizer, tmp_path) -> None:
     sample = (await run(shipped_tokenizer, [ANSWER])).sample
-    asked = args(shipped_tokenizer, dump_dir=str(tmp_path / "dump"))
-    log_rollout(3, asked, [[sample]], None, 1.0)
-    log_eval(3, asked, {"aime 2024/a": {"samples": [sample]}}, None)
+    run_args = args(shipped_tokenizer, dump_dir=str(tmp_path / "dump"))
+    log_rollout(3, run_args, [[sample]], None, 1.0)
+    log_eval(3, run_args, {"aime 2024/a": {"samples": [sample]}}, None)
     paths = sorted((tmp_path / "dump").iterdir())
     assert [path.name for path in paths] == ["eval-aime_2024-a_000003.jsonl.gz", "rollout_000003.jsonl.gz"]
     for path in paths:
@@ -42,18 +42,18 @@ async def test_step_dump_is_readable_without_tokenizer(shipped_tokenizer, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("most", "written"),
+    ("dump_samples", "written"),
     [(1, [0]), (2, [0, 1]), (3, [0, 1]), (4, [0, 1, 2, 3]), (5, [0, 1, 2, 3]), (99, list(range(6)))],
 )
-def test_write_step_dump_keeps_whole_groups(shipped_tokenizer, tmp_path, most, written) -> None:
-    asked = args(shipped_tokenizer, dump_dir=str(tmp_path), dump_samples=most)
-    path = write_step_dump(asked, "rollout", 0, samples(0, 0, 1, 1, 2, 2))
+def test_write_step_dump_keeps_whole_groups(shipped_tokenizer, tmp_path, dump_samples, written) -> None:
+    run_args = args(shipped_tokenizer, dump_dir=str(tmp_path), dump_samples=dump_samples)
+    path = write_step_dump(run_args, "rollout", 0, samples_of(0, 0, 1, 1, 2, 2))
     assert path is not None
     assert indexes(path) == written
 
 
 def test_unwritable_dump_dir_is_logged(shipped_tokenizer, tmp_path, caplog) -> None:
     (tmp_path / "file").write_text("")
-    asked = args(shipped_tokenizer, dump_dir=str(tmp_path / "file"))
-    assert log_rollout(0, asked, samples(0), None, 1.0) is False
+    run_args = args(shipped_tokenizer, dump_dir=str(tmp_path / "file"))
+    assert log_rollout(0, run_args, samples_of(0), None, 1.0) is False
     assert "can't write the dump" in caplog.text or "Not a directory" in caplog.text

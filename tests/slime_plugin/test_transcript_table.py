@@ -1,4 +1,4 @@
-"""Which samples of a step are shown, and that what is shown of them fits any file."""
+"""`transcript_rows`: the selection of a step's samples, and the columns and lengths of the rows."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ def test_transcript_rows_say_why_they_are_shown() -> None:
         3: "failed",
         4: "slowest",
         5: "most tool calls",
-        17: "median",  # 14 rewards are below its 0.3 or come before it, 14 after; that of the failed one is none
+        17: "median",  # 14 rewards are smaller or earlier, 14 larger or later; the failed sample has none
     }
 
 

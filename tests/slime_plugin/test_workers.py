@@ -1,4 +1,4 @@
-"""Episode workers on a real Ray of two nodes: the samples of one process, aborts, deaths, lost nodes, places."""
+"""Episode workers on a real Ray cluster of two nodes: samples, aborts, deaths, lost nodes, placement."""
 
 import asyncio
 import copy
@@ -47,8 +47,8 @@ from strands_rollout.slime_plugin.workers import close_pools, pool_metrics
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),  # of Ray's
-    pytest.mark.timeout(1200),  # a machine that is busy takes minutes to start a worker
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),  # raised by Ray
+    pytest.mark.timeout(1200),  # a busy machine takes minutes to start a worker
 ]
 SUPPORT = Path(recorded_tools.__file__).parent
 PLANS = {
@@ -59,18 +59,18 @@ PLANS = {
 SETTINGS = {"tools": [*recorded_tools.PATHS], "system_prompt": None, "max_tool_iterations": None}
 PROGRAM = {"agent_program": "recorded_tools.program", "resumable": "replay"}
 PARAMS = {"temperature": 1.0, "max_new_tokens": 20_000}
-HANG_S = 900  # after which something hangs, however busy the machine is
+HANG_S = 900  # longer than any step takes, even on a busy machine
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SimpleNamespace]:
-    with ray_cluster({"one": 2, "two": 2}, SUPPORT, Path(__file__).parent) as made:
-        yield made
+    with ray_cluster({"one": 2, "two": 2}, SUPPORT, Path(__file__).parent) as started:
+        yield started
         close_pools()
 
 
 @pytest.fixture(autouse=True)
-def _ends_what_it_starts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _clean_up(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     recorded_tools.clear_calls()
     monkeypatch.setattr(workers, "_START_TIMEOUT_S", HANG_S)
     if "alone" in request.keywords:
@@ -81,11 +81,11 @@ def _ends_what_it_starts(request: pytest.FixtureRequest, monkeypatch: pytest.Mon
 
 
 class Stage(SimpleNamespace):
-    """An engine with a policy written in advance, and slime's args for it."""
+    """A fake engine with a scripted policy, and slime's args for it."""
 
     async def play(self, count: int = 1, name: str = "job", **settings: Any) -> list[Any]:
-        given = [{"prompt": prompt_of(name, n), "index": n, "session_id": f"{name}-{n}"} for n in range(count)]
-        samples = [Sample(label="34", group_index=one["index"] // 4, **one) for one in given]
+        rows = [{"prompt": prompt_of(name, n), "index": n, "session_id": f"{name}-{n}"} for n in range(count)]
+        samples = [Sample(label="34", group_index=row["index"] // 4, **row) for row in rows]
         return [*await asyncio.gather(*(self.play_one(sample, **settings) for sample in samples))]
 
     async def play_one(self, sample: Sample, **settings: Any) -> Any:
@@ -122,34 +122,34 @@ def without_times(sample: Sample) -> dict[str, Any]:
     values = copy.deepcopy(sample.to_dict())
     del values["non_generation_time"]
     facts = values["metadata"]["strands_rollout"]
-    calls = sorted((one["id"], one["tool"], one["status"]) for one in facts.pop("calls", ()))
-    kept = {
+    calls = sorted((entry["id"], entry["tool"], entry["status"]) for entry in facts.pop("calls", ()))
+    compared = {
         name: value for name, value in facts.items() if not name.endswith("_s") and name not in ("requests", "code")
     }
-    values["metadata"]["strands_rollout"] = {**kept, "calls": calls}
+    values["metadata"]["strands_rollout"] = {**compared, "calls": calls}
     return values
 
 
-def disturbed(asked: PolicyRequest) -> Any:
-    """A lost request, an engine's abort in mid-turn, a slow answer: the same for each attempt of an episode."""
-    kind = (asked.number * 7 + asked.turn * 3) % 5
-    if kind == 0 and asked.attempt == 1:
+def disturb_some(request: PolicyRequest) -> Any:
+    """Return the same fault in each run: a 503, an abort in the middle of a turn, a slow answer, or none."""
+    kind = (request.number * 7 + request.turn * 3) % 5
+    if kind == 0 and request.attempt == 1:
         return Reply.status(503)
-    if kind == 1 and asked.done == 0:
+    if kind == 1 and request.done == 0:
         return abort_after(4)
     return paced(0.001) if kind == 2 else None
 
 
 @pytest.mark.parametrize(("player", "count"), [({}, 32), (PROGRAM, 12)])
 async def test_workers_match_one_process_despite_faults(stage, player, count) -> None:
-    stage.policy.disturb = disturbed
+    stage.policy.disturb = disturb_some
     in_process = await stage.play(count, episode_workers=0, **player)
-    elsewhere = await stage.play(count, episode_workers=2, **player)
-    assert [without_times(one) for one in elsewhere] == [without_times(one) for one in in_process]
-    assert {one.status.value for one in elsewhere} == {"completed"}
-    assert [stage.sampled(one) for one in elsewhere] == [stage.planned(one) for one in elsewhere]
+    by_workers = await stage.play(count, episode_workers=2, **player)
+    assert [without_times(sample) for sample in by_workers] == [without_times(sample) for sample in in_process]
+    assert {sample.status.value for sample in by_workers} == {"completed"}
+    assert [stage.sampled(sample) for sample in by_workers] == [stage.planned(sample) for sample in by_workers]
     assert len(recorded_tools.ended_calls()) == 2 * count * 4
-    found = metrics.worker_metrics(metrics.finished_samples(elsewhere))
+    found = metrics.worker_metrics(metrics.finished_samples(by_workers))
     assert found["workers/0/episodes"] + found["workers/1/episodes"] >= count
     assert min(found["workers/0/episodes"], found["workers/1/episodes"]) > count / 8
     assert found["queue_s/max"] >= 0.0
@@ -164,76 +164,77 @@ async def test_workers_compute_reward_ahead_once(stage: Stage, monkeypatch) -> N
     await generate(stage.args, again, PARAMS)
     monkeypatch.setattr("strands_rollout.slime_plugin.reward.grade", None)
     assert (await reward_func(stage.args, again))["score"] == 1.0
-    assert (await reward_func(stage.args, again))["error"] != ""  # it is not there a second time
+    assert (await reward_func(stage.args, again))["error"] != ""  # the reward computed ahead is used once
 
 
 @pytest.mark.parametrize("player", [{}, PROGRAM])
 async def test_workers_abort_and_resume_each_others_episodes(stage: Stage, player) -> None:
     flag = threading.Event()
-    stage.policy.disturb = lambda asked: hold_after(3) if asked.turn == 2 and asked.done == 0 else None
+    stage.policy.disturb = lambda request: hold_after(3) if request.turn == 2 and request.done == 0 else None
     running = asyncio.ensure_future(stage.play(8, should_abort=flag.is_set, **player))
     await wait_until(lambda: len(recorded_tools.ended_calls()) >= 8 * 3)
     flag.set()
     async with asyncio.timeout(HANG_S):
         samples = await running
-    assert {one.status.value for one in samples} == {"aborted"}
-    assert all(one.metadata["strands_rollout"]["resume"] for one in samples)
+    assert {sample.status.value for sample in samples} == {"aborted"}
+    assert all(sample.metadata["strands_rollout"]["resume"] for sample in samples)
     flag.clear()
-    stage.policy.disturb = lambda _asked: None
-    for one in samples:
-        one.group_index = None  # so that no worker is preferred
-    samples = await asyncio.gather(*(stage.play_one(one) for one in samples))
-    assert {one.status.value for one in samples} == {"completed"}
-    assert [stage.sampled(one) for one in samples] == [stage.planned(one) for one in samples]
+    stage.policy.disturb = lambda _request: None
+    for sample in samples:
+        sample.group_index = None  # without a group, no worker is preferred
+    samples = await asyncio.gather(*(stage.play_one(sample) for sample in samples))
+    assert {sample.status.value for sample in samples} == {"completed"}
+    assert [stage.sampled(sample) for sample in samples] == [stage.planned(sample) for sample in samples]
     assert len(recorded_tools.calls_ended_twice()) == (8 * 3 if player else 0)  # a program's tools run again
 
 
 async def test_workers_report_newest_weight_version(stage: Stage, monkeypatch) -> None:
     monkeypatch.setattr(KNOWN_VERSIONS, "newest", None)
-    stage.policy.disturb = lambda asked: hold_after(2) if asked.turn == 1 else None
+    stage.policy.disturb = lambda request: hold_after(2) if request.turn == 1 else None
     stage.fake.engine.update_weights("12")
-    running = asyncio.ensure_future(stage.play(1, resume_aborted=False))  # without a journal, whose records would tell
+    # no journal, because its records have the version too
+    running = asyncio.ensure_future(stage.play(1, resume_aborted=False))
     await wait_until(lambda: KNOWN_VERSIONS.newest == 12)
     assert not running.done()
     samples = [
         Sample(index=n, reward=float(n), weight_versions=[str(version)]) for n, version in enumerate([9, 10, 11])
     ]
-    for one in samples:
-        one.tokens, one.response_length, one.status = [1, 2], 1, Sample.Status.COMPLETED
+    for sample in samples:
+        sample.tokens, sample.response_length, sample.status = [1, 2], 1, Sample.Status.COMPLETED
     normalize_rewards(stage.args_with(max_sample_staleness=2), samples)
-    assert [one.remove_sample for one in samples] == [True, False, False]
+    assert [sample.remove_sample for sample in samples] == [True, False, False]
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
 
 
-async def test_a_workers_samples_are_numbered_by_the_driver(stage: Stage) -> None:
+async def test_workers_use_the_drivers_version_numbering(stage: Stage) -> None:
     [sample] = await stage.play(1)
     assert sample.metadata["strands_rollout"]["version_numberings"] == [KNOWN_VERSIONS.numbering]
 
 
-async def test_what_waits_for_a_place_is_aborted_untouched(stage: Stage) -> None:
+async def test_workers_abort_queued_episodes_untouched(stage: Stage) -> None:
     flag = threading.Event()
-    stage.policy.disturb = lambda _asked: hold_after(2)
+    stage.policy.disturb = lambda _request: hold_after(2)
     one_each = {"episode_workers": {"count": 2, "max_episodes": 1}, "should_abort": flag.is_set}
     running = asyncio.ensure_future(stage.play(6, **one_each))
     await wait_until(lambda: len(stage.fake.requests) >= 2)
     flag.set()
     samples = await running
-    assert {one.status.value for one in samples} == {"aborted"}
-    assert sorted(bool(one.tokens) for one in samples) == [False] * 4 + [True] * 2
+    assert {sample.status.value for sample in samples} == {"aborted"}
+    assert sorted(bool(sample.tokens) for sample in samples) == [False] * 4 + [True] * 2
 
 
 @pytest.mark.alone
 async def test_announce_abort_returns_when_every_worker_knows(stage: Stage, monkeypatch) -> None:
-    monkeypatch.setattr(workers, "_ABORT_POLL_S", HANG_S)  # nothing else tells them
+    monkeypatch.setattr(workers, "_ABORT_POLL_S", HANG_S)  # so only announce_abort can tell the workers
     monkeypatch.setattr(workers, "_SEND_ABORT_TIMEOUT_S", HANG_S)
-    flag, goes_on = threading.Event(), asyncio.Event()
+    flag, may_reply = threading.Event(), asyncio.Event()
     reply = stage.policy.reply
 
-    async def wait_and_reply(*given: Any) -> Reply:
-        await goes_on.wait()
-        return reply(*given)
+    async def wait_and_reply(*args: Any) -> Reply:
+        await may_reply.wait()
+        return reply(*args)
 
     monkeypatch.setattr(stage.policy, "reply", wait_and_reply)
     running = asyncio.ensure_future(stage.play(4, should_abort=flag.is_set, abort_grace_s=HANG_S))
@@ -241,18 +242,18 @@ async def test_announce_abort_returns_when_every_worker_knows(stage: Stage, monk
     flag.set()
     [pool] = workers._POOLS.values()
     await asyncio.to_thread(pool.announce_abort)
-    goes_on.set()
-    assert {one.status.value for one in await running} == {"aborted"}
+    may_reply.set()
+    assert {sample.status.value for sample in await running} == {"aborted"}
     assert len(stage.fake.requests) == 4
 
 
 @pytest.mark.parametrize("player", [{}, PROGRAM])
-async def test_a_request_that_a_worker_sends_after_an_abort_is_ended_by_the_worker(stage: Stage, player) -> None:
-    stage.fake._router = True  # which no abort of the worker's gets through
+async def test_workers_end_requests_sent_after_an_abort(stage: Stage, player) -> None:
+    stage.fake._router = True  # a router, which drops the worker's abort requests
     flag = threading.Event()
 
-    def disturb(asked: PolicyRequest) -> Any:
-        flag.set()  # the rollout is aborted, and the worker has not heard of it
+    def disturb(_request: PolicyRequest) -> Any:
+        flag.set()  # the rollout is aborted, but the worker does not know yet
         return hold_after(2)
 
     stage.policy.disturb = disturb
@@ -260,26 +261,26 @@ async def test_a_request_that_a_worker_sends_after_an_abort_is_ended_by_the_work
     assert (sample.status.value, len(stage.fake.disconnects)) == ("aborted", 1)
 
 
-async def test_a_request_from_before_an_abort_is_waited_for_in_a_worker(stage: Stage, monkeypatch) -> None:
+async def test_workers_wait_for_requests_sent_before_an_abort(stage: Stage, monkeypatch) -> None:
     stage.fake._router = True
     flag, batches = threading.Event(), list[object]()
-    take = workers.WorkerPool._process_batch
-    monkeypatch.setattr(workers.WorkerPool, "_process_batch", lambda *given: (batches.append(given[1]), take(*given)))
-    stage.policy.disturb = lambda asked: hold_after(3) if asked.done == 0 else None
+    process = workers.WorkerPool._process_batch
+    monkeypatch.setattr(workers.WorkerPool, "_process_batch", lambda *args: (batches.append(args[1]), process(*args)))
+    stage.policy.disturb = lambda request: hold_after(3) if request.done == 0 else None
     running = asyncio.ensure_future(stage.play(1, should_abort=flag.is_set, abort_grace_s=HANG_S * 2))
     await wait_until(lambda: stage.fake.requests)
     sent = len(batches)
-    for one in ready_workers():  # it hears with each batch that there is no abort
-        await wait_until(lambda one=one: batches[sent:].count(one) >= 3)
+    for ready in ready_workers():  # each batch tells the worker that there is no abort
+        await wait_until(lambda ready=ready: batches[sent:].count(ready) >= 3)
     flag.set()
     await wait_until(lambda: stage.fake.aborts)  # the worker knows of the abort
-    stage.fake.engine.abort("")  # as slime ends it at the engine
+    stage.fake.engine.abort("")  # as slime aborts at the engine
     [sample] = await running
     assert (sample.status.value, sum(sample.loss_mask), stage.fake.disconnects) == ("aborted", 3, [])
 
 
-async def test_a_cancelled_caller_ends_its_episode(stage: Stage) -> None:
-    stage.policy.disturb = lambda _asked: hold_after(2)
+async def test_workers_end_episode_of_a_cancelled_caller(stage: Stage) -> None:
+    stage.policy.disturb = lambda _request: hold_after(2)
     task = asyncio.ensure_future(stage.play(1))
     await wait_until(lambda: stage.fake.requests)
     task.cancel()
@@ -289,27 +290,26 @@ async def test_a_cancelled_caller_ends_its_episode(stage: Stage) -> None:
 
 
 def ready_workers() -> list[Any]:
-    return [one for pool in workers._POOLS.values() for one in pool._workers if one.is_ready]
+    return [entry for pool in workers._POOLS.values() for entry in pool._workers if entry.is_ready]
 
 
 async def test_killed_workers_episodes_resume_without_rerun(stage: Stage) -> None:
-    stage.policy.disturb = lambda _asked: paced(0.02)  # much longer than its tools take
+    stage.policy.disturb = lambda _request: paced(0.02)  # much slower than the tools
     running = asyncio.ensure_future(stage.play(24, "slow", repeat_interrupted_tools=False))
     for after in (24 * 2, 24 * 6):
         await wait_until(lambda after=after: len(recorded_tools.ended_calls()) >= after)
-        busiest = max(ready_workers(), key=lambda one: len(one.jobs))
+        busiest = max(ready_workers(), key=lambda entry: len(entry.jobs))
         os.kill(busiest.info.pid, signal.SIGKILL)
         await wait_until(lambda busiest=busiest: not busiest.is_ready)
     async with asyncio.timeout(HANG_S):
         samples = await running
-    finished = [one for one in samples if one.status.value == "completed"]
-    assert [stage.sampled(one) for one in finished] == [stage.planned(one) for one in finished]
-    # those whose tool was running have an end that says so
-    lost = [one for one in samples if one not in finished]
-    assert any(one.metadata["strands_rollout"]["resumes"] for one in finished)
-    assert {one.metadata["strands_rollout"]["stop_reason"] for one in lost} <= {"worker_error"}
+    finished = [sample for sample in samples if sample.status.value == "completed"]
+    assert [stage.sampled(sample) for sample in finished] == [stage.planned(sample) for sample in finished]
+    lost = [sample for sample in samples if sample not in finished]  # a tool ran when the worker died
+    assert any(sample.metadata["strands_rollout"]["resumes"] for sample in finished)
+    assert {sample.metadata["strands_rollout"]["stop_reason"] for sample in lost} <= {"worker_error"}
     assert recorded_tools.calls_ended_twice() == []
-    assert all(len(one.weight_versions) == 13 for one in finished)
+    assert all(len(sample.weight_versions) == 13 for sample in finished)
 
 
 async def test_workers_read_journal_of_killed_run(stage: Stage, tmp_path, monkeypatch) -> None:
@@ -323,20 +323,20 @@ async def test_workers_read_journal_of_killed_run(stage: Stage, tmp_path, monkey
     await stage.play_one(sample, episode_workers=2)
     assert sample.metadata["strands_rollout"]["stop_reason"] == "worker_error"
     assert (len(stage.fake.requests), Counter(recorded_tools.ended_calls())) == (2, {"deadly-0:0": 1, "deadly-0:1": 1})
-    await stage.play_one(sample)  # it is over, so that the next one begins afresh
+    await stage.play_one(sample)  # the episode has ended, so this call starts a new one
     assert len(stage.fake.requests) > 2
 
 
 async def test_workers_clear_journal_of_finished_episodes(stage: Stage, tmp_path: Path) -> None:
     samples = await stage.play(3, journal_dir=str(tmp_path / "journal"))
-    assert {one.status.value for one in samples} == {"completed"}
-    shutil.copytree(tmp_path / "journal", tmp_path / "copy")  # without this process's lock
+    assert {sample.status.value for sample in samples} == {"completed"}
+    shutil.copytree(tmp_path / "journal", tmp_path / "copy")  # the copy has no lock of this process
     assert any((tmp_path / "copy").iterdir())
     assert take_left_records(tmp_path / "copy") == {}
 
 
 @pytest.mark.parametrize(
-    ("player", "words"),
+    ("player", "message"),
     [
         ({"tools": [*recorded_tools.PATHS, "recorded_tools.die"]}, "died while tools ran (die)"),
         pytest.param(
@@ -346,30 +346,30 @@ async def test_workers_clear_journal_of_finished_episodes(stage: Stage, tmp_path
         ),
     ],
 )
-async def test_tool_that_kills_its_worker_is_a_worker_error(stage: Stage, player, words) -> None:
+async def test_tool_that_kills_its_worker_is_a_worker_error(stage: Stage, player, message) -> None:
     sample = Sample(prompt=prompt_of("deadly", 0), label="34", index=0, session_id="deadly-0")
     await stage.play_one(sample, **player)
     facts = sample.metadata["strands_rollout"]
     assert (sample.status.value, facts["stop_reason"], sample.remove_sample) == ("failed", "worker_error", True)
-    assert words in facts["error"]
+    assert message in facts["error"]
     assert Counter(recorded_tools.ended_calls()) == {"deadly-0:0": 1, "deadly-0:1": 1}
 
 
 @pytest.mark.alone
 async def test_killed_workers_agent_program_is_replayed(stage: Stage) -> None:
-    stage.policy.disturb = lambda _asked: paced(0.02)
+    stage.policy.disturb = lambda _request: paced(0.02)
     running = asyncio.ensure_future(stage.play(8, "slow", **PROGRAM))
     await wait_until(lambda: len(recorded_tools.ended_calls()) >= 8 * 4)
-    busiest = max(ready_workers(), key=lambda one: len(one.jobs))
+    busiest = max(ready_workers(), key=lambda entry: len(entry.jobs))
     os.kill(busiest.info.pid, signal.SIGKILL)
     async with asyncio.timeout(120):
         samples = await running
-    assert {one.status.value for one in samples} == {"completed"}
-    assert [stage.sampled(one) for one in samples] == [stage.planned(one) for one in samples]
-    facts = [one.metadata["strands_rollout"] for one in samples]
-    assert any(one["resumes"] for one in facts)
-    assert {one["gateway"]["diverged"] for one in facts} == {""}
-    assert recorded_tools.calls_ended_twice()  # its tools run again
+    assert {sample.status.value for sample in samples} == {"completed"}
+    assert [stage.sampled(sample) for sample in samples] == [stage.planned(sample) for sample in samples]
+    facts = [sample.metadata["strands_rollout"] for sample in samples]
+    assert any(fact["resumes"] for fact in facts)
+    assert {fact["gateway"]["diverged"] for fact in facts} == {""}
+    assert recorded_tools.calls_ended_twice()  # the program's tools ran again
 
 
 @pytest.mark.alone
@@ -394,25 +394,25 @@ async def test_workers_lost_error_shows_log_of_dying_worker(stage: Stage) -> Non
 @pytest.mark.alone
 async def test_workers_resume_episodes_of_lost_node(stage: Stage, cluster: SimpleNamespace) -> None:
     third = cluster.nodes.add_node(num_cpus=2, resources={"here": 1}, include_dashboard=False)
-    stage.policy.disturb = lambda _asked: paced(0.002)
+    stage.policy.disturb = lambda _request: paced(0.002)
     setting = {"count": 5, "per_node": 2, "cpus": 1}
     running = asyncio.ensure_future(stage.play(20, "slow", episode_workers=setting))
     await wait_until(lambda: len(recorded_tools.ended_calls()) >= 20 * 3)
     cluster.nodes.remove_node(third)
     async with asyncio.timeout(HANG_S):
         samples = await running
-    finished = [one for one in samples if one.status.value == "completed"]
-    assert [stage.sampled(one) for one in finished] == [stage.planned(one) for one in finished]
-    # those whose tool was running on it have an end that says so
-    assert any(one not in finished or one.metadata["strands_rollout"]["resumes"] for one in samples)
-    assert {one.metadata["strands_rollout"]["stop_reason"] for one in samples} <= {"completed", "worker_error"}
+    finished = [sample for sample in samples if sample.status.value == "completed"]
+    assert [stage.sampled(sample) for sample in finished] == [stage.planned(sample) for sample in finished]
+    # an episode whose tool ran on the lost node ends with worker_error
+    assert any(sample not in finished or sample.metadata["strands_rollout"]["resumes"] for sample in samples)
+    assert {sample.metadata["strands_rollout"]["stop_reason"] for sample in samples} <= {"completed", "worker_error"}
     assert recorded_tools.calls_ended_twice() == []
 
 
 @pytest.mark.alone
 async def test_workers_are_placed_per_node(stage: Stage, cluster: SimpleNamespace) -> None:
     await stage.play(4, episode_workers={"count": None, "per_node": 1, "env": {"WHO": "me"}})
-    nodes = [one.info.node for one in ready_workers()]
+    nodes = [entry.info.node for entry in ready_workers()]
     assert set(cluster.ids.values()) <= set(nodes)
 
 
@@ -432,13 +432,13 @@ async def test_workers_setup_errors_name_the_cause(stage: Stage, monkeypatch) ->
     unpicklable = {"name": "local", "options": threading.Lock()}
     assert "strands_rollout.executor" in await error_of(stage, executor=unpicklable, tools=[recorded_tools.PATHS[0]])
     del stage.args.strands_rollout["executor"]
-    odd = Sample(prompt=prompt_of("job", 0), index=0, metadata={"lock": threading.Lock()})
-    message = await error_of(stage, odd, episode_workers=1)
+    unpicklable_sample = Sample(prompt=prompt_of("job", 0), index=0, metadata={"lock": threading.Lock()})
+    message = await error_of(stage, unpicklable_sample, episode_workers=1)
     assert "the sample can't be sent" in message
     assert "metadata" in message
     monkeypatch.setattr(workers, "_START_TIMEOUT_S", 0.01)
     assert "did not start within" in await error_of(stage, episode_workers={"count": 1, "cpus": 0.5})
-    assert [one for pool in workers._POOLS.values() for one in pool._workers if one.jobs] == []
+    assert [entry for pool in workers._POOLS.values() for entry in pool._workers if entry.jobs] == []
 
 
 async def test_workers_without_ray_error_names_remedy(stage: Stage, monkeypatch) -> None:
@@ -455,84 +455,84 @@ def call_of(sample: Sample) -> GenerateCall:
 async def test_worker_pool_restart_takes_left_records(monkeypatch) -> None:
     monkeypatch.setattr(workers, "_NODE_POLL_S", 0.001)
     dead = worker.WorkerInfo(1, "here", "node", "", "folder", {})
-    place, job, asked = (
+    entry, job, polls = (
         workers._Worker(0, None, info=dead),
         workers._EpisodeJob(call_of(Sample()), None, key=7),
         list[int](),
     )
-    place.jobs, job.new_records, job.worker = {7: job}, [b"turn"], place
+    entry.jobs, job.new_records, job.worker = {7: job}, [b"turn"], entry
     pool = object.__new__(workers.WorkerPool)
-    pool.loop, pool._workers, pool._queue = asyncio.get_running_loop(), [place], deque()
+    pool.loop, pool._workers, pool._queue = asyncio.get_running_loop(), [entry], deque()
 
     def nodes() -> list[dict[str, Any]]:
-        asked.append(len(asked))
+        polls.append(len(polls))
         return [{"NodeID": "node", "Alive": True}]
 
-    async def greet(started: Any) -> None:
-        await wait_until(lambda: len(asked) > 3)  # it takes its time
+    async def start_worker(started: Any) -> None:
+        await wait_until(lambda: len(polls) > 3)  # the new worker starts slowly
         started.info, started.is_ready = dead, True
 
-    async def left(_near: Any, _died: Any) -> dict[int, list[bytes]]:
+    async def take_left_records(_near: Any, _died: Any) -> dict[int, list[bytes]]:
         return {7: [b"turn", b"result"]}
 
     pool._ray = SimpleNamespace(nodes=nodes, kill=lambda *_a, **_k: None)
-    pool._start_worker, pool._take_left_records = greet, left
+    pool._start_worker, pool._take_left_records = start_worker, take_left_records
     monkeypatch.setattr(pool, "_assign", lambda: None)
-    await pool._restart(place, "killed")
+    await pool._restart(entry, "killed")
     assert (job.records, list(pool._queue)) == ([b"turn", b"result"], [job])
 
 
 def test_on_worker_death_sets_may_have_acted() -> None:
     cases = [([b"a"], [], [b"a"], False), ([b"a"], None, [b"a"], True), ([b"a"], [b"a", b"b"], [b"a", b"b"], True)]
-    for sent, left, kept, may_have_acted in [*cases, ([b"a", b"b", b"c"], [b"a"], [b"a", b"b", b"c"], True)]:
+    for sent, left, records, may_have_acted in [*cases, ([b"a", b"b", b"c"], [b"a"], [b"a", b"b", b"c"], True)]:
         job = workers._EpisodeJob(call_of(Sample()), None, new_records=sent)
         job.on_worker_death(left)
-        assert (job.records, job.may_have_acted, job.is_latest) == (kept, may_have_acted, True)
+        assert (job.records, job.may_have_acted, job.is_latest) == (records, may_have_acted, True)
 
 
 async def test_restarted_worker_is_assigned_jobs_after_abort() -> None:
-    """The abort comes while what the dead one has left is looked for."""
-    told, loop = list[Any](), asyncio.get_running_loop()
-    actor = SimpleNamespace(assign=SimpleNamespace(remote=lambda *given: told.append(given)))
-    place = workers._Worker(0, None, actor=actor)
+    """The abort is sent while the records of the dead worker are searched."""
+    assigned, loop = list[Any](), asyncio.get_running_loop()
+    actor = SimpleNamespace(assign=SimpleNamespace(remote=lambda *args: assigned.append(args)))
+    entry = workers._Worker(0, None, actor=actor)
     pool = object.__new__(workers.WorkerPool)
-    pool.loop, pool._setting, pool._workers = loop, SimpleNamespace(max_episodes=None), [place]
+    pool.loop, pool._setting, pool._workers = loop, SimpleNamespace(max_episodes=None), [entry]
     pool._groups, pool._queue = OrderedDict(), deque()
-    lost = workers._EpisodeJob(call_of(Sample(index=1)), None, key=1, done=loop.create_future(), worker=place)
+    lost = workers._EpisodeJob(call_of(Sample(index=1)), None, key=1, done=loop.create_future(), worker=entry)
     assert pool._send_abort([lost], worker.AbortSignals(True, None)) == []
     lost.on_worker_death([b"a turn"])
     later = workers._EpisodeJob(call_of(Sample(index=2)), None, key=2, done=loop.create_future())
-    place.is_ready = True
+    entry.is_ready = True
     pool._queue.extend([lost, later])
     pool._assign()
-    await wait_until(lambda: bool(told))
-    ((assignments, notices, cancelled),) = told
-    assert [(one.key, one.aborts.slime) for one in assignments] == [(1, True), (2, False)]
+    await wait_until(lambda: bool(assigned))
+    ((assignments, notices, cancelled),) = assigned
+    assert [(assignment.key, assignment.aborts.slime) for assignment in assignments] == [(1, True), (2, False)]
     assert (notices, cancelled) == ([], [])
 
 
 async def test_worker_pool_resends_dropped_args() -> None:
     sent = list[int]()
     actor = SimpleNamespace(set_args=SimpleNamespace(remote=lambda number, _data: sent.append(number)))
-    there = worker.EpisodeWorker(0, "pool", 0, KNOWN_VERSIONS.numbering)
+    remote_worker = worker.EpisodeWorker(0, "pool", 0, KNOWN_VERSIONS.numbering)
     driver = workers._Worker(0, None, actor=actor)
     pool = object.__new__(workers.WorkerPool)
-    given = [*range(worker.MAX_ARGS + 1), worker.MAX_ARGS, 0]
-    for number in given:
+    numbers = [*range(worker.MAX_ARGS + 1), worker.MAX_ARGS, 0]
+    for number in numbers:
         pool._send_args(driver, SimpleNamespace(number=number, data=b""))
     assert sent == [*range(worker.MAX_ARGS + 1), 0]
     for number in sent:
-        await there.set_args(number, pickle.dumps(number))
-    assert list(there._args) == list(driver.args_numbers)
-    assert there._args[0] == 0
-    await there.close()
+        await remote_worker.set_args(number, pickle.dumps(number))
+    assert list(remote_worker._args) == list(driver.args_numbers)
+    assert remote_worker._args[0] == 0
+    await remote_worker.close()
 
 
 def test_pack_and_unpack_share_large_arrays() -> None:
     experts = np.arange(100_000, dtype=np.int32)
     data, buffers = worker.pack({"experts": experts, "few": np.arange(3)})
     assert len(data) < 1000
-    assert [len(one) for one in buffers] == [experts.nbytes]
+    assert [len(buffer) for buffer in buffers] == [experts.nbytes]
     found = worker.unpack(data, buffers)
     assert np.shares_memory(found["experts"], buffers[0])
     assert np.shares_memory(experts, buffers[0])
@@ -542,11 +542,11 @@ def test_pack_and_unpack_share_large_arrays() -> None:
 @pytest.mark.alone
 async def test_close_pools_ends_workers_and_removes_folders(stage: Stage) -> None:
     await stage.play(4, episode_workers=2)
-    there, folders = [one.info.pid for one in ready_workers()], [one.info.folder for one in ready_workers()]
-    assert there
+    pids, folders = zip(*((entry.info.pid, entry.info.folder) for entry in ready_workers()), strict=True)
+    assert pids
     close_pools()
     assert not any(map(os.path.exists, folders))
-    assert all([await asyncio.to_thread(exits_within, pid) for pid in there])
+    assert all([await asyncio.to_thread(exits_within, pid) for pid in pids])
     assert pool_metrics() == {}
 
 
@@ -571,6 +571,6 @@ def test_episode_workers_setting_is_validated(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.undo()
     per_node = validate_settings({"episode_workers": {"per_node": 2}}, "strands_rollout").episode_workers
     assert (per_node.is_enabled, per_node.count) == (True, None)
-    for given in (-1, {"count": None}, {"cpus": 2}, {"cout": 2}, {"count": 2, "max_episodes": 0}):
+    for invalid in (-1, {"count": None}, {"cpus": 2}, {"cout": 2}, {"count": 2, "max_episodes": 0}):
         with pytest.raises(ConfigError, match="episode_workers"):
-            validate_settings({"episode_workers": given}, "strands_rollout")
+            validate_settings({"episode_workers": invalid}, "strands_rollout")

@@ -1,6 +1,6 @@
 """The command line of the scripts; its options are the fields of `Request`.
 
-The report goes to stdout; warnings, errors and progress go to stderr. With --json, stdout is one line of JSON.
+The report goes to stdout, with --json as one line of JSON; warnings, errors and progress go to stderr.
 """
 
 import json
@@ -26,11 +26,11 @@ class DataSet:
 
     Attributes:
         script: The script's file name.
-        hub_id: Repository of the hub.
-        id_source: Source of this id.
+        hub_id: Repository on the hub.
+        id_source: Where the id is from, for the help.
         file_stem: Name of the file in the data folder; `{split}` stands for the split.
         config: Configuration within the repository; None for its only or default one.
-        against: Stems of the prepared files with evaluation problems, which no other data set should contain.
+        against: Stems of the prepared evaluation files whose problems the data set should not contain.
     """
 
     script: str
@@ -45,9 +45,9 @@ class DataSet:
         return folder / f"{self.file_stem.format(split=split)}.jsonl"
 
     def evaluation_files(self, folder: Path, split: str) -> list[Path]:
-        """Return the default files to compare a split with: all except its own."""
-        own = {self.file_stem.format(split=part.partition("[")[0].strip()) for part in split.split("+")}
-        return [folder / f"{stem}.jsonl" for stem in self.against if own != {stem}]
+        """Return the default files to compare a split with: all except the split's file."""
+        stems = {self.file_stem.format(split=part.partition("[")[0].strip()) for part in split.split("+")}
+        return [folder / f"{stem}.jsonl" for stem in self.against if stems != {stem}]
 
 
 def run(data_set: DataSet) -> None:
@@ -77,9 +77,9 @@ def _command(data_set: DataSet) -> Callable[..., None]:
 
     command.__doc__ = _help(data_set)
     # Typer reads a command's options from its signature
-    own = {"dataset": data_set.hub_id, "config": data_set.config, "out": None}
+    defaults = {"dataset": data_set.hub_id, "config": data_set.config, "out": None}
     parameters = [
-        _option(name, Annotated[field.annotation, *field.metadata], own.get(name, field.default))
+        _option(name, Annotated[field.annotation, *field.metadata], defaults.get(name, field.default))
         for name, field in Request.model_fields.items()
     ]
     for name, annotation, default in (

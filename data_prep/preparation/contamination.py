@@ -1,10 +1,10 @@
 """Find rows of a prepared file that share words with evaluation problems.
 
-A row is contaminated by an evaluation problem if they share a run of `ngram_words` words, or if all their words are the
-same, which is the only way for shorter problems. Words are runs of letters and digits, in any case, so that LaTeX and
-plain notation compare alike. Runs of words that many different rows share are stock phrases ("where m and n are
-relatively prime positive integers, find m + n") and don't count, unless a row has half of a problem's runs or more:
-a problem that is copied many times is not a stock phrase.
+A row is contaminated by an evaluation problem if both contain a run of `ngram_words` words, or if all their words are
+the same; problems with fewer words can only match as a whole. Words are sequences of letters and digits, in any case,
+so that LaTeX and plain notation compare alike. Runs that many different rows share are stock phrases ("where m and n
+are relatively prime positive integers, find m + n"). They don't count, unless a row has at least half of a problem's
+runs: a problem that was copied many times is not a stock phrase.
 """
 
 import re
@@ -22,10 +22,10 @@ from preparation.instruction import without_instruction
 from preparation.rows import PreparationError, RowError, to_chat
 
 STOCK_PHRASE_ROWS: Final = 10
-"""Maximum different rows that share a run of words; a run in more rows is a stock phrase."""
+"""Number of different rows above which a run that they share is a stock phrase."""
 
 COPY_SHARE: Final = 0.5
-"""Minimum share of a problem's runs of words with which a row always counts, even if many other rows have them too."""
+"""Share of a problem's runs from which on a row always counts, even if the runs are stock phrases."""
 
 _WORD: Final = re.compile(r"[^\W_]+")
 _EXAMPLES: Final = 3
@@ -34,7 +34,14 @@ _EXAMPLE_CHARS: Final = 240
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """A contaminated row: its line from 0, its problem, the evaluation problem, and the first shared words."""
+    """A contaminated row.
+
+    Attributes:
+        line: Its line in the file, from 0.
+        row: The problem of the row.
+        problem: The evaluation problem.
+        words: The first words that they share.
+    """
 
     line: int
     row: str
@@ -46,9 +53,13 @@ class Overlap:
 class Finding:
     """The overlap of an evaluation file with the rows.
 
-    Of its different problems, `problems_short` have fewer words than a run, so that they are compared as a whole only,
-    and `problems_stock` consist of stock phrases only. `stock_phrases` is the number of runs that were not counted;
-    `overlaps` has an entry per contaminated row, by line.
+    Attributes:
+        path: The evaluation file.
+        problems: The number of its different problems.
+        problems_short: The number of problems with fewer words than a run, which are compared as a whole only.
+        problems_stock: The number of problems that consist of stock phrases only.
+        stock_phrases: The number of runs that were not counted.
+        overlaps: The contaminated rows, by line.
     """
 
     path: Path
@@ -64,14 +75,19 @@ class Finding:
             "file": str(self.path),
             "sha256": sha256_of(self.path),
             "problems": self.problems,
-            "problems_found": len({one.problem for one in self.overlaps}),
+            "problems_found": len({overlap.problem for overlap in self.overlaps}),
             "problems_short": self.problems_short,
             "problems_stock": self.problems_stock,
             "rows": len(self.overlaps),
             "stock_phrases": self.stock_phrases,
             "examples": [
-                {"line": one.line + 1, "row": _cut(one.row), "problem": _cut(one.problem), "words": _cut(one.words)}
-                for one in self.overlaps[:_EXAMPLES]
+                {
+                    "line": overlap.line + 1,
+                    "row": _cut(overlap.row),
+                    "problem": _cut(overlap.problem),
+                    "words": _cut(overlap.words),
+                }
+                for overlap in self.overlaps[:_EXAMPLES]
             ],
         }
 
@@ -80,13 +96,13 @@ def find_contamination(problems: Iterable[str], against: Sequence[Path], ngram_w
     """Compare the problem of each row with the problems of evaluation files, reading the rows once.
 
     Raises:
-        PreparationError: A file can't be read, a line of it has no prompt, or it has no line.
+        PreparationError: A file can't be read, has a line without a prompt, or has no line.
     """
     searches = [_Search(path, ngram_words) for path in against]
     for line, problem in enumerate(problems):
         words = words_of(problem)
         for search in searches:
-            search.look_at(line, problem, words)
+            search.add_row(line, problem, words)
     return tuple(search.finding() for search in searches)
 
 
@@ -119,68 +135,71 @@ def words_of(problem: str) -> list[str]:
 
 
 class _Search:
-    """An evaluation file, and the rows that share a run of words with it."""
+    """Collects the rows that share a run of words with an evaluation file.
+
+    Problems are identified by their words, joined with spaces, as are runs.
+    """
 
     def __init__(self, path: Path, ngram_words: int) -> None:
         self._path = path
         self._ngram_words = ngram_words
-        self._problems: dict[str, str] = {}  # problems by their words
-        self._runs: dict[str, list[str]] = {}  # for each run, the words of the problems that have it
-        self._sizes: Counter[str] = Counter()  # number of different runs of each problem, by its words
-        self._found: list[tuple[int, str, str, list[str]]] = []  # line, its problem, its words, the runs in common
-        self._rows_with: Counter[str] = Counter()  # number of different rows with each run
+        self._problems: dict[str, str] = {}  # the problems as written, by their words
+        self._runs: dict[str, list[str]] = {}  # for each run, the words of the problems that contain it
+        self._run_counts: Counter[str] = Counter()  # number of different runs of each problem, by its words
+        self._candidates: list[tuple[int, str, str, list[str]]] = []  # line, problem and words of a row; shared runs
+        self._rows_by_run: Counter[str] = Counter()  # number of different rows that contain each run
+        self._seen: set[int] = set()  # hashes of the words of rows that `_rows_by_run` counts
         for problem in problems_in(path):
             words = words_of(problem)
-            said = " ".join(words)
-            if not words or said in self._problems:
+            joined_words = " ".join(words)
+            if not words or joined_words in self._problems:
                 continue
-            self._problems[said] = problem
+            self._problems[joined_words] = problem
             for run in self._runs_of(words):
-                self._runs.setdefault(run, []).append(said)
-                self._sizes[said] += 1
+                self._runs.setdefault(run, []).append(joined_words)
+                self._run_counts[joined_words] += 1
         if not self._problems:
             raise PreparationError(f"{path} has no problem to compare with; prepare it again, or name another file")
-        self._seen: set[int] = set()
 
-    def look_at(self, line: int, problem: str, words: list[str]) -> None:
+    def add_row(self, line: int, problem: str, words: list[str]) -> None:
         """Record the runs of words that a row shares with the file."""
-        said = " ".join(words)
+        joined_words = " ".join(words)
         common = [run for run in self._runs_of(words) if run in self._runs]
-        if not common and said not in self._problems:
+        if not common and joined_words not in self._problems:
             return
-        self._found.append((line, problem, said, common))
-        if hash(said) not in self._seen:
-            self._seen.add(hash(said))
-            self._rows_with.update(common)
+        self._candidates.append((line, problem, joined_words, common))
+        if hash(joined_words) not in self._seen:
+            self._seen.add(hash(joined_words))
+            self._rows_by_run.update(common)
 
     def finding(self) -> Finding:
         """Return the overlaps without stock phrases."""
         overlaps = []
-        for line, problem, said, common in self._found:
-            match = (said, said) if said in self._problems else self._match(common)
+        for line, problem, joined_words, common in self._candidates:
+            match = (joined_words, joined_words) if joined_words in self._problems else self._match(common)
             if match:
                 overlaps.append(Overlap(line, problem, self._problems[match[0]], match[1]))
-        stock = {run for run in self._rows_with if self._is_stock(run)}
-        of_stock = Counter(said for run in stock for said in self._runs[run])
+        stock = {run for run in self._rows_by_run if self._is_stock(run)}
+        stock_counts = Counter(joined_words for run in stock for joined_words in self._runs[run])
         return Finding(
             path=self._path,
             problems=len(self._problems),
-            problems_short=len(self._problems) - len(self._sizes),
-            problems_stock=sum(of_stock[said] == size for said, size in self._sizes.items()),
+            problems_short=len(self._problems) - len(self._run_counts),
+            problems_stock=sum(stock_counts[key] == count for key, count in self._run_counts.items()),
             stock_phrases=len(stock),
             overlaps=tuple(overlaps),
         )
 
     def _match(self, common: list[str]) -> tuple[str, str] | None:
-        """Return the problem's words that the shared runs come from, and the first of these runs."""
-        shared = Counter(said for run in common for said in self._runs[run])
-        for said, count in shared.most_common():
-            if count >= COPY_SHARE * self._sizes[said]:
-                return said, next(run for run in common if said in self._runs[run])
+        """Return the words of the problem with which a row shares these runs, and the first such run; or None."""
+        shared = Counter(joined_words for run in common for joined_words in self._runs[run])
+        for joined_words, count in shared.most_common():
+            if count >= COPY_SHARE * self._run_counts[joined_words]:
+                return joined_words, next(run for run in common if joined_words in self._runs[run])
         return next(((self._runs[run][0], run) for run in common if not self._is_stock(run)), None)
 
     def _is_stock(self, run: str) -> bool:
-        return self._rows_with[run] > STOCK_PHRASE_ROWS
+        return self._rows_by_run[run] > STOCK_PHRASE_ROWS
 
     def _runs_of(self, words: list[str]) -> Iterable[str]:
         """Return the different runs of words, in order."""

@@ -1,10 +1,10 @@
-"""Choose the rows to keep: duplicates, problems with several labels, and unusable rows are left out.
+"""Choose the rows to keep: leave out duplicates, conflicting labels of a problem, and unusable rows.
 
 Of rows with the same problem and an equal label, the first is kept. If a problem has different labels, the label of
 more than half of its rows is kept; without such a label the problem is left out. Each label that is left out is
 reported. If duplicates are kept, conflicts are only counted.
 
-Data sets have millions of rows, so a row is represented by its number.
+A data set may have millions of rows, so a row is represented by its number.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import orjson
 
 from preparation.instruction import without_instruction, without_instructions
-from preparation.labels import Label, are_equal, label_of, reasons_against
+from preparation.labels import Label, are_equal, label_of, rejection_reasons
 from preparation.rows import Chat, RowError, to_chat
 
 RowsByLabel = dict[Label, list[int]]
@@ -23,7 +23,14 @@ RowsByLabel = dict[Label, list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A number of rows that are left out because of "prompt", "label" or "conflict"; `row` is the first."""
+    """Rows with the same problem and label that are left out.
+
+    Attributes:
+        row: The number of the first of them.
+        times: The number of these rows, without removed duplicates.
+        kind: The cause: "prompt", "label" or "conflict".
+        reason: The reason, for the user.
+    """
 
     row: int
     times: int
@@ -35,8 +42,12 @@ class Rejection:
 class Choice:
     """The decision on all rows.
 
-    `kept` has the numbers of the rows to write, ascending; `repeated` counts duplicates; `conflicts` counts problems
-    with several labels, and `undecided` those that are left out.
+    Attributes:
+        kept: The numbers of the rows to write, ascending.
+        repeated: The number of duplicates that are left out.
+        rejections: The rows that are left out for other reasons.
+        conflicts: The number of problems with several labels.
+        undecided: The number of these problems that are left out, since no label has a majority.
     """
 
     keep_duplicates: bool
@@ -48,9 +59,9 @@ class Choice:
 
     def keep(self, rows: list[int]) -> None:
         """Keep the rows of a problem and label, or only the first."""
-        some = rows if self.keep_duplicates else rows[:1]
-        self.kept.extend(some)
-        self.repeated += len(rows) - len(some)
+        kept = rows if self.keep_duplicates else rows[:1]
+        self.kept.extend(kept)
+        self.repeated += len(rows) - len(kept)
 
     def reject(self, rows: list[int], kind: str, reason: str) -> None:
         """Leave out the rows of a problem and label."""
@@ -58,19 +69,19 @@ class Choice:
         self.repeated += len(rows) - times
         self.rejections.append(Rejection(rows[0], times, kind, reason))
 
-    def settle(self, rows: RowsByLabel) -> None:
-        """Keep the rows of the winning label of a problem."""
+    def keep_majority(self, rows: RowsByLabel) -> None:
+        """Keep the rows of a problem whose label more than half of its rows have, and reject its other rows."""
         self.conflicts += len(rows) > 1
         total = sum(map(len, rows.values()))
-        kept = [label for label, own in rows.items() if self.keep_duplicates or 2 * len(own) > total]
+        kept = [label for label, numbers in rows.items() if self.keep_duplicates or 2 * len(numbers) > total]
         self.undecided += not kept
-        votes = ", ".join(f"{label.text!r} {len(own)}x" for label, own in rows.items())
+        votes = ", ".join(f"{label.text!r} {len(numbers)}x" for label, numbers in rows.items())
         verdict = f"{kept[0].text!r} is kept" if kept else "none has more than half"
-        for label, own in rows.items():
+        for label, numbers in rows.items():
             if label in kept:
-                self.keep(own)
+                self.keep(numbers)
             else:
-                self.reject(own, "conflict", f"the problem has several labels: {votes}; {verdict}")
+                self.reject(numbers, "conflict", f"the problem has several labels: {votes}; {verdict}")
 
 
 class Survey:
@@ -79,12 +90,12 @@ class Survey:
     def __init__(self) -> None:
         self.rows_read = 0
         self._rows: dict[bytes, RowsByLabel] = {}
-        self._reasons: dict[bytes, str] = {}  # reason why a prompt can't be used
+        self._reasons: dict[bytes, str] = {}  # reasons why prompts can't be used, by their problems
 
     def add(self, prompt: object, label: object) -> None:
         """Add the next row."""
         try:
-            problem = _identity(prompt)
+            problem = _problem_key(prompt)
         except RowError as e:
             problem = orjson.dumps(prompt, default=str)
             self._reasons[_digest(problem)] = str(e)
@@ -96,7 +107,7 @@ class Survey:
         counts = Counter[Label]()
         for by_label in self._rows.values():
             counts.update({label: len(rows) for label, rows in by_label.items()})
-        reasons = reasons_against(counts)
+        reasons = rejection_reasons(counts)
         choice = Choice(keep_duplicates)
         for problem, by_label in self._rows.items():
             usable: RowsByLabel = {}
@@ -106,16 +117,16 @@ class Survey:
                 elif reasons[label]:
                     choice.reject(rows, "label", reasons[label])
                 else:
-                    same = next((other for other in usable if are_equal(label, other)), label)
-                    usable[same] = sorted([*usable.get(same, ()), *rows])
+                    equal = next((other for other in usable if are_equal(label, other)), label)
+                    usable[equal] = sorted([*usable.get(equal, ()), *rows])
             if usable:
-                choice.settle(usable)
+                choice.keep_majority(usable)
         choice.kept.sort()
         choice.rejections.sort(key=lambda rejection: rejection.row)
         return choice
 
 
-def _identity(prompt: object) -> bytes:
+def _problem_key(prompt: object) -> bytes:
     """Return a key that is equal for prompts that differ only in instructions, spacing and Unicode composition.
 
     Case and superscripts count: x² is not x2.
@@ -125,9 +136,9 @@ def _identity(prompt: object) -> bytes:
     """
     chat: Chat = without_instructions(to_chat(prompt))[0]
     if not without_instruction(chat[-1]["content"])[0].strip():
-        raise RowError("prompt: got nothing but an answer instruction")
-    said = (f"{message['role']}\x00{message['content']}" for message in chat)
-    return " ".join(unicodedata.normalize("NFC", "\x01".join(said)).split()).encode()
+        raise RowError("prompt: got an answer instruction alone; expected a problem")
+    texts = (f"{message['role']}\x00{message['content']}" for message in chat)
+    return " ".join(unicodedata.normalize("NFC", "\x01".join(texts)).split()).encode()
 
 
 def _digest(text: bytes) -> bytes:

@@ -3,8 +3,8 @@ r"""Find a data set's answer instruction at the beginning or end of a message, a
 The package's system prompt asks for `\boxed{}`. A prompt that asks for an "Answer:" line contradicts it, and a prompt
 that asks for a box repeats it. Only whole, known sentences are removed, so that nothing of a problem is lost.
 
-The first two wordings are those of the row that slime shows (docs/en/get_started/usage.md); that the published
-dapo-math-17k has them, with or without a box, was not checked. The others are in common use.
+The wordings `_LAST_LINE` and `_OWN_LINE` are those of the row that slime shows (docs/en/get_started/usage.md); it was
+not checked that the published dapo-math-17k has them. The others are in common use.
 """
 
 import functools
@@ -28,8 +28,8 @@ _WRITE_VERBS: Final = (
     r"(?:(?:final|numerical|numeric)\s+)?(?:answer|result|response)"
 )
 
-# placeholders for the answer, such as $Answer or <final answer>; never a part of a problem, such as $m+n
-_STAND_IN: Final = (
+# a placeholder for the answer, such as $Answer or <final answer>; never a part of a problem, such as $m+n
+_ANSWER_PLACEHOLDER: Final = (
     r"[$`]*(?:\\+(?:boxed|fbox)\s*\{+\s*)?[$<\[{(`]*\\?(?:your[ _])?(?:final[ _])?(?:answer|ans|x)[$>\]})`]*"
 )
 
@@ -37,8 +37,8 @@ _LAST_LINE: Final = (
     r"(?:solve\s+(?:the\s+following|this)\s+math(?:s|ematics)?\s+(?:problem|question)"
     r"(?:\s+(?:efficiently\s+and\s+clearly|step[\s-]by[\s-]step))?\s*[.:]\s*)?"
     rf"the\s+last\s+line\s+of\s+your\s+{_RESPONSE}\s+(?:should|must)\s+be\s+(?:of|in)\s+the\s+(?:following\s+)?"
-    rf"(?:form|format):?\s*{_QUOTE}answer\s*:\s*{_QUOTE}{_STAND_IN}"
-    rf"{_QUOTE}(?:\s*\(without\s+quotes\))?{_QUOTE},?\s+where\s+{_QUOTE}{_STAND_IN}{_QUOTE}"
+    rf"(?:form|format):?\s*{_QUOTE}answer\s*:\s*{_QUOTE}{_ANSWER_PLACEHOLDER}"
+    rf"{_QUOTE}(?:\s*\(without\s+quotes\))?{_QUOTE},?\s+where\s+{_QUOTE}{_ANSWER_PLACEHOLDER}{_QUOTE}"
     r"\s+is\s+(?:the|your)\s+(?:final\s+)?"
     r"answer(?:\s+to\s+the\s+(?:problem|question))?(?:\.|(?=\s*(?:\n|\Z)))"
 )
@@ -61,7 +61,14 @@ _MAX_SENTENCE_CHARS: Final = 600  # maximum characters of an instruction's sente
 
 @dataclass(frozen=True, slots=True)
 class _Sentence:
-    """A known instruction: its kind, a word that every occurrence contains, and its pattern at either edge."""
+    """A known instruction.
+
+    Attributes:
+        kind: One of `KINDS`.
+        needle: A text, in lower case, that every occurrence contains; a quick check before the patterns.
+        beginning: The instruction at the beginning of a text.
+        end: The instruction at the end of a text.
+    """
 
     kind: str
     needle: str
@@ -79,8 +86,8 @@ class _Sentence:
         return text[: end.start()].rstrip() if end else text
 
 
-def _sentence(kind: str, needle: str, words: str) -> _Sentence:
-    """Return a pattern for a whole sentence: "Simplify, and give the answer in a box" must not match."""
+def _build_sentence(kind: str, needle: str, words: str) -> _Sentence:
+    """Return an instruction whose pattern matches whole sentences, not "Simplify, and give the answer in a box"."""
     # not after a colon or an opening quotation mark: the sentence may be a quotation in the problem
     beginning = re.compile(rf"\s*(?:{words})(?:(?<=[.:])(?=\s)|(?=\s*\n))", re.IGNORECASE)
     end = re.compile(rf"(?:\A\s*|(?<=[.?!;\n])\s*|(?<=[)\]}}$\"])\s+)(?:{words})\s*\Z", re.IGNORECASE)
@@ -88,10 +95,10 @@ def _sentence(kind: str, needle: str, words: str) -> _Sentence:
 
 
 _SENTENCES: Final = (
-    _sentence("answer_line", "the last line", _LAST_LINE),
-    _sentence("answer_line", "line", _OWN_LINE),
-    _sentence("boxed", "box", _IN_BOX),
-    _sentence("hashes", "####", _AFTER_HASHES),
+    _build_sentence("answer_line", "the last line", _LAST_LINE),
+    _build_sentence("answer_line", "line", _OWN_LINE),
+    _build_sentence("boxed", "box", _IN_BOX),
+    _build_sentence("hashes", "####", _AFTER_HASHES),
 )
 _FORM_REQUESTS: Final = {
     kind: re.compile(words, re.IGNORECASE)
@@ -112,16 +119,16 @@ _FORM_REQUESTS: Final = {
         "json": r"\b(?:return|output|respond|reply|answer|format|give|write|in|as)\b[^.\n]{0,60}?\bjson\b",
     }.items()
 }
-"""Patterns of prompts that ask for another form than the system prompt does; guesses, for warnings."""
+"""Patterns, for warnings, of prompts that seem to ask for another answer form than the system prompt does."""
 
 
 @functools.lru_cache(maxsize=32_768)  # data sets repeat their problems, up to a hundred times
 def without_instruction(text: str) -> tuple[str, frozenset[str]]:
     """Return the text without the instructions at its edges, "" if nothing is left, and their `KINDS`."""
     found: set[str] = set()
-    before = None
-    while text != before:
-        before = text
+    previous = None
+    while text != previous:  # an instruction may end where another one was removed
+        previous = text
         for sentence in _SENTENCES:
             shorter = sentence.cut_from(text)
             if shorter != text:
@@ -131,7 +138,10 @@ def without_instruction(text: str) -> tuple[str, frozenset[str]]:
 
 
 def without_instructions(chat: Chat) -> tuple[Chat, frozenset[str]]:
-    """Remove instructions from all messages; an empty system message is dropped, an empty user message kept."""
+    """Remove instructions from system and user messages, and return their kinds too.
+
+    A system message that is only an instruction is dropped; such a user message stays as it is.
+    """
     kept: Chat = []
     found: set[str] = set()
     for message in chat:
@@ -145,31 +155,31 @@ def without_instructions(chat: Chat) -> tuple[Chat, frozenset[str]]:
     return kept, frozenset(found)
 
 
-def still_asks(chat: Chat) -> frozenset[str]:
-    """Return the answer forms other than a box that the messages seem to ask for; a guess, for warnings."""
-    said = [message["content"] for message in chat if message["role"] != "assistant"]
-    return frozenset(kind for kind, asks in _FORM_REQUESTS.items() if any(map(asks.search, said)))
+def requested_forms(chat: Chat) -> frozenset[str]:
+    """Return the answer forms other than a box that the messages seem to ask for, for warnings."""
+    texts = [message["content"] for message in chat if message["role"] != "assistant"]
+    return frozenset(kind for kind, asks in _FORM_REQUESTS.items() if any(map(asks.search, texts)))
 
 
 class InstructionCount:
-    """Counts the instructions in the written prompts, and removes them if `removing`."""
+    """Counts the instructions in the prompts that are written; removes them if `removing`."""
 
     def __init__(self, *, removing: bool) -> None:
         self._removing = removing
-        self._prompts = self._still_asking = 0
+        self._prompts = self._prompts_asking = 0
         self._found: Counter[str] = Counter()
-        self._asked: Counter[str] = Counter()
+        self._requested_kinds: Counter[str] = Counter()
         self._example = ""
 
     def apply(self, chat: Chat) -> Chat:
-        """Return the chat to write."""
+        """Count a chat's instructions, and return the chat to write."""
         bare, kinds = without_instructions(chat)
         self._found.update(kinds)
         self._prompts += bool(kinds)
         written = bare if self._removing else chat
-        asked = still_asks(written)
-        self._asked.update(asked)
-        self._still_asking += bool(asked)
+        asked = requested_forms(written)
+        self._requested_kinds.update(asked)
+        self._prompts_asking += bool(asked)
         if asked and not self._example:
             self._example = written[-1]["content"]
         return written
@@ -181,7 +191,7 @@ class InstructionCount:
             "mode": "remove" if self._removing else "keep",
             "prompts": self._prompts,
             "kinds": {kind: self._found[kind] for kind in KINDS},
-            "still_asking": self._still_asking,
-            "still_asking_kinds": dict(sorted(self._asked.items())),
+            "still_asking": self._prompts_asking,
+            "still_asking_kinds": dict(sorted(self._requested_kinds.items())),
             "still_asking_example": example if len(example) <= 300 else f"{example[:150]} ... {example[-150:]}",
         }

@@ -31,8 +31,8 @@ _INTEGER: Final = re.compile(r"(?P<sign>-?)0*(?P<digits>\d+)")
 _THOUSANDS: Final = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _NOTHING: Final = re.compile(r"(?:null|none|n/?a|nan|nil|undefined|unknown|\?+)\.?", re.IGNORECASE)
 _MARKER: Final = "####"
-_MARKED_SHARE: Final = 0.5  # if this share of rows has the marker, an unmarked label is a solution without its answer
-_EXACT_FLOATS: Final = 2**53
+_MARKED_SHARE: Final = 0.5  # if this share of rows has the marker, a label without it is a solution without an answer
+_EXACT_FLOATS: Final = 2**53  # whole floats are exact below this number
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,38 +45,38 @@ class Label:
 
 
 def label_of(value: object) -> Label:
-    """Return the label of a source's value."""
+    """Return the label for a value of the source's label column."""
     is_marked = isinstance(value, str) and _MARKER in value
     try:
-        return Label(normalised(value), is_marked=is_marked)
+        return Label(normalize(value), is_marked=is_marked)
     except RowError as e:
         return Label("", str(e), is_marked)
 
 
-def normalised(value: object) -> str:
+def normalize(value: object) -> str:
     r"""Return the label as text: after `####` or in a box, without leading zeros, thousands commas and spaces.
 
     Several alternatives become a JSON list, which the package's grading understands.
 
     Raises:
-        RowError: The label is missing, is a placeholder such as "none", was changed by reading, or is too long for an
-            answer.
+        RowError: The label is missing, is a placeholder such as "none", was changed when it was read, or is too long
+            for an answer.
     """
-    texts = [_number(text.strip()) for text in label_texts(_as_stored(value)) if text.strip()]
+    texts = [_tidy_number(text.strip()) for text in label_texts(_as_stored(value)) if text.strip()]
     if not texts:
         raise RowError(f"label: got {value!r:.80}; expected an answer")
     if any(map(_NOTHING.fullmatch, texts)):
-        raise RowError(f"label: got {value!r:.80}, which says that there is none; expected an answer")
+        raise RowError(f"label: got {value!r:.80}, which stands for no answer; expected an answer")
     if max(map(len, texts)) > MAX_ANSWER_CHARS:
         raise RowError(f"label: got {len(max(texts, key=len))} characters; expected at most {MAX_ANSWER_CHARS}")
     return texts[0] if len(texts) == 1 else json.dumps(texts, ensure_ascii=False)
 
 
 def _as_stored(value: object) -> object:
-    """Return the value, with a whole float as an int: 42.0 is 42.
+    """Return a value as it was stored, a whole float as an int: 42.0 was 42.
 
     Raises:
-        RowError: Reading turned the label into something else.
+        RowError: The value was stored as a text or a number that reading has changed.
     """
     if isinstance(value, datetime.date | datetime.time | datetime.timedelta):
         raise RowError(f"label: got {str(value)!r}, which was read as a date or time; store the labels as text")
@@ -87,17 +87,19 @@ def _as_stored(value: object) -> object:
     return int(value)
 
 
-def _number(text: str) -> str:
+def _tidy_number(text: str) -> str:
+    """Remove thousands commas and leading zeros of a number; return any other text unchanged."""
     if _THOUSANDS.fullmatch(text):
         text = text.replace(",", "")
     integer = _INTEGER.fullmatch(text)
     return integer["sign"] + integer["digits"] if integer else text
 
 
-def reasons_against(rows: Mapping[Label, int]) -> dict[Label, str]:
-    """Return why each label can't be used, "" if it can; `rows` counts the rows of each.
+def rejection_reasons(rows: Mapping[Label, int]) -> dict[Label, str]:
+    """Return the reason why each label can't be used, "" if it can; `rows` has the number of rows of each label.
 
-    Each label is graded as an answer to itself. If most labels have the marker `####`, labels without it are refused.
+    Each label is graded as an answer to itself. If half of the rows have the marker `####`, labels without it are
+    rejected.
     """
     reasons = {label: label.reason for label in rows}
     if sum(count for label, count in rows.items() if label.is_marked) >= max(1, _MARKED_SHARE * sum(rows.values())):
@@ -107,8 +109,8 @@ def reasons_against(rows: Mapping[Label, int]) -> dict[Label, str]:
     unchecked = [label for label, reason in reasons.items() if not reason]
     ground_truths = [GroundTruth("", label.text, (label_texts(label.text)[0],)) for label in unchecked]
     reward = RewardCall(reward_func, SimpleNamespace(), ("acc",))
-    for label, refusal in zip(unchecked, asyncio.run(check_ground_truths(ground_truths, reward)), strict=True):
-        reasons[label] = refusal and f"label: {refusal}"
+    for label, fault in zip(unchecked, asyncio.run(check_ground_truths(ground_truths, reward)), strict=True):
+        reasons[label] = fault and f"label: {fault}"
     return reasons
 
 
@@ -119,7 +121,7 @@ def are_equal(first: Label, second: Label) -> bool:
 
 def is_number(text: str) -> bool:
     """Return whether grading reads a normalized label, or one of its alternatives, as numbers only."""
-    return any(_has_numbers_only(key_of(notation_of(one).text)) for one in label_texts(text))
+    return any(_has_numbers_only(key_of(notation_of(alternative).text)) for alternative in label_texts(text))
 
 
 def _has_numbers_only(key: Key) -> bool:

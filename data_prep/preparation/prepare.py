@@ -1,7 +1,7 @@
-"""Write a data file, its manifest and the rejected rows for a request.
+"""Write the data file of a request, its manifest, and the rejected rows.
 
-Reads the source twice: first to choose the rows, then to write them; and their prompts once more to compare them with
-evaluation files.
+The source is read to choose the rows, and again to write them; in between, the prompts of the chosen rows are read to
+compare them with evaluation files.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from preparation.contamination import Finding, find_contamination
 from preparation.duplicates import Choice, Survey
 from preparation.files import sha256_of, whole_file
 from preparation.instruction import InstructionCount, without_instructions
-from preparation.labels import is_number, label_of, normalised
+from preparation.labels import is_number, label_of, normalize
 from preparation.report import progress
 from preparation.request import MAX_REJECTED_SHARE, Request, check_usage
 from preparation.rows import Columns, PreparationError, column_of, find_columns, to_chat, value_of
@@ -29,7 +29,7 @@ FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The manifest as written, and whether the file existed already."""
+    """The manifest as written, and whether an earlier run had made the file."""
 
     manifest: dict[str, Any]
     done_before: bool
@@ -40,8 +40,8 @@ def prepare(request: Request, *, force: bool = False) -> Prepared:
 
     Raises:
         ConfigError: See `check_usage`.
-        PreparationError: The source can't be read, or too many rows can't be used; then no data file is written, and an
-            existing file stays.
+        PreparationError: The source can't be read, or too many rows can't be used. No data file is written then, and
+            an existing file stays.
     """
     check_usage(request, force=force)
     arguments = arguments_of(request)
@@ -94,7 +94,7 @@ def _finished_manifest(request: Request, arguments: dict[str, Any]) -> dict[str,
 
 
 def _survey(source: Source, columns: Columns) -> tuple[Survey, list[dict[str, Any]]]:
-    """Return the survey of the rows, and the first difference of each further label column."""
+    """Return the survey of the rows and, for each further label column, its first difference from the label."""
     survey, differences = Survey(), dict[str, dict[str, Any]]()
     needed = {
         column_of(source.rows.column_names, path) for path in (columns.prompt, columns.label, *columns.other_labels)
@@ -115,23 +115,32 @@ def _write_rejected(source: Source, choice: Choice, request: Request) -> None:
     if not choice.rejections:
         request.rejected_file.unlink(missing_ok=True)
         return
-    rows = source.rows.select([one.row for one in choice.rejections])
+    rows = source.rows.select([rejection.row for rejection in choice.rejections])
     with whole_file(request.rejected_file) as file:
-        for one, row in zip(choice.rejections, rows, strict=True):
+        for rejection, row in zip(choice.rejections, rows, strict=True):
             file.write(
-                _line({"reason": one.reason, "kind": one.kind, "row": one.row, "times": one.times, "source": row})
+                _line(
+                    {
+                        "reason": rejection.reason,
+                        "kind": rejection.kind,
+                        "row": rejection.row,
+                        "times": rejection.times,
+                        "source": row,
+                    }
+                )
             )
 
 
 def _refuse_too_many(choice: Choice, request: Request) -> None:
-    rejected = sum(one.times for one in choice.rejections)
-    looked_at = len(choice.kept) + rejected  # all rows except repeated rows
+    """Raise PreparationError if no row, or too few rows, can be used."""
+    rejected = sum(rejection.times for rejection in choice.rejections)
+    different_rows = len(choice.kept) + rejected  # all rows except duplicates
     if not choice.kept:
         why = choice.rejections[0].reason if choice.rejections else "there are none"
         raise PreparationError(f"none of the rows can be used: {why}. Is it the right column? See --prompt-column.")
-    if rejected > MAX_REJECTED_SHARE * looked_at and not request.allow_rejected:
+    if rejected > MAX_REJECTED_SHARE * different_rows and not request.allow_rejected:
         raise PreparationError(
-            f"{rejected} of {looked_at} different rows can't be used, the first because of: "
+            f"{rejected} of {different_rows} different rows can't be used, the first because of: "
             f"{choice.rejections[0].reason}. Expected at most {MAX_REJECTED_SHARE:.0%}. No data file was written. Read "
             f"{request.rejected_file}, then name the right column with --label-column, or accept this with "
             "--allow-rejected."
@@ -153,22 +162,23 @@ def _compare(source: Source, columns: Columns, choice: Choice, request: Request)
 def _write_rows(source: Source, columns: Columns, numbers: Sequence[int], request: Request) -> dict[str, Any]:
     """Write the rows with these numbers to the data file; return its part of the manifest."""
     count = InstructionCount(removing=request.instruction == "remove")
-    names, words, systems, digest = dict[str, None](), list[str](), 0, hashlib.sha256()
+    names, labels_in_words, system_messages, digest = dict[str, None](), list[str](), 0, hashlib.sha256()
     with whole_file(request.out) as file:
         for row in progress(source.rows.select(numbers), "writing", len(numbers)):
-            chat, label = count.apply(to_chat(value_of(row, columns.prompt))), normalised(value_of(row, columns.label))
-            own = {"prompt": chat, "label": label}
-            prepared = {**own, **row, **own}
+            chat, label = count.apply(to_chat(value_of(row, columns.prompt))), normalize(value_of(row, columns.label))
+            prompt_and_label = {"prompt": chat, "label": label}
+            # first in the line, whatever columns the row has
+            prepared = {**prompt_and_label, **row, **prompt_and_label}
             line = _line(prepared)
             file.write(line)
             digest.update(line)
             names |= dict.fromkeys(prepared)
-            systems += chat[0]["role"] == "system"
-            words += [] if is_number(label) else [label]
+            system_messages += chat[0]["role"] == "system"
+            labels_in_words += [] if is_number(label) else [label]
     return {
         "columns": list(names),
-        "own_system_messages": systems,
-        "labels_not_number": {"rows": len(words), "example": words[0] if words else None},
+        "own_system_messages": system_messages,
+        "labels_not_number": {"rows": len(labels_in_words), "example": next(iter(labels_in_words), None)},
         "instruction": count.facts(),
         "sha256": digest.hexdigest(),
     }
@@ -189,7 +199,7 @@ def _origin(source: Source, columns: Columns, request: Request) -> dict[str, Any
 
 
 def _counts(survey: Survey, choice: Choice, request: Request) -> dict[str, Any]:
-    kinds = [one.kind for one in choice.rejections for _ in range(one.times)]
+    kinds = [rejection.kind for rejection in choice.rejections for _ in range(rejection.times)]
     return {
         "rows_read": survey.rows_read,
         "duplicates_removed": choice.repeated,
@@ -201,7 +211,7 @@ def _counts(survey: Survey, choice: Choice, request: Request) -> dict[str, Any]:
 
 
 def _contamination_facts(findings: Sequence[Finding], request: Request) -> dict[str, Any]:
-    """Return the manifest's entries about rows in the file, or about rows that were left out."""
+    """Return the manifest's entries about rows that share words with evaluation problems."""
     return {
         "ngram_words": request.ngram_words,
         "rows": len({overlap.line for finding in findings for overlap in finding.overlaps}),

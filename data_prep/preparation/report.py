@@ -22,7 +22,7 @@ def progress(rows: Iterable[_T], stage: str, total: int | None = None) -> Iterab
 def report_lines(facts: dict[str, Any], request: Request, *, done_before: bool) -> Iterator[str]:
     """Return lines with the counts of rows that were read, left out and written."""
     if done_before:
-        yield f"{request.out} is there already, made with these settings on {facts['created']}; --force makes it anew"
+        yield f"{request.out} exists already, made with these settings on {facts['created']}; --force makes it again"
     revision = facts["revision"]
     revision = f"revision {revision}" if revision else f"revision unknown: {facts['revision_reason']}"
     yield f"source: {facts['dataset']}, split {facts['split']} ({facts['source']}), {revision}"
@@ -51,13 +51,13 @@ def warning_lines(facts: dict[str, Any], request: Request) -> Iterator[str]:
     yield from _label_warnings(facts, request)
     if facts["own_system_messages"]:
         yield (
-            f"{facts['own_system_messages']} prompts bring a system message of their own, which replaces the setting "
-            "system_prompt for them"
+            f"{facts['own_system_messages']} prompts have a system message of their own, which replaces the setting "
+            "system_prompt"
         )
     yield from _instruction_warnings(facts["instruction"])
     contamination = facts["contamination"]
     for path in contamination["absent"]:
-        yield f"not compared with {path}: it is not there. Prepare it first, then run this again"
+        yield f"not compared with {path}, which does not exist. Prepare it first, then run this again"
     for file in contamination["files"]:
         yield from contamination_warnings(file)
     if contamination["rows"] and not contamination["dropped"]:
@@ -85,7 +85,8 @@ def contamination_warnings(facts: dict[str, Any]) -> Iterator[str]:
     if facts["problems_stock"]:
         yield (
             f"{facts['problems_stock']} problems of {facts['file']} consist of words that many rows have in common: "
-            "either those rows are made from them, or rows that share less than half of them can't be recognised"
+            "either those rows were made from these problems, or rows that share less than half of a problem can't "
+            "be recognised"
         )
 
 
@@ -96,17 +97,17 @@ def _label_warnings(facts: dict[str, Any], request: Request) -> Iterator[str]:
         yield f"{conflicts['problems']} problems have several labels" + (
             "; all their rows are kept"
             if request.keep_duplicates
-            else f": for {decided} the one that most rows have is kept, {conflicts['left_out']} are left out"
+            else f": {decided} keep the label of more than half of their rows, {conflicts['left_out']} are left out"
         )
     if words["rows"]:
         yield (
-            f"{words['rows']} labels are no number, so that only an answer in the same words or an equal formula gets "
-            f"the point, such as: {words['example']!r:.80}"
+            f"{words['rows']} labels are not numbers, such as {words['example']!r:.80}; only an answer in the same "
+            "words or an equal formula is right"
         )
-    for one in facts["label_differences"]:
+    for difference in facts["label_differences"]:
         yield (
-            f"the label is from {facts['label_column']} ({one['label']!r:.80}), but {one['column']} differs "
-            f"({one['other']!r:.80}); name the right one with --label-column"
+            f"the label is from {facts['label_column']} ({difference['label']!r:.80}), but {difference['column']} "
+            f"differs ({difference['other']!r:.80}); name the right column with --label-column"
         )
 
 

@@ -14,11 +14,11 @@ HUB: Final = "https://huggingface.co"
 # a problem that shares more than 13 consecutive words with another was taken from it or from its source
 NGRAM_WORDS: Final = 13
 MAX_REJECTED_SHARE: Final = 0.01
-"""Maximum share of the different rows that may be unusable; less than one row of an evaluation set of 30 problems."""
+"""Maximum share of the different rows that may be unusable; of 30 problems, it allows none."""
 
 
 class Request(BaseModel):
-    """The source, the output and the options of a preparation. A column of None is found by its name."""
+    """The source, the output and the options of a preparation. A column that is None is detected by its name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -77,17 +77,17 @@ class Request(BaseModel):
 
     @property
     def rejected_file(self) -> Path:
-        """The file of unusable rows and their reasons."""
+        """The file for rejected rows and the reasons."""
         return self.out.with_name(f"{self.out.name}.rejected.jsonl")
 
     @property
     def manifest_file(self) -> Path:
-        """The file of the manifest."""
+        """The file for the manifest."""
         return self.out.with_name(f"{self.out.name}.manifest.json")
 
     @property
     def shown_endpoint(self) -> str:
-        """The hub's or mirror's URL for messages and manifests, without user, password and query."""
+        """The URL of the hub or mirror for messages and manifests, without user, password and query."""
         return redacted(httpx.URL(self.endpoint))
 
     def arguments(self) -> dict[str, Any]:
@@ -97,31 +97,30 @@ class Request(BaseModel):
 
 
 def check_usage(request: Request, *, force: bool) -> None:
-    """Refuse to overwrite inputs or files of other origin, and options that contradict each other.
+    """Check that no input and no file of another origin would be overwritten, and that the options agree.
 
     Raises:
-        ConfigError: The message says what to do instead.
+        ConfigError: They don't; the message has the remedy.
     """
-    read = {path.resolve(): "--against" for path in request.against}
+    inputs = {path.resolve(): "--against" for path in request.against}
     if request.path is not None:
-        read[request.path.resolve()] = "--from"
-    for written in (request.out, request.rejected_file, request.manifest_file):
-        if option := read.get(written.resolve()):
-            raise ConfigError(f"--out {request.out} would overwrite {written}, which {option} reads; name another one")
+        inputs[request.path.resolve()] = "--from"
+    for output in (request.out, request.rejected_file, request.manifest_file):
+        if option := inputs.get(output.resolve()):
+            raise ConfigError(f"--out {request.out} would overwrite {output}, which {option} reads; name another file")
     if request.path is not None and request.path.is_dir() and request.path.resolve() in request.out.resolve().parents:
         raise ConfigError(f"--out {request.out} lies in the folder that --from reads; name a file elsewhere")
     if request.out.exists() and not request.manifest_file.exists() and not force:
         raise ConfigError(
-            f"{request.out} is there without {request.manifest_file.name}, so it was not made here; name another file "
-            "with --out, or replace it with --force"
+            f"{request.out} exists without {request.manifest_file.name}, so this script did not write it; name another "
+            "file with --out, or replace it with --force"
         )
     if request.path is None:
         _check_endpoint(request.endpoint)
         if Path(request.dataset).exists():
             raise ConfigError(
-                f"--dataset {request.dataset}: there is a local {Path(request.dataset).absolute()}, which would be "
-                f"read in place of the hub's; give --from {request.dataset} if it is meant, else run this in another "
-                "folder"
+                f"--dataset {request.dataset}: the local path {Path(request.dataset).absolute()} would be read instead "
+                f"of the hub; give --from {request.dataset} to read it, or run this in another folder"
             )
 
 

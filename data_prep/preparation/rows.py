@@ -22,14 +22,14 @@ class PreparationError(RolloutError):
 
 
 class RowError(PreparationError):
-    """A row can't be used; the message is the reason in the file of rejected rows."""
+    """A row can't be used; the file of rejected rows has the message as the reason."""
 
 
 def to_chat(prompt: object) -> Chat:
-    """Return the prompt as messages, without columns that are null.
+    """Return a prompt, a text or a chat, as messages without keys that are null.
 
     Raises:
-        RowError: The prompt is empty, no chat, or does not end with a user's message.
+        RowError: The prompt is empty, is neither a text nor a chat, or does not end with a user's message.
     """
     if isinstance(prompt, str) and _CHAT_AS_TEXT.match(prompt):
         try:
@@ -53,9 +53,12 @@ def to_chat(prompt: object) -> Chat:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Columns, or dotted paths into a struct.
+    """The columns of a source, as names or dotted paths into a struct.
 
-    `other_labels` are further columns with a label's name, if the label's column was not named.
+    Attributes:
+        prompt: The column of the prompt.
+        label: The column of the label.
+        other_labels: Further columns whose name is a label's, if the user did not name the label's column.
     """
 
     prompt: str
@@ -64,16 +67,16 @@ class Columns:
 
 
 def find_columns(features: Mapping[str, Any], prompt: str | None, label: str | None) -> Columns:
-    """Return the requested columns, or the first known names among a data set's features, in any case.
+    """Return the requested columns, or those of a data set's features that have a known name, in any case.
 
     Raises:
-        PreparationError: There is none; the message lists the columns that are there.
+        PreparationError: There is no such column; the message lists the existing columns.
     """
     names = list(_paths(features))
     prompt = _find(names, "prompt", prompt, _PROMPTS)
-    found = _find(names, "label", label, _LABELS)
-    others = [name for name in names if name.lower() in _ANSWERS and name != found] if label is None else []
-    return Columns(prompt, found, tuple(others))
+    label_column = _find(names, "label", label, _LABELS)
+    others = [name for name in names if name.lower() in _ANSWERS and name != label_column] if label is None else []
+    return Columns(prompt, label_column, tuple(others))
 
 
 def value_of(row: Mapping[str, Any], path: str) -> Any:  # noqa: ANN401 - any value of the source
@@ -90,23 +93,24 @@ def column_of(names: Container[str], path: str) -> str:
     return path if path in names else path.partition(".")[0]
 
 
-def _find(names: Sequence[str], what: str, asked: str | None, known: Sequence[str]) -> str:
-    if asked is not None and asked in names:
-        return asked
-    lowered = {name.lower(): name for name in reversed(names)}
-    found = [lowered[name] for name in known if name in lowered and asked is None]
+def _find(names: Sequence[str], role: str, requested: str | None, known: Sequence[str]) -> str:
+    """Return the requested column, or the column with the first known name."""
+    if requested is not None and requested in names:
+        return requested
+    by_lower_name = {name.lower(): name for name in reversed(names)}
+    found = [by_lower_name[name] for name in known if name in by_lower_name and requested is None]
     if found:
         return found[0]
-    wanted = f"one of {', '.join(known)}" if asked is None else f"the column {asked!r}"
+    expected = f"one of {', '.join(known)}" if requested is None else f"the column {requested!r}"
     raise PreparationError(
-        f"the source has no {what}: got the columns {', '.join(names)}; expected {wanted}. "
-        f"Name the right one with --{what}-column (a dot leads into a struct)."
+        f"the source has no {role}: got the columns {', '.join(names)}; expected {expected}. "
+        f"Name the right column with --{role}-column (a.b is field b of column a)."
     )
 
 
-def _paths(features: Mapping[str, Any], above: str = "") -> Iterator[str]:
+def _paths(features: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield the names of all columns, each followed by the dotted names of its fields if it is a struct."""
     for name, feature in features.items():
-        yield above + name
+        yield prefix + name
         if isinstance(feature, Mapping):
-            yield from _paths(feature, f"{above}{name}.")
+            yield from _paths(feature, f"{prefix}{name}.")

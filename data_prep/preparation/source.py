@@ -1,6 +1,6 @@
 """Open a data set on the hub, at a mirror or in local files.
 
-Must be the first to import `datasets` and `huggingface_hub`, which read the endpoint from the environment once.
+Nothing else may import `datasets` or `huggingface_hub` before: they read the endpoint from the environment once.
 """
 
 import glob
@@ -18,7 +18,7 @@ from strands_rollout.errors import ConfigError
 _BUILDERS: Final = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 _TIMEOUT_S: Final = 10.0
 _OFFLINE: Final = "HF_HUB_OFFLINE is set: read from the cache of an earlier download"
-_REFUSALS: Final = {
+_MESSAGES_BY_ERROR: Final = {
     "GatedRepoError": (
         "{what} at {where} is gated: accept its terms on its page, then log in with `hf auth login` or HF_TOKEN"
     ),
@@ -28,14 +28,18 @@ _REFUSALS: Final = {
     ),
     "RevisionNotFoundError": "{what} at {where} has no revision {revision!r}; see --revision",
 }
-"""Explanations of huggingface_hub's errors, subclasses first."""
+"""Messages for huggingface_hub's errors, by class name, subclasses first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An open data set, on the "hub", at a "mirror" or "local"; `rows` is a `datasets.Dataset`.
+    """An open data set.
 
-    `revision` is the commit that is read; if it is None, `revision_reason` has the reason.
+    Attributes:
+        kind: "hub", "mirror" or "local".
+        revision: The commit that is read; None if it is unknown.
+        revision_reason: The reason why the commit is unknown.
+        rows: A `datasets.Dataset`.
     """
 
     kind: str
@@ -57,7 +61,8 @@ def input_sha256(path: Path | None) -> str | None:
         raise ConfigError(f"--from {path}: expected a file or a folder with files of {', '.join(_BUILDERS)}")
     if path.is_dir() and glob.escape(str(path)) != str(path):
         raise ConfigError(
-            f"--from {path}: `datasets` takes [, ] * and ? for patterns; rename it, or name one of its files"
+            f"--from {path}: `datasets` reads the characters [ ] * ? as patterns; rename the folder, or name one of "
+            "its files"
         )
     if not any(map(_has_content, files)):
         raise PreparationError(f"can't read {path} as a data set: it is empty")
@@ -73,7 +78,7 @@ def open_source(request: Request) -> Source:
     """Open the requested data set.
 
     Raises:
-        PreparationError: It can't be opened; the message says what was tried and what to do.
+        PreparationError: The data set can't be opened; the message has the attempt, the cause and the remedy.
     """
     if request.path is None:
         os.environ["HF_ENDPOINT"] = request.endpoint
@@ -86,7 +91,7 @@ def open_source(request: Request) -> Source:
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     if request.path is not None:
-        return Source("local", None, "read from local files, which don't say their revision", _load_local(request))
+        return Source("local", None, "read from local files, which don't record their revision", _load_local(request))
     revision, reason = _resolve(request)
     rows = _load_hub(request, revision, is_offline=reason == _OFFLINE)
     return Source("hub" if request.endpoint == HUB else "mirror", revision, reason, rows)
@@ -120,40 +125,40 @@ def _load_hub(request: Request, revision: str | None, *, is_offline: bool) -> An
         if is_offline:
             raise PreparationError(
                 f"HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) is set, and {request.dataset} is not in the cache of an "
-                f"earlier download: unset it. {_by_hand(request)}"
+                f"earlier download: unset it. {_download_advice(request)}"
             ) from e
         raise PreparationError(
             f"{request.dataset} is at {request.shown_endpoint}, but can't be loaded with the configuration "
             f"{request.config!r} and the split {request.split!r}: {_cause_of(e, request)}. See --config and --split. "
-            f"{_by_hand(request)}"
+            f"{_download_advice(request)}"
         ) from e
 
 
 def _resolve(request: Request) -> tuple[str | None, str]:
-    """Return the commit of the revision, or None and the reason; called first, because it fails within seconds."""
+    """Return the commit of the revision, or None and the reason; unlike loading, it fails within seconds."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
 
-    what, where = request.dataset, request.shown_endpoint
+    dataset, where = request.dataset, request.shown_endpoint
     try:
-        info = HfApi(endpoint=request.endpoint).dataset_info(what, revision=request.revision, timeout=_TIMEOUT_S)
+        info = HfApi(endpoint=request.endpoint).dataset_info(dataset, revision=request.revision, timeout=_TIMEOUT_S)
     except OfflineModeIsEnabled:
         return None, _OFFLINE
     except HFValidationError as e:
-        raise ConfigError(f"--dataset {what}: {_cause_of(e, request)}") from e
+        raise ConfigError(f"--dataset {dataset}: {_cause_of(e, request)}") from e
     except Exception as e:  # the HTTP library below huggingface_hub differs between its versions, and so do its errors
         kinds = {kind.__name__ for kind in type(e).__mro__}
-        for kind, refusal in _REFUSALS.items():
+        for kind, message in _MESSAGES_BY_ERROR.items():
             if kind in kinds:
-                raise PreparationError(refusal.format(what=what, where=where, revision=request.revision)) from e
+                raise PreparationError(message.format(what=dataset, where=where, revision=request.revision)) from e
         raise PreparationError(
-            f"can't reach the data set {what}: asked {where} for it, and got {_cause_of(e, request)}. "
-            f"{_by_hand(request)}"
+            f"can't reach the data set {dataset}: asked {where} for it, and got {_cause_of(e, request)}. "
+            f"{_download_advice(request)}"
         ) from e
-    return info.sha, "" if info.sha else f"{where} did not say it"
+    return info.sha, "" if info.sha else f"{where} did not name it"
 
 
-def _by_hand(request: Request) -> str:
+def _download_advice(request: Request) -> str:
     folder = request.dataset.rpartition("/")[2]
     return (
         "Where the hub can't be reached, name a mirror with --mirror URL (or HF_ENDPOINT), or bring the files: on "
@@ -163,7 +168,7 @@ def _by_hand(request: Request) -> str:
 
 
 def _cause_of(error: BaseException, request: Request) -> str:
-    """Return the first line of the root error, without the mirror's user and password."""
+    """Return the type and first line of the root error, without the mirror's user and password."""
     while error.__cause__ is not None:
         error = error.__cause__
     secret = request.endpoint.partition("://")[2].partition("/")[0].rpartition("@")[0]

@@ -52,7 +52,7 @@ def test_prep_script_reports_and_warns_on_stderr(tmp_path: Path, main: Main) -> 
     ):
         assert said in stderr
     code, stdout, _ = main("dapo_math_17k.py", *arguments)
-    assert f"{out} is there already, made with these settings on " in stdout
+    assert f"{out} exists already, made with these settings on " in stdout
 
 
 def test_contamination_script_compares_prepared_files(tmp_path: Path, main: Main) -> None:

@@ -95,7 +95,7 @@ def test_prepare_never_overwrites_what_it_reads(prepare: Prepare, tmp_path: Path
 
 def test_prepare_replaces_a_foreign_file_only_with_force(prepare: Prepare, tmp_path: Path) -> None:
     (tmp_path / "out.jsonl").write_text("mine")
-    with pytest.raises(ConfigError, match=r"is there without out\.jsonl\.manifest\.json.*--force"):
+    with pytest.raises(ConfigError, match=r"exists without out\.jsonl\.manifest\.json.*--force"):
         prepare([dapo_row(2)])
     assert (tmp_path / "out.jsonl").read_text() == "mine"
     assert prepare([dapo_row(2)], force=True).labels == ["8"]

@@ -151,5 +151,5 @@ def test_prepare_warns_of_labels_that_are_no_number(prepare: Prepare) -> None:
     assert result.manifest["labels_not_number"] == {"rows": 2, "example": "see the solution"}
     request: Any = SimpleNamespace(rejected_file=Path("rejected"), keep_duplicates=False)
     warnings = list(warning_lines(result.manifest, request))
-    assert any("2 labels are no number" in line and "see the solution" in line for line in warnings)
+    assert any("2 labels are not numbers" in line and "see the solution" in line for line in warnings)
     assert not list(warning_lines(prepare([dapo_row(2)]).manifest, request))

@@ -333,7 +333,7 @@ def metrics_table() -> str:
     expected = {name: kind == "distribution" for name, (kind, _) in METRICS.items()}
     if found != expected:
         raise ValueError(f"got the metrics {found.items() ^ expected.items()}; expected METRICS to say what is logged")
-    return table(["metric", "is a", "meaning"], [[f"`{name}`", *told] for name, told in METRICS.items()])
+    return table(["metric", "kind", "meaning"], [[f"`{name}`", *told] for name, told in METRICS.items()])
 
 
 def families_table() -> str:
@@ -352,11 +352,11 @@ def families_table() -> str:
         ]
         tag = getattr(parser, "open_reasoning", "").replace("|", "\\|")
         reasoning = f"`{tag}`{', which the prompt opens' if facts['opens_reasoning'] else ''}" if tag else "a channel"
-        several = "yes" if rules["several calls"].found == "append-only" else "results as of single ones"
+        several = "yes" if rules["several calls"].found == "append-only" else "each result as after a single call"
         exact = f"{played['contexts']} contexts" if rules["random episodes"].status == "ok" else "**no**"
         name = _MODELS.get(family, f"`{family}`")
         rows.append([name, f"`{facts['tool_parser']}`", exact, "; ".join(notes), reasoning, several])
-    head = ["family", "`tool_parser`", f"equal in {_EPISODES} episodes", "its template", "reasoning", "parallel calls"]
+    head = ["family", "`tool_parser`", f"identical in {_EPISODES} episodes", "template", "reasoning", "parallel calls"]
     return table(head, rows)
 
 

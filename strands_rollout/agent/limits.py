@@ -37,7 +37,7 @@ class StopReason(StrEnum):
 
     Limits are checked in this order: abort, then the token budgets, before each model call; after a turn, its length,
     abort, tool iterations, tool calls, parallel calls; after an answer, user turns; the wall-clock of a tool and of
-    the episode at any time. The first that holds counts.
+    the episode at any time. The first limit reached counts.
     """
 
     COMPLETED = "completed"

@@ -1,1 +1,1 @@
-"""Finished samples as other trainers and tools take them: a file for each of them; none of them is a dependency."""
+"""Conversions of finished samples for other trainers and tools: a file for each; none of them is a dependency."""

@@ -1,6 +1,6 @@
-"""Targets of attacks, and the host's checks for damage: files and folders. An attack's own word is never evidence.
+"""Targets of attacks: files and folders, and the host's checks for damage. An attack's own output is no evidence.
 
-Knows the host's side only. A target is made just before an attack and closed after it, and leaves nothing behind.
+A target is created just before an attack and closed after it, and leaves nothing behind.
 """
 
 import asyncio
@@ -19,59 +19,59 @@ from typing import Any, Final
 
 from strands_rollout.code_tool import CodeExecutor, ExecutionResult
 
-_NAMED_LEVELS: Final = 5  # executor, place, and what code makes there under names that the host looks for
+_NAMED_LEVELS: Final = 5  # executor, slot, and paths that code creates there with names that the host searches
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The environment of an attack."""
+    """Environment of an attack."""
 
-    executor: CodeExecutor  # what runs the attack; safe to call from other threads meanwhile
-    folder: Path  # empty, outside of every scratch directory, and anybody may enter it
-    scratch_root: Path  # where this executor makes its scratch directories, and no other
-    secret: str  # the value of an environment variable of this process
-    has_helpers: bool  # the parent of what runs is a process of the executor, and not this one
+    executor: CodeExecutor  # runs the attack; may be called from other threads at the same time
+    folder: Path  # empty, outside of all scratch directories, accessible to everybody
+    scratch_root: Path  # contains only the scratch directories of this executor
+    secret: str  # value of an environment variable of this process
+    has_helpers: bool  # the code's parent is a process of the executor, not this process
 
     def start(self, code: str, timeout_s: float = 20.0) -> Future[ExecutionResult]:
-        """Run something beside the attack, or before it."""
-        with_thread = ThreadPoolExecutor(1)
+        """Run code in parallel to the attack or before it."""
+        pool = ThreadPoolExecutor(1)
         try:
-            return with_thread.submit(lambda: asyncio.run(self.executor.run(code, timeout_s=timeout_s)))
+            return pool.submit(lambda: asyncio.run(self.executor.run(code, timeout_s=timeout_s)))
         finally:
-            with_thread.shutdown(wait=False)
+            pool.shutdown(wait=False)
 
 
 class Target:
-    """Something outside of the sandbox.
+    """An object outside of the sandbox, which an attack tries to read or damage.
 
     Attributes:
-        name: Unique, and short enough for a process (15 bytes).
-        facts: The attacker's knowledge, as JSON.
+        name: Unique name, short enough for a process (15 bytes).
+        facts: Knowledge of the attacker, as values for JSON.
     """
 
     def __init__(self, stage: Stage) -> None:
-        del stage  # most need no more than themselves
+        del stage  # most targets don't need it
         self.name = f"atk-{secrets.token_hex(5)}"
         self.secret = f"secret-{secrets.token_hex(16)}"
         self.facts: dict[str, Any] = {"name": self.name}
 
-    def seen(self) -> bool:
-        """Return whether the host sees damage now; called repeatedly during the attack, and once more at its end."""
+    def check_damage(self) -> bool:
+        """Return whether the host sees damage; called repeatedly during the attack and once after `finish`."""
         return False
 
-    def told(self, result: ExecutionResult) -> bool:
-        """Return whether the result contains a secret that the sandbox must not know."""
+    def reveals_secret(self, result: ExecutionResult) -> bool:
+        """Return whether the result contains a secret that the sandbox must not read."""
         return self.secret in result.stdout + result.stderr
 
     def finish(self) -> None:
-        """Called once between the end of the attack and the last look."""
+        """Prepare the last check; called once after the end of the attack."""
 
     def close(self) -> None:
-        """Undo whatever was done; must work after a successful attack too."""
+        """Undo all changes, also after a successful attack."""
 
 
 class EnvironmentVariable(Target):
-    """A variable of the process that owns the executor."""
+    """Environment variable of the process that owns the executor."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__(stage)
@@ -79,7 +79,7 @@ class EnvironmentVariable(Target):
 
 
 class SecretFile(Target):
-    """A file that the sandbox must not read: an ssh key (0600), labels (0644)."""
+    """File that the sandbox must not read: an ssh key (0600), labels (0644)."""
 
     def __init__(self, stage: Stage, mode: int = 0o644) -> None:
         super().__init__(stage)
@@ -93,7 +93,7 @@ class SecretFile(Target):
 
 
 class FileFact(SecretFile):
-    """The metadata of a file."""
+    """Metadata of a file: a name, an attribute, or the target of a link."""
 
     def __init__(self, stage: Stage, fact: str) -> None:
         super().__init__(stage)
@@ -101,14 +101,14 @@ class FileFact(SecretFile):
         if fact == "link":
             (path.parent / "link").symlink_to(self.secret)
         elif fact == "attribute":
-            with contextlib.suppress(OSError):  # where files have no attributes
+            with contextlib.suppress(OSError):  # the file system has no attributes
                 os.setxattr(path, "user.label", self.secret.encode())
         elif fact == "name":
             (path.parent / self.secret).touch()
 
 
 class WatchedFolder(Target):
-    """A folder of somebody else, in which a file appears again and again; its name is not for the sandbox."""
+    """Folder in which a file appears repeatedly; the sandbox must not learn the file's name."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__(stage)
@@ -117,17 +117,17 @@ class WatchedFolder(Target):
         self._folder.chmod(0o755)
         self.facts |= {"folder": str(self._folder)}
 
-    def seen(self) -> bool:
+    def check_damage(self) -> bool:
         (self._folder / self.secret).touch()
         (self._folder / self.secret).unlink()
-        return False  # who was told is seen by what it prints
+        return False  # `reveals_secret` finds the name in the output
 
     def close(self) -> None:
         shutil.rmtree(self._folder)
 
 
-class WordsOf(Target):
-    """A file of the machine or of this package; the longest of its first lines is the proof."""
+class ExistingFile(Target):
+    """File of the machine or of this package; the longest of its first lines proves that it was read."""
 
     def __init__(self, stage: Stage, path: Path) -> None:
         super().__init__(stage)
@@ -135,15 +135,15 @@ class WordsOf(Target):
         self.facts |= {"path": str(path)}
 
 
-class Possessions(Target):
-    """A folder of somebody else, with a file in it; any change of them is seen. Such modes has /tmp."""
+class ForeignFiles(Target):
+    """World-writable folder, with the mode of /tmp, and a file in it; any change is damage."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__(stage)
-        self._folder = stage.folder / f"theirs-{secrets.token_hex(4)}"
+        self._folder = stage.folder / f"foreign-{secrets.token_hex(4)}"
         self._folder.mkdir()
         path = self._folder / "file.txt"
-        path.write_text("theirs\n" * 100)
+        path.write_text("foreign\n" * 100)
         path.chmod(0o666)
         self._folder.chmod(0o1777)
         self._before = self._state()
@@ -152,7 +152,7 @@ class Possessions(Target):
     def _state(self) -> dict[str, object]:
         return {str(path): _state_of(path) for path in [self._folder, *sorted(self._folder.rglob("*"))]}
 
-    def seen(self) -> bool:
+    def check_damage(self) -> bool:
         return self._state() != self._before
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ class Possessions(Target):
 
 
 def _state_of(path: Path) -> object:
-    """Return the file's state without its access time; None if the file has just been removed."""
+    """Return the file's state without its access time; None if the file was just removed."""
     try:
         facts = path.lstat()
         content = path.read_bytes() if stat.S_ISREG(facts.st_mode) else b""
@@ -171,15 +171,15 @@ def _state_of(path: Path) -> object:
     return owner, facts.st_mtime_ns, facts.st_ctime_ns, content, names
 
 
-class ForeignFolder(Target):
-    """A folder that exists anyway, in which nothing new may appear."""
+class ExistingFolder(Target):
+    """Folder of the machine in which no new file may appear."""
 
     def __init__(self, stage: Stage, folder: str | Path) -> None:
         super().__init__(stage)
         self._path = Path(folder, self.name)
         self.facts |= {"folder": str(folder), "path": str(self._path)}
 
-    def seen(self) -> bool:
+    def check_damage(self) -> bool:
         return os.path.lexists(self._path)
 
     def close(self) -> None:
@@ -187,50 +187,49 @@ class ForeignFolder(Target):
 
 
 class ScratchRoot(Target):
-    """The folder of all scratch directories: soon after a run, nothing is left there that bears the attack's name."""
+    """Folder of all scratch directories; soon after a run it contains no path with the attack's name."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__(stage)
         self._root = stage.scratch_root
-        self._patience_s = 30 if stage.has_helpers else 0  # they clean up when the result has been given
-        self._over = False
+        self._cleanup_timeout_s = 30 if stage.has_helpers else 0  # helpers clean up after the result
+        self._is_finished = False
         self.facts |= {"root": str(self._root)}
 
-    def _left(self) -> list[Path]:
+    def _remaining(self) -> list[Path]:
         return [path for path in shallow_paths(self._root) if self.name in path.name]
 
     def finish(self) -> None:
-        give_up_at = time.monotonic() + self._patience_s
-        while self._left() and time.monotonic() < give_up_at:
+        deadline = time.monotonic() + self._cleanup_timeout_s
+        while self._remaining() and time.monotonic() < deadline:
             time.sleep(0.02)
-        self._over = True
+        self._is_finished = True
 
-    def seen(self) -> bool:
-        return self._over and bool(self._left())
+    def check_damage(self) -> bool:
+        return self._is_finished and bool(self._remaining())
 
     def close(self) -> None:
-        for path in self._left():
+        for path in self._remaining():
             remove_tree(path)
 
 
 def shallow_paths(root: Path, levels: int = _NAMED_LEVELS) -> Iterator[Path]:
-    """Return the paths below a folder, to this depth, while others delete and move whole trees there.
+    """Yield the paths below a folder, to this depth, while other processes delete and move trees there.
 
-    `find` gives up everything at the first folder that is moved while it is in it, and says that it found nothing;
-    `rglob` raises.
+    `find` finds nothing if a folder is moved during its search, and `rglob` raises.
     """
     try:
-        inner = [(Path(entry.path), entry.is_dir(follow_symlinks=False)) for entry in os.scandir(root)]
-    except OSError:  # it has just gone
+        entries = [(Path(entry.path), entry.is_dir(follow_symlinks=False)) for entry in os.scandir(root)]
+    except OSError:  # the folder was just removed
         return
-    for path, is_folder in inner:
+    for path, is_folder in entries:
         yield path
         if is_folder and levels > 1:
             yield from shallow_paths(path, levels - 1)
 
 
 def remove_tree(path: Path) -> None:
-    """Delete an attack's files, whatever their permissions or depth; `rmtree` would give up."""
+    """Delete an attack's files of any permissions and depth, for which `rmtree` fails."""
     for command in (["chattr", "-R", "-i"], ["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
         with contextlib.suppress(FileNotFoundError):
             subprocess.run([*command, path], check=False, capture_output=True)

@@ -1,4 +1,4 @@
-"""Attacks on files: readable secrets, and files that belong to others."""
+"""Attacks on files: reading secrets, and changing other users' files."""
 
 import os
 import sys
@@ -11,17 +11,17 @@ import pytest
 from attack import Attack
 from attack_targets import (
     EnvironmentVariable,
+    ExistingFile,
+    ExistingFolder,
     FileFact,
-    ForeignFolder,
-    Possessions,
+    ForeignFiles,
     ScratchRoot,
     SecretFile,
     WatchedFolder,
-    WordsOf,
 )
-from host_view import Sight
+from host_view import ObservedProcesses
 from signs import holds_device
-from victims import Stranger
+from victims import OtherProcess
 
 import strands_rollout
 
@@ -36,15 +36,15 @@ with open(f"/proc/{TARGET['pid']}/mem", "rb", buffering=0) as memory:
     print(memory.read(TARGET["length"]))
 """
 OF_PROCESSES: Final = (
-    Attack("environment", "print(dict(os.environ))", EnvironmentVariable, never_on_plain=_CLEAN),
+    Attack("environment", "print(dict(os.environ))", EnvironmentVariable, skip_on_plain=_CLEAN),
     Attack(
         "environment-it-started-with",
-        "each(lambda: open('/proc/self/environ').read(), lambda: open(f'/proc/{os.getppid()}/environ').read())",
+        "try_all(lambda: open('/proc/self/environ').read(), lambda: open(f'/proc/{os.getppid()}/environ').read())",
         EnvironmentVariable,
-        never_on_plain=_CLEAN,
+        skip_on_plain=_CLEAN,
     ),
-    Attack("environment-of-another-process", "print(open(f\"/proc/{TARGET['pid']}/environ\").read())", Stranger),
-    Attack("memory-of-another-process", _READ_MEMORY, Stranger, seldom_on_plain=_NO_PTRACE),
+    Attack("environment-of-another-process", "print(open(f\"/proc/{TARGET['pid']}/environ\").read())", OtherProcess),
+    Attack("memory-of-another-process", _READ_MEMORY, OtherProcess, may_fail_on_plain=_NO_PTRACE),
 )
 
 _CREATION: Final = 0x100
@@ -71,7 +71,7 @@ OF_FILES: Final = (
         "file-through-hard-link",
         "os.link(TARGET['path'], 'mine')\nprint(open('mine').read())",
         SecretFile,
-        seldom_on_plain="the scratch directory may be on another file system",
+        may_fail_on_plain="the scratch directory may be on another file system",
     ),
     Attack(
         "file-through-every-handle",
@@ -87,25 +87,25 @@ for handle in range(256):
         SecretFile,
     ),
     Attack("names-in-a-folder", "print(os.listdir(TARGET['folder']))", partial(FileFact, fact="name")),
-    Attack("goal-of-a-link", "print(os.readlink(TARGET['folder'] + '/link'))", partial(FileFact, fact="link")),
+    Attack("target-of-a-link", "print(os.readlink(TARGET['folder'] + '/link'))", partial(FileFact, fact="link")),
     Attack(
         "attribute-of-a-file",
         "print(os.getxattr(TARGET['path'], 'user.label'))",
         partial(FileFact, fact="attribute"),
-        seldom_on_plain="the file system may have no attributes",
+        may_fail_on_plain="the file system may have no attributes",
     ),
     *(
-        Attack(f"watch-a-folder-by-{name}", code + _NEWS, WatchedFolder, seldom_on_plain=reason)
+        Attack(f"watch-a-folder-by-{name}", code + _NEWS, WatchedFolder, may_fail_on_plain=reason)
         for name, (code, reason) in _WATCHES.items()
     ),
-    Attack("labels-of-the-package", _READ, partial(WordsOf, path=_PACKAGE / "data" / "train.jsonl")),
-    Attack("source-of-another-package", _READ, partial(WordsOf, path=_SITE_PACKAGES / "_pytest" / "main.py")),
+    Attack("labels-of-the-package", _READ, partial(ExistingFile, path=_PACKAGE / "data" / "train.jsonl")),
+    Attack("source-of-another-package", _READ, partial(ExistingFile, path=_SITE_PACKAGES / "_pytest" / "main.py")),
     Attack(
         "source-of-the-package-imported",
         "import inspect, strands_rollout.errors\nprint(inspect.getsource(strands_rollout.errors)[:9000])",
-        partial(WordsOf, path=_PACKAGE / "errors.py"),
+        partial(ExistingFile, path=_PACKAGE / "errors.py"),
     ),
-    Attack("system-file", _READ, partial(WordsOf, path=Path("/etc/passwd"))),
+    Attack("system-file", _READ, partial(ExistingFile, path=Path("/etc/passwd"))),
 )
 
 _CREATE: Final = "open(TARGET['path'], 'w').close()"
@@ -132,14 +132,14 @@ _CHANGES: Final = {
     "move-out-of-the-scratch": "open('a', 'w').close()\nos.rename('a', TARGET['folder'] + '/mine')",
     "mount-over-it": "checked(libc.mount(b'mine', TARGET['folder'].encode(), b'tmpfs', 0, None))",
 }
-_SELDOM: Final = {
+_MAY_FAIL_ON_PLAIN: Final = {
     "attribute": "the file system may have no attributes",
     "owner": _ONLY_ROOT,
     "move-into-the-scratch": _OTHER_DISK,
     "hard-link-into-the-scratch": _OTHER_DISK,
     "move-out-of-the-scratch": _OTHER_DISK,
 }
-_NEVER: Final = {"mount-over-it": "it would change the mounts of the machine"}
+_SKIP_ON_PLAIN: Final = {"mount-over-it": "it would change the mounts of the machine"}
 _FOLDERS: Final = {
     "tmp": "/tmp",
     "shared-memory": "/dev/shm",
@@ -160,7 +160,7 @@ for above in (TARGET["root"] + "/", "../", "../../"):
     except OSError:
         pass
 """
-_LEAVINGS: Final = {
+_REMAINS: Final = {
     "itself-renamed": "open(TARGET['name'], 'w').close()" + _OUT,
     "a-folder-renamed": _IN_FOLDER + _OUT,
     "immutable-file": _IN_FOLDER
@@ -169,15 +169,18 @@ _LEAVINGS: Final = {
 
 ALL: Final = (
     *(
-        Attack(f"change-{name}", code, Possessions, _NEVER.get(name, ""), _SELDOM.get(name, ""))
+        Attack(f"change-{name}", code, ForeignFiles, _SKIP_ON_PLAIN.get(name, ""), _MAY_FAIL_ON_PLAIN.get(name, ""))
         for name, code in _CHANGES.items()
     ),
-    *(Attack(f"new-file-in-{name}", _CREATE, partial(ForeignFolder, folder=path)) for name, path in _PERMITTED.items()),
-    Attack("new-file-in-parent-of-the-scratch", _CREATE, lambda stage: ForeignFolder(stage, stage.scratch_root)),
+    *(
+        Attack(f"new-file-in-{name}", _CREATE, partial(ExistingFolder, folder=path))
+        for name, path in _PERMITTED.items()
+    ),
+    Attack("new-file-in-parent-of-the-scratch", _CREATE, lambda stage: ExistingFolder(stage, stage.scratch_root)),
     Attack(
         "open-devices",
         f"""
-be_known()
+take_name()
 kept = []
 for name in {_DEVICES!r}:
     for mode in (os.O_RDWR, os.O_RDONLY):
@@ -188,10 +191,10 @@ for name in {_DEVICES!r}:
 assert kept
 hold()
 """,
-        partial(Sight, shows=holds_device),
+        partial(ObservedProcesses, sign=holds_device),
     ),
     *(
-        Attack(f"leave-{name}", code, ScratchRoot, seldom_on_plain=_ONLY_ROOT if name == "immutable-file" else "")
-        for name, code in _LEAVINGS.items()
+        Attack(f"leave-{name}", code, ScratchRoot, may_fail_on_plain=_ONLY_ROOT if name == "immutable-file" else "")
+        for name, code in _REMAINS.items()
     ),
 )

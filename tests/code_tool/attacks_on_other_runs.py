@@ -1,14 +1,14 @@
-"""Attacks on other runs of the same executor: those beside it, those before it, those to come."""
+"""Attacks on other runs of the same executor: parallel, earlier and later runs."""
 
 from typing import Final
 
 from attack import Attack
-from victims import EarlierRuns, LaterRun, Neighbour
+from victims import EarlierRuns, LaterRun, ParallelRun
 
-_OWN_INTERPRETER: Final = "each run has an interpreter of its own"
+_OWN_INTERPRETER: Final = "each run has its own interpreter"
 _NO_PTRACE: Final = "Yama, or a container without CAP_SYS_PTRACE, keeps processes from each other's memory"
 
-# /proc may be out of reach, so memory is read through a pipe: writing to it what can't be read fails, and no more.
+# Reads memory through a pipe, without /proc: writing unreadable memory to a pipe only fails.
 SEARCH_OWN_MEMORY: Final = """
 wanted = re.compile(rb"secret-[0-9a-f]{32}")
 found, been = set(), set()
@@ -41,7 +41,7 @@ for address in [libc.sbrk(number(0)), *inside]:
     search_from(address - chunk, -chunk)
 print(found)
 """
-_SEARCH_NEIGHBOUR: Final = """
+_SEARCH_OTHER_MEMORY: Final = """
 for line in open(f"/proc/{TARGET['pid']}/maps"):
     if "rw" in line:
         start, end = (int(number, 16) for number in line.split()[0].split("-"))
@@ -49,17 +49,17 @@ for line in open(f"/proc/{TARGET['pid']}/maps"):
             memory.seek(start)
             print(set(re.findall(rb"secret-[0-9a-f]{32}", memory.read(end - start))))
 """
-_ON_A_NEIGHBOUR: Final = {
+_ON_PARALLEL_RUN: Final = {
     "read-files": "print(open(TARGET['path']).read())",
     "list-files": "print(os.listdir(TARGET['folder']))\nopen(TARGET['folder'] + '/foreign', 'w').close()",
     "change-files": "open(TARGET['path'], 'w').write('mine')",
     "kill": "os.kill(TARGET['pid'], 9)",
     "write-its-output": "open(f\"/proc/{TARGET['pid']}/fd/1\", 'w').write('mine')",
-    "search-its-memory": _SEARCH_NEIGHBOUR,
+    "search-its-memory": _SEARCH_OTHER_MEMORY,
     "search-own-memory": SEARCH_OWN_MEMORY,
 }
-_NEVER: Final = {"search-own-memory": _OWN_INTERPRETER}
-_SELDOM: Final = {"search-its-memory": _NO_PTRACE, "write-its-output": _NO_PTRACE}
+_SKIP_ON_PLAIN: Final = {"search-own-memory": _OWN_INTERPRETER}
+_MAY_FAIL_ON_PLAIN: Final = {"search-its-memory": _NO_PTRACE, "write-its-output": _NO_PTRACE}
 _SEARCH_FILES: Final = """
 import glob
 for folder in (".", "..", os.environ["HOME"], os.environ.get("TMPDIR", ".")):
@@ -69,14 +69,21 @@ for folder in (".", "..", os.environ["HOME"], os.environ.get("TMPDIR", ".")):
 
 ALL: Final = (
     *(
-        Attack(f"neighbour-{name}", code, Neighbour, _NEVER.get(name, ""), _SELDOM.get(name, ""), timeout_s=10)
-        for name, code in _ON_A_NEIGHBOUR.items()
+        Attack(
+            f"parallel-run-{name}",
+            code,
+            ParallelRun,
+            _SKIP_ON_PLAIN.get(name, ""),
+            _MAY_FAIL_ON_PLAIN.get(name, ""),
+            timeout_s=10,
+        )
+        for name, code in _ON_PARALLEL_RUN.items()
     ),
     *(
-        Attack(f"earlier-runs-{name}", code, EarlierRuns, never_on_plain=reason, timeout_s=10)
+        Attack(f"earlier-runs-{name}", code, EarlierRuns, skip_on_plain=reason, timeout_s=10)
         for name, code, reason in (
             ("search-memory", SEARCH_OWN_MEMORY, _OWN_INTERPRETER),
-            ("search-files", _SEARCH_FILES, "it deletes the files of a run with it"),
+            ("search-files", _SEARCH_FILES, "it deletes the files of a run at its end"),
         )
     ),
     Attack(
@@ -103,6 +110,6 @@ for name in ("usercustomize.py", "sitecustomize.py", ".pythonrc", poison + ".pth
 builtins.print = lambda *args: os.write(1, poison.encode())
 """,
         LaterRun,
-        never_on_plain=_OWN_INTERPRETER,
+        skip_on_plain=_OWN_INTERPRETER,
     ),
 )

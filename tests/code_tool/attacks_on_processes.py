@@ -1,12 +1,12 @@
-"""Attacks on other processes, and by starting some."""
+"""Attacks on other processes, and attacks that start processes."""
 
 from functools import partial
 from typing import Final
 
 from attack import Attack
-from host_view import Program, Sight
+from host_view import ObservedProcesses, StartedProgram
 from signs import more_than, threads_above
-from victims import Owner, Stranger
+from victims import OtherProcess, Owner
 
 _SLEEP: Final = "program = next(p for p in ('/bin/sleep', '/usr/bin/sleep') if os.path.exists(p))\nbe_known()\n"
 _PROGRAMS: Final = {
@@ -21,23 +21,32 @@ _IN_THE_CHILD: Final = "if pid == 0:\n    time.sleep(9)\n    os._exit(0)\nhold()
 
 
 _FORKS: Final = {
-    "fork": "be_known()\npid = os.fork()\n" + _IN_THE_CHILD,
-    "clone3": "be_known()\narguments = struct.pack('11Q', 0, 0, 0, 0, 17, 0, 0, 0, 0, 0, 0)\n"
+    "fork": "take_name()\npid = os.fork()\n" + _IN_THE_CHILD,
+    "clone3": "take_name()\narguments = struct.pack('11Q', 0, 0, 0, 0, 17, 0, 0, 0, 0, 0, 0)\n"
     "pid = checked(ctypes.PyDLL(None, use_errno=True).syscall(number(435), arguments, number(88)))\n" + _IN_THE_CHILD,
 }
-_FORKS_SELDOM: Final = {"clone3": "a container may refuse clone3"}
+_FORKS_MAY_FAIL_ON_PLAIN: Final = {"clone3": "a container may refuse clone3"}
 
 BY_STARTING: Final = (
-    *(Attack(f"start-{name}", _SLEEP + code, Program) for name, code in _PROGRAMS.items()),
+    *(Attack(f"start-{name}", _SLEEP + code, StartedProgram) for name, code in _PROGRAMS.items()),
     *(
-        Attack(name, code, partial(Sight, shows=more_than(1)), seldom_on_plain=_FORKS_SELDOM.get(name, ""))
+        Attack(
+            name,
+            code,
+            partial(ObservedProcesses, sign=more_than(1)),
+            may_fail_on_plain=_FORKS_MAY_FAIL_ON_PLAIN.get(name, ""),
+        )
         for name, code in _FORKS.items()
     ),
-    Attack("fork-bomb", "be_known()\nfor _ in range(7):\n    os.fork()\nhold()", partial(Sight, shows=more_than(100))),
+    Attack(
+        "fork-bomb",
+        "take_name()\nfor _ in range(7):\n    os.fork()\nhold()",
+        partial(ObservedProcesses, sign=more_than(100)),
+    ),
     Attack(
         "daemon",
         """
-be_known()
+take_name()
 if os.fork() == 0:
     os.setsid()
     if os.fork():
@@ -49,31 +58,31 @@ if os.fork() == 0:
     time.sleep(300)
     os._exit(0)
 """,
-        partial(Sight, shows=more_than(0), after=True),
+        partial(ObservedProcesses, sign=more_than(0), after=True),
     ),
     Attack(
         "thread-that-outlives-the-main-thread",
-        "be_known()\nthreading.Thread(target=time.sleep, args=(300,)).start()\nsyscall('exit', 0)",
-        partial(Sight, shows=more_than(0), after=True),
-        never_on_plain="it ends the whole group at the time limit",
+        "take_name()\nthreading.Thread(target=time.sleep, args=(300,)).start()\nsyscall('exit', 0)",
+        partial(ObservedProcesses, sign=more_than(0), after=True),
+        skip_on_plain="it ends the whole group at the time limit",
         timeout_s=1,
     ),
     Attack(
         "500-threads",
         """
-be_known()
+take_name()
 threading.stack_size(65536)
 for _ in range(500):
     threading.Thread(target=time.sleep, args=(9,), daemon=True).start()
 hold()
 """,
-        partial(Sight, shows=threads_above(400)),
+        partial(ObservedProcesses, sign=threads_above(400)),
     ),
 )
 
 
 _NO_PTRACE: Final = "Yama, or a container without CAP_SYS_PTRACE, keeps processes from each other"
-_ON_A_STRANGER: Final = {
+_ON_OTHER_PROCESS: Final = {
     "kill": "os.kill(TARGET['pid'], 9)",
     "kill-its-group": "os.killpg(TARGET['pid'], 9)",
     "kill-its-thread": "syscall('tgkill', TARGET['pid'], TARGET['pid'], 9)",
@@ -98,7 +107,7 @@ with open(f"/proc/{TARGET['pid']}/mem", "r+b", buffering=0) as memory:
     memory.write(b"MINE")
 """,
 }
-_STRANGER_SELDOM: Final = {
+_MAY_FAIL_ON_PLAIN: Final = {
     "trace": _NO_PTRACE,
     "overwrite-its-memory": _NO_PTRACE,
     "processors": "it needs two processors",
@@ -107,12 +116,12 @@ _ON_THE_OWNER: Final = {
     "signal-the-owner": "os.kill(TARGET['pid'], TARGET['signal'])",
     "signal-the-parent": "os.kill(os.getppid(), TARGET['signal_to_parent'])",
 }
-_OWNER_NEVER: Final = {"signal-the-parent": "the code's parent is not the owner"}
+_SKIP_ON_PLAIN: Final = {"signal-the-parent": "the code's parent is not the owner"}
 
 ON_PROCESSES: Final = (
     *(
-        Attack(f"stranger-{name}", code, Stranger, seldom_on_plain=_STRANGER_SELDOM.get(name, ""))
-        for name, code in _ON_A_STRANGER.items()
+        Attack(f"other-process-{name}", code, OtherProcess, may_fail_on_plain=_MAY_FAIL_ON_PLAIN.get(name, ""))
+        for name, code in _ON_OTHER_PROCESS.items()
     ),
-    *(Attack(name, code, Owner, _OWNER_NEVER.get(name, "")) for name, code in _ON_THE_OWNER.items()),
+    *(Attack(name, code, Owner, _SKIP_ON_PLAIN.get(name, "")) for name, code in _ON_THE_OWNER.items()),
 )

@@ -1,23 +1,23 @@
-"""Attacks that take more of the machine than one run may have, and attacks on the limits themselves."""
+"""Attacks that use more of the machine's resources than a run may, and attacks on the limits."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
 from attack import MAX_FILES, MEMORY_MB, Attack
-from host_view import MachineMemory, Process, Sight, Usage
+from host_view import MachineMemory, ObservedProcesses, Process, Usage
 from signs import held_above, locks_above, memory_above, pending_signals_above, unlimited
 
-_MUCH_DISK: Final = 512  # 16 times the limit, since what is looked at now and then is noticed late
+_MUCH_DISK: Final = 512  # 16 times the limit, because periodic checks notice usage late
 
 
-def _held(name: str, code: str, shows: Callable[[Sequence[Process]], bool], **more: str) -> Attack:
-    """Takes something, and holds it until the host has looked."""
-    return Attack(name, f"be_known()\n{code.strip()}\nhold()", partial(Sight, shows=shows), **more)
+def _holding_attack(name: str, code: str, sign: Callable[[Sequence[Process]], bool], **more: str) -> Attack:
+    """Return an attack that takes a resource and holds it until the host has looked."""
+    return Attack(name, f"take_name()\n{code.strip()}\nhold()", partial(ObservedProcesses, sign=sign), **more)
 
 
-# A byte of a file that is on its way keeps the whole piece of the page cache that it lies in, here 2 MiB, also when the
-# file is empty again. Each way is a call that moves pages by reference; what it moves them into holds so many of them.
+# A byte in transit keeps its whole piece of the page cache, here 2 MiB, even after the file was truncated. Each way
+# is a call that moves pages by reference, with the number of pages that its destination holds.
 _SOCKETS: Final = ("socket.socketpair()", 100)
 _PIPES: Final = ("os.pipe()", 16)
 _WAYS: Final = {
@@ -37,7 +37,7 @@ for i in range(448):
 os.ftruncate(file, 0)
 hold()
 """
-# Memory of which all but a page is given back: no process is charged for more, and the kernel keeps the whole of it.
+# Memory of which all but one page is unmapped: the processes are charged for one page, and the kernel keeps all.
 _PARTS: Final = {
     "shared-memory": ("Shmem", 64, "0x21 | 0x10_0000, -1"),
     "shared-memory-of-a-device": ("Shmem", 64, "0x1 | 0x10_0000, os.open('/dev/zero', os.O_RDWR)"),
@@ -54,14 +54,14 @@ for i in range({count}):
 hold()
 """
 
-# Each piece is held by another process than the one that made it, and by that alone.
+# Each piece is held only by a process that did not create it.
 _PIECE_MIB: Final = 30
 _DELETED: Final = """
 import shutil
 program = TARGET["name"]
 shutil.copy(next(p for p in ("/bin/sleep", "/usr/bin/sleep") if os.path.exists(p)), program)
 def hidden():
-    # what a program that may be run and not be read holds is not shown to others of its user
+    # a program without read permission hides its handles from other processes of its user
     os.chmod(program, 0o111)
     os.set_inheritable(handle, True)
     os.execv(program, [program, "30"])
@@ -74,34 +74,34 @@ for i in range(24):
     os.close(handle)
     time.sleep(0.05)
 """
-_STAYS: Final = "libc.prctl(4, {shown}, 0, 0, 0), time.sleep(30), os._exit(0)"
-_HEIRS: Final = {
-    "children": f"os.fork() or ({_STAYS.format(shown=1)})",
-    "orphans": f"os.waitpid(os.fork() or (os.setsid(), os.fork() and os._exit(0), {_STAYS.format(shown=1)}), 0)",
-    "processes-that-hide": f"os.fork() or ({_STAYS.format(shown=0)})",
+_STAY: Final = "libc.prctl(4, {shown}, 0, 0, 0), time.sleep(30), os._exit(0)"
+_HOLDERS: Final = {
+    "children": f"os.fork() or ({_STAY.format(shown=1)})",
+    "orphans": f"os.waitpid(os.fork() or (os.setsid(), os.fork() and os._exit(0), {_STAY.format(shown=1)}), 0)",
+    "processes-that-hide": f"os.fork() or ({_STAY.format(shown=0)})",
     "programs-that-hide": "os.fork() or hidden()",
     "orphans-that-hide": "os.waitpid(os.fork() or (os.setsid(), os.fork() and os._exit(0), hidden()), 0)",
 }
 
 
-def _takes_memory(name: str, code: str, counted: str | None = None, seldom_on_plain: str = "") -> Attack:
+def _memory_attack(name: str, code: str, counted: str | None = None, may_fail_on_plain: str = "") -> Attack:
     target = partial(MachineMemory, mebibytes=MEMORY_MB + 40, counted=counted)
-    return Attack(f"memory-in-{name}", code, target, seldom_on_plain=seldom_on_plain, timeout_s=10)
+    return Attack(f"memory-in-{name}", code, target, may_fail_on_plain=may_fail_on_plain, timeout_s=10)
 
 
 ALL: Final = (
-    _held(
+    _holding_attack(
         "memory",
         "kept = bytearray(b'x') * (2 << 30)",
         memory_above(MEMORY_MB * 5 // 4),
-        never_on_plain="it limits the address space too",
+        skip_on_plain="it limits the address space too",
     ),
     *(
-        _takes_memory(name, _PIN.format(made=made, fitting=fitting, call=call))
+        _memory_attack(name, _PIN.format(made=made, fitting=fitting, call=call))
         for name, (made, fitting, call) in _WAYS.items()
     ),
     *(
-        _takes_memory(
+        _memory_attack(
             f"parts-of-{name}",
             _KEEP_PARTS.format(size_mib=size_mib, count=1024 // size_mib, mapped=mapped),
             counted,
@@ -109,7 +109,7 @@ ALL: Final = (
         )
         for name, (counted, size_mib, mapped) in _PARTS.items()
     ),
-    _held(
+    _holding_attack(
         "kernel-memory-in-locks",
         """
 import fcntl
@@ -120,7 +120,7 @@ for i in range(20_000):
 """,
         locks_above(5000),
     ),
-    _held(
+    _holding_attack(
         "kernel-memory-in-signals",
         """
 signal.pthread_sigmask(signal.SIG_BLOCK, [40])
@@ -129,7 +129,7 @@ for _ in range(10_000):
 """,
         pending_signals_above(1000),
     ),
-    _held(
+    _holding_attack(
         "kernel-memory-in-page-tables",
         """
 libc.mmap.restype = ctypes.c_void_p
@@ -142,14 +142,14 @@ for i in range(16_000):
     ),
     Attack(
         "disk-in-one-file",
-        "be_known()\nwith open('a', 'wb') as f:\n    for _ in range(1024):\n        f.write(bytes(1 << 20))\nhold()",
+        "take_name()\nwith open('a', 'wb') as f:\n    for _ in range(1024):\n        f.write(bytes(1 << 20))\nhold()",
         partial(Usage, mebibytes=_MUCH_DISK),
-        never_on_plain="it limits the size of one file too",
+        skip_on_plain="it limits the size of one file too",
     ),
     Attack(
         "disk-in-hidden-folders",
         """
-be_known()
+take_name()
 for i in range(60):
     os.mkdir(f"{i}")
     with open(f"{i}/a", "wb") as f:
@@ -160,12 +160,12 @@ for i in range(60):
 hold()
 """,
         partial(Usage, mebibytes=_MUCH_DISK),
-        seldom_on_plain="who is not root can't look there either",
+        may_fail_on_plain="only root can look there",
     ),
     Attack(
         "disk-by-fallocate",
         """
-be_known()
+take_name()
 for i in range(40):
     handle = os.open(f"a{i}", os.O_CREAT | os.O_RDWR)
     os.posix_fallocate(handle, 0, 32 << 20)
@@ -175,7 +175,7 @@ hold()
 """,
         partial(Usage, mebibytes=_MUCH_DISK),
     ),
-    _held(
+    _holding_attack(
         "disk-in-deleted-files",
         """
 kept = []
@@ -191,12 +191,12 @@ for i in range(60):
     *(
         Attack(
             f"disk-in-deleted-files-of-{name}",
-            f"be_known()\n{_DELETED.format(handed_over=code, piece_mib=_PIECE_MIB).strip()}\nhold()",
-            partial(Sight, shows=held_above(_MUCH_DISK, by_who_hides=_PIECE_MIB), judges_hidden=True),
+            f"take_name()\n{_DELETED.format(handed_over=code, piece_mib=_PIECE_MIB).strip()}\nhold()",
+            partial(ObservedProcesses, sign=held_above(_MUCH_DISK, per_hiding_process=_PIECE_MIB), judges_hidden=True),
         )
-        for name, code in _HEIRS.items()
+        for name, code in _HOLDERS.items()
     ),
-    _held(
+    _holding_attack(
         "disk-in-a-moving-folder",
         """
 os.mkdir("a")
@@ -217,7 +217,7 @@ for i in range(56):
     Attack(
         "many-empty-files",
         """
-be_known()
+take_name()
 for i in range(4_500):
     os.close(os.open(f"a{i}", os.O_CREAT))
     i % 100 or time.sleep(0.05)
@@ -227,9 +227,11 @@ hold()
     ),
     Attack(
         "many-open-files",
-        "be_known()\nkept = []\nfor i in range(15_000):\n    kept.append(os.open('/dev/null', 0))\nhold()",
-        partial(Sight, shows=lambda processes: any(len(process.handles()) > 10_000 for process in processes)),
-        seldom_on_plain="the machine may allow fewer open files",
+        "take_name()\nkept = []\nfor i in range(15_000):\n    kept.append(os.open('/dev/null', 0))\nhold()",
+        partial(
+            ObservedProcesses, sign=lambda processes: any(len(process.handles()) > 10_000 for process in processes)
+        ),
+        may_fail_on_plain="the machine may allow fewer open files",
     ),
 )
 
@@ -239,13 +241,13 @@ ON_LIMITS: Final = (
             f"raise-limit-of-{name}",
             f"""
 import resource
-be_known()
+take_name()
 lift = (resource.RLIM_INFINITY,) * 2
-each(lambda: resource.setrlimit(resource.{constant}, lift), lambda: resource.prlimit(0, resource.{constant}, lift))
+try_all(lambda: resource.setrlimit(resource.{constant}, lift), lambda: resource.prlimit(0, resource.{constant}, lift))
 hold(0.3)
 """,
-            partial(Sight, shows=unlimited(line)),
-            seldom_on_plain="only root may",
+            partial(ObservedProcesses, sign=unlimited(line)),
+            may_fail_on_plain="only root may",
         )
         for name, line, constant in (
             ("memory", "Max address space", "RLIMIT_AS"),
@@ -255,8 +257,10 @@ hold(0.3)
     ),
     Attack(
         "escape-the-memory-killer",
-        "be_known()\nos.write(os.open('/proc/self/oom_score_adj', os.O_WRONLY), b'-900')\nhold()",
-        partial(Sight, shows=lambda processes: any(int(p.text("oom_score_adj") or 0) < 0 for p in processes)),
-        seldom_on_plain="only root may",
+        "take_name()\nos.write(os.open('/proc/self/oom_score_adj', os.O_WRONLY), b'-900')\nhold()",
+        partial(
+            ObservedProcesses, sign=lambda processes: any(int(p.text("oom_score_adj") or 0) < 0 for p in processes)
+        ),
+        may_fail_on_plain="only root may",
     ),
 )

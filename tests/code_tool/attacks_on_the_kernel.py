@@ -1,4 +1,4 @@
-"""Attacks on the kernel's interfaces besides files and processes: namespaces, rights, rings, programs, IPC, keys."""
+"""Attacks on further interfaces of the kernel: namespaces, capabilities, io_uring, bpf, IPC."""
 
 import ctypes
 import secrets
@@ -8,7 +8,7 @@ from typing import Final
 
 from attack import Attack
 from attack_targets import Stage, Target
-from host_view import Process, Sight
+from host_view import ObservedProcesses, Process
 from signs import changes, holds
 
 _NO_RIGHT: Final = "a container, or an ordinary user's rights, may refuse it"
@@ -30,7 +30,7 @@ _ALWAYS: Final = ("process-handle", "memory-file")
 
 
 class SystemV(Target):
-    """A segment, queue or semaphore that may not come to be, since it outlives who made it; its key is agreed on."""
+    """Shared memory, queue or semaphore with a key known to the attacker; it would outlive the run."""
 
     def __init__(self, stage: Stage, kind: str, remove: str) -> None:
         super().__init__(stage)
@@ -41,7 +41,7 @@ class SystemV(Target):
         lines = Path("/proc/sysvipc", self._kind).read_text().splitlines()[1:]
         return next((int(line.split()[1]) for line in lines if int(line.split()[0]) == self.facts["key"]), None)
 
-    def seen(self) -> bool:
+    def check_damage(self) -> bool:
         return self._number() is not None
 
     def close(self) -> None:
@@ -73,24 +73,28 @@ ALL: Final = (
     *(
         Attack(
             f"new-namespace-{name}",
-            f"be_known()\ntime.sleep(0.3)\nchecked(libc.unshare({flag:#x}))\nhold()",
-            partial(Sight, shows=changes(f"ns/{name}")),  # an ordinary user's runs have user namespaces of their own
-            seldom_on_plain=_NO_RIGHT,
+            f"take_name()\ntime.sleep(0.3)\nchecked(libc.unshare({flag:#x}))\nhold()",
+            # compared with its first value, because runs of an ordinary user have their own user namespaces
+            partial(ObservedProcesses, sign=changes(f"ns/{name}")),
+            may_fail_on_plain=_NO_RIGHT,
         )
         for name, flag in _NAMESPACES.items()
     ),
     Attack(
         "change-root",
-        "be_known()\nos.mkdir('jail')\nos.chroot('jail')\nhold()",
-        partial(Sight, shows=lambda processes: any(process.link("root").endswith("/jail") for process in processes)),
-        seldom_on_plain=_NO_RIGHT,
+        "take_name()\nos.mkdir('jail')\nos.chroot('jail')\nhold()",
+        partial(
+            ObservedProcesses,
+            sign=lambda processes: any(process.link("root").endswith("/jail") for process in processes),
+        ),
+        may_fail_on_plain=_NO_RIGHT,
     ),
     *(
         Attack(
             f"open-{name}",
-            f"be_known()\n{code}\nhold()",
-            partial(Sight, shows=holds(word)),
-            seldom_on_plain="" if name in _ALWAYS else _NO_RIGHT,
+            f"take_name()\n{code}\nhold()",
+            partial(ObservedProcesses, sign=holds(word)),
+            may_fail_on_plain="" if name in _ALWAYS else _NO_RIGHT,
         )
         for name, (code, word) in _HANDLES.items()
     ),
@@ -101,23 +105,23 @@ ALL: Final = (
     Attack(
         "become-root",
         """
-be_known()
-each(lambda: os.setgroups([0]), lambda: os.setresgid(0, 0, 0), lambda: os.setresuid(0, 0, 0), lambda: os.setuid(0))
+take_name()
+try_all(lambda: os.setgroups([0]), lambda: os.setresgid(0, 0, 0), lambda: os.setresuid(0, 0, 0), lambda: os.setuid(0))
 hold(0.3)
 """,
-        partial(Sight, shows=lambda processes: any(_is_root(process) for process in processes)),
-        seldom_on_plain="whoever is not root can't",
+        partial(ObservedProcesses, sign=lambda processes: any(_is_root(process) for process in processes)),
+        may_fail_on_plain="only root can",
     ),
     Attack(
         "have-rights",
-        "be_known()\nlibc.prctl(8, 1, 0, 0, 0)\nhold(0.3)",
-        partial(Sight, shows=lambda processes: any(_has_rights(process) for process in processes)),
-        seldom_on_plain="whoever is not root has none",
+        "take_name()\nlibc.prctl(8, 1, 0, 0, 0)\nhold(0.3)",
+        partial(ObservedProcesses, sign=lambda processes: any(_has_rights(process) for process in processes)),
+        may_fail_on_plain="only root has capabilities",
     ),
     Attack(
         "gain-rights-by-programs",
-        "be_known()\nlibc.prctl(38, 0, 0, 0, 0)\nhold(0.3)",
-        partial(Sight, shows=lambda processes: any(_may_trace(process) for process in processes)),
-        seldom_on_plain="a container may have taken that from all of its processes",
+        "take_name()\nlibc.prctl(38, 0, 0, 0, 0)\nhold(0.3)",
+        partial(ObservedProcesses, sign=lambda processes: any(_may_trace(process) for process in processes)),
+        may_fail_on_plain="a container may set no_new_privs for all its processes",
     ),
 )

@@ -1,16 +1,16 @@
-"""Attacks that communicate: over the network, unix sockets, or any other kind of socket."""
+"""Attacks over the network, unix sockets, and sockets of any other family."""
 
 from functools import partial
 from typing import Final
 
 from attack import Attack
-from host_view import Sight
+from host_view import ObservedProcesses
 from signs import holds_socket
 from victims import Server
 
 _CONNECT_UNIX: Final = "socket.socket(socket.AF_UNIX).connect(TARGET['address'])"
 
-# TCP without the calls by which Landlock knows it
+# TCP connections without the calls that Landlock checks
 _OTHER_WAYS: Final = {
     "by-sendto": "socket.socket().sendto(b'x', socket.MSG_FASTOPEN, tuple(TARGET['address']))",
     "by-sendmsg": "socket.socket().sendmsg([b'x'], [], socket.MSG_FASTOPEN, tuple(TARGET['address']))",
@@ -55,13 +55,15 @@ for handle in range(3, 256):
         pass
 """,
         partial(Server, family="abstract", kind="dgram"),
-        never_on_plain="it has no handles but those of its output",
+        skip_on_plain="it has only the handles of its output",
     ),
-    Attack("listen", "be_known()\ns = socket.socket()\ns.listen()\nhold()", partial(Sight, shows=holds_socket)),
+    Attack(
+        "listen", "take_name()\ns = socket.socket()\ns.listen()\nhold()", partial(ObservedProcesses, sign=holds_socket)
+    ),
     Attack(
         "open-socket-of-any-family",
         """
-be_known()
+take_name()
 kept = []
 for family in set(range(2, 46)):
     for kind in (1, 2, 3, 5):
@@ -72,12 +74,12 @@ for family in set(range(2, 46)):
 assert kept
 hold()
 """,
-        partial(Sight, shows=holds_socket),
+        partial(ObservedProcesses, sign=holds_socket),
     ),
     Attack(
         "open-pair-of-any-family",
         """
-be_known()
+take_name()
 kept = []
 pair = (ctypes.c_int * 2)()
 for family in set(range(2, 46)):
@@ -87,7 +89,7 @@ for family in set(range(2, 46)):
 assert kept
 hold()
 """,
-        partial(Sight, shows=holds_socket),
-        seldom_on_plain="it needs the kernel's TIPC",
+        partial(ObservedProcesses, sign=holds_socket),
+        may_fail_on_plain="it needs the kernel's TIPC",
     ),
 )

@@ -1,4 +1,4 @@
-"""Fixtures of the attack suite: the executors that are attacked, and the folders in which attacks run."""
+"""Fixtures of the attack suite: attacked executors, and folders for attacks."""
 
 import asyncio
 import json
@@ -19,11 +19,11 @@ from host_view import Process, descendants
 
 from strands_rollout.code_tool import CodeExecutor, LocalExecutor, SubprocessExecutor
 
-_ENDING_S = 30.0
+_CLEANUP_TIMEOUT_S = 30.0
 
 
 def _leftovers(scratch_root: Path) -> set[tuple[str, object]]:
-    """Names of things that a run must not leave behind; other programs leave things under other names."""
+    """Return processes, files and shared memory that runs must not leave behind."""
     found: set[tuple[str, object]] = {("process", pid) for pid in descendants(os.getpid()) if Process(pid).is_alive()}
     found |= {("file", path.name) for path in scratch_root.iterdir()}
     return found | {("shared memory", path.name) for path in Path("/dev/shm").glob("atk-*")}
@@ -31,7 +31,7 @@ def _leftovers(scratch_root: Path) -> set[tuple[str, object]]:
 
 @pytest.fixture
 def confined_folder() -> Iterator[str]:
-    """A directory that every user can work in and reach."""
+    """Directory that every user can reach and write to."""
     with tempfile.TemporaryDirectory(prefix="confined-") as folder:
         Path(folder).chmod(0o777)
         yield folder
@@ -39,12 +39,12 @@ def confined_folder() -> Iterator[str]:
 
 @pytest.fixture
 def confined_child(confined_folder: str) -> Callable[..., Any]:
-    """Runs a script that confines itself, in that directory; returns what it printed as JSON, None if nothing."""
+    """Function that runs a script in `confined_folder` and returns its output, parsed as JSON; None without output."""
 
-    def run(script: str, *, ends_with: int = 0) -> Any:
+    def run(script: str, *, exit_code: int = 0) -> Any:
         command = [sys.executable, "-c", script]
         done = subprocess.run(command, cwd=confined_folder, capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == ends_with, done.stderr
+        assert done.returncode == exit_code, done.stderr
         return json.loads(done.stdout) if done.stdout else None
 
     return run
@@ -59,39 +59,39 @@ def attack_secret() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def ground(attack_secret: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder for the scratch directories. When the module is over, the isolated backend has left nothing anywhere."""
-    tmp_path_factory.getbasetemp()  # made now, it lies outside of the folder and outlives it
+def attack_folder(attack_secret: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Folder of all scratch directories; at the end, checks that the isolated backend has left nothing behind."""
+    tmp_path_factory.getbasetemp()  # created before `tempdir` changes, so that it outlives the folder
     folder = Path(tempfile.mkdtemp(prefix="attacks-", dir="/tmp"))
-    for place in (folder, folder / "plain", folder / "isolated"):
-        place.mkdir(exist_ok=True)
-        place.chmod(0o755)
+    for path in (folder, folder / "plain", folder / "isolated"):
+        path.mkdir(exist_ok=True)
+        path.chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(folder / "plain"))
         before = _leftovers(folder / "isolated")
         yield folder
-        give_up_at = time.monotonic() + _ENDING_S
-        # what earlier tests had left may end meanwhile
-        while (left := _leftovers(folder / "isolated") - before) and time.monotonic() < give_up_at:
+        deadline = time.monotonic() + _CLEANUP_TIMEOUT_S
+        # processes of earlier tests may end at this time
+        while (left := _leftovers(folder / "isolated") - before) and time.monotonic() < deadline:
             time.sleep(0.05)
         remove_tree(folder)
         assert left == set()
 
 
-def _closed_later(executor: CodeExecutor) -> Iterator[CodeExecutor]:
+def _close_at_end(executor: CodeExecutor) -> Iterator[CodeExecutor]:
     yield executor
     asyncio.run(executor.aclose())
 
 
 @pytest.fixture(scope="module")
-def plain(ground: Path) -> Iterator[CodeExecutor]:
-    """The backend without isolation."""
-    yield from _closed_later(
+def plain(attack_folder: Path) -> Iterator[CodeExecutor]:
+    """Executor without isolation."""
+    yield from _close_at_end(
         SubprocessExecutor(timeout_s=TIMEOUT_S, memory_mb=MEMORY_MB, file_mb=DISK_MB, max_concurrency=4)
     )
 
 
-def _isolated(ground: Path, *disabled_layers: str, **more: Any) -> LocalExecutor:
+def _isolated(attack_folder: Path, *disabled_layers: str, **more: Any) -> LocalExecutor:
     return LocalExecutor(
         timeout_s=TIMEOUT_S,
         memory_mb=MEMORY_MB,
@@ -99,37 +99,37 @@ def _isolated(ground: Path, *disabled_layers: str, **more: Any) -> LocalExecutor
         max_files=MAX_FILES,
         max_threads=MAX_THREADS,
         max_concurrency=4,
-        scratch_dir=str(ground / "isolated"),
+        scratch_dir=str(attack_folder / "isolated"),
         disabled_layers=disabled_layers,
         **more,
     )
 
 
 @pytest.fixture(scope="module")
-def isolated(ground: Path) -> Iterator[CodeExecutor]:
-    yield from _closed_later(_isolated(ground))
+def isolated(attack_folder: Path) -> Iterator[CodeExecutor]:
+    yield from _close_at_end(_isolated(attack_folder))
 
 
 @pytest.fixture(scope="module")
-def without_landlock(ground: Path) -> Iterator[CodeExecutor]:
-    """The backend with full isolation, as it is on a kernel that has no Landlock."""
-    yield from _closed_later(_isolated(ground, "landlock"))
+def without_landlock(attack_folder: Path) -> Iterator[CodeExecutor]:
+    """Executor with full isolation as on a kernel without Landlock."""
+    yield from _close_at_end(_isolated(attack_folder, "landlock"))
 
 
 @pytest.fixture(scope="module")
-def with_programs(ground: Path) -> Iterator[CodeExecutor]:
-    yield from _closed_later(_isolated(ground, isolation="files", programs=True))
+def with_programs(attack_folder: Path) -> Iterator[CodeExecutor]:
+    yield from _close_at_end(_isolated(attack_folder, isolation="files", programs=True))
 
 
 @pytest.fixture
-def make_stage(ground: Path, attack_secret: str) -> Iterator[Callable[[CodeExecutor], Stage]]:
-    """Makes the stage of one attack on an executor, with a folder that anybody may enter."""
+def make_stage(attack_folder: Path, attack_secret: str) -> Iterator[Callable[[CodeExecutor], Stage]]:
+    """Function that creates the stage of an attack on an executor, with a folder that everybody may enter."""
     folder = Path(tempfile.mkdtemp(prefix="attacked-", dir="/tmp"))
     folder.chmod(0o755)
 
     def make(executor: CodeExecutor) -> Stage:
         is_plain = isinstance(executor, SubprocessExecutor)
-        scratch_root = ground / ("plain" if is_plain else "isolated")
+        scratch_root = attack_folder / ("plain" if is_plain else "isolated")
         return Stage(executor, folder, scratch_root, attack_secret, has_helpers=not is_plain)
 
     yield make

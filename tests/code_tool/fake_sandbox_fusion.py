@@ -1,11 +1,11 @@
-"""A SandboxFusion on a real loopback socket: really runs the Python that it is sent, and answers in its schema.
+"""A fake SandboxFusion server on a loopback socket: runs the Python code it receives, and answers in its schema.
 
     async with FakeSandboxFusion([Trouble(code=503), None]) as fake:
-        ...  # requests to fake.url: the first gets a 503, all others are run
+        ...  # the first request to fake.url gets a 503, the others run
 
-Its flaws are SandboxFusion's own: it waits for the script before it reads the pipes, reads once and without waiting,
-replaces output that is not UTF-8, ends only the script's process group, does not notice a client that went away, and
-limits no memory, as with `isolation: lite`.
+It has the flaws of SandboxFusion: it reads the pipes once, without waiting, after the script has ended; replaces output
+that is not UTF-8; ends only the script's process group; does not notice a disconnected client; and limits no memory, as
+with `isolation: lite`.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ from aiohttp import web
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What one request gets instead of a run.
+    """Answer to a request instead of a run.
 
-    Exactly this answer; a connection that closes; no answer; a 200 that says that the server failed, and quotes the
-    code; or a run by a shell that finds no Python.
+    `answer`: this response. `reset`: a closed connection. `hang`: no response. `sandbox_error`: a 200 with the server's
+    error, which quotes the code. `no_python`: a run by a shell that finds no Python.
     """
 
     kind: Literal["answer", "reset", "hang", "sandbox_error", "no_python"] = "answer"
@@ -39,15 +39,16 @@ class Trouble:
 
 
 class FakeSandboxFusion:
-    """The server; an async context manager.
+    """The server, as an async context manager.
 
     Args:
-        troubles: For the first requests, in order; None for a real run, as for all further ones.
-        always: For every request, instead.
+        troubles: Answers to the first requests, in order; None for a real run. Further requests are run.
+        always: Answer to every request, instead of `troubles`.
 
     Attributes:
-        requests: The JSON of every request. `headers`: likewise.
-        arrived: Set by the first request.
+        requests: JSON body of every request.
+        headers: Headers of every request.
+        arrived: Event, set by the first request.
     """
 
     def __init__(self, troubles: Sequence[Trouble | None] = (), *, always: Trouble | None = None) -> None:
@@ -81,16 +82,16 @@ class FakeSandboxFusion:
         trouble = self._always or (self._troubles[number] if number < len(self._troubles) else None)
         if trouble is None or trouble.kind == "no_python":
             return web.json_response(await _run(request, with_python=trouble is None))
-        return await self._make(trouble, http, request)
+        return await self._answer_trouble(trouble, http, request)
 
-    async def _make(self, trouble: Trouble, http: web.Request, request: dict[str, Any]) -> web.StreamResponse:
+    async def _answer_trouble(self, trouble: Trouble, http: web.Request, request: dict[str, Any]) -> web.StreamResponse:
         if trouble.kind == "hang":
             await asyncio.sleep(60)
         if trouble.kind == "reset" and http.transport is not None:
             http.transport.close()
         if trouble.kind == "sandbox_error":
-            words = f"exception on running command {request['code']}: fork: Resource temporarily unavailable | None"
-            return web.json_response(_answer("SandboxError", words, {"status": "Error", "stderr": words}))
+            message = f"exception on running command {request['code']}: fork: Resource temporarily unavailable | None"
+            return web.json_response(_answer("SandboxError", message, {"status": "Error", "stderr": message}))
         return web.Response(
             body=trouble.body, status=trouble.code, headers=trouble.headers, content_type="application/json"
         )
@@ -98,7 +99,7 @@ class FakeSandboxFusion:
 
 @contextlib.contextmanager
 def served() -> Iterator[str]:
-    """The URL of one on a loop of its own, for tests that each have another."""
+    """Serve on a separate event loop, for tests that each have their own; yield the URL."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -142,13 +143,13 @@ async def _run_command(command: str, timeout_s: float, folder: str) -> dict[str,
         elapsed_s = time.monotonic() - started_at
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        printed = {"stdout": await _what_is_there(process.stdout), "stderr": await _what_is_there(process.stderr)}
-        process._transport.close()  # type: ignore[attr-defined] # nobody reads the rest
+        printed = {"stdout": await _read_available(process.stdout), "stderr": await _read_available(process.stderr)}
+        process._transport.close()  # type: ignore[attr-defined] # the rest stays unread
         await process.wait()
     return {"status": status, "execution_time": elapsed_s, "return_code": return_code, **printed}
 
 
-async def _what_is_there(stream: Any) -> str:
+async def _read_available(stream: Any) -> str:
     try:
         return (await asyncio.wait_for(stream.read(1 << 20), 0.0001)).decode()
     except TimeoutError:

@@ -1,5 +1,6 @@
-"""The host's view of sandboxed processes while they run: /proc, from outside. Independent of executors. A process is
-the sandbox's when it bears the attack's name or descends from this process.
+"""The host's view of sandboxed processes while they run, from /proc; independent of executors.
+
+A process belongs to the sandbox if it has the attack's name or descends from this process.
 """
 
 import contextlib
@@ -14,15 +15,15 @@ from typing import Final
 
 from attack_targets import Stage, Target
 
-_ENDING_S: Final = 30.0  # a process that was killed may be seen for a moment
+_CLEANUP_TIMEOUT_S: Final = 30.0  # a killed process remains visible for a moment
 
 
 @dataclass(frozen=True)
 class Process:
-    """One process, read anew at each question; what is gone or hidden reads as empty."""
+    """A process; each access reads /proc again, and missing or hidden values are empty."""
 
-    pid: int  # its number
-    hidden: list[str] = field(default_factory=list, compare=False)  # gets what this process was not allowed to look at
+    pid: int
+    hidden: list[str] = field(default_factory=list, compare=False)  # files that this process may not read
 
     def text(self, file: str) -> str:
         try:
@@ -32,12 +33,12 @@ class Process:
             return ""
 
     def status(self, field: str) -> str:
-        """One line's value of /proc/PID/status."""
+        """Return the value of a line of /proc/PID/status."""
         return next((line.partition(":")[2].strip() for line in self.text("status").splitlines()
                      if line.startswith(f"{field}:")), "")  # fmt: skip
 
     def number(self, field: str) -> int:
-        """The first number of a line of /proc/PID/status, 0 where there is none."""
+        """Return the first number of a line of /proc/PID/status; 0 without one."""
         words = self.status(field).split()
         return int(words[0]) if words else 0
 
@@ -49,11 +50,11 @@ class Process:
             return ""
 
     def _note(self, error: OSError, file: str) -> None:
-        if isinstance(error, PermissionError) and self.number("VmSize"):  # what is about to end is hidden from all
+        if isinstance(error, PermissionError) and self.number("VmSize"):  # an ending process is hidden from everybody
             self.hidden.append(file)
 
     def hides_handles(self) -> bool:
-        """Return whether the process lives and hides its open handles."""
+        """Return whether the process is alive and hides its open handles."""
         before = len(self.hidden)
         self.handles()
         return len(self.hidden) > before
@@ -76,7 +77,7 @@ class Process:
 
 
 def pids() -> set[int]:
-    """All processes of the machine."""
+    """Return the ids of all processes of the machine."""
     return {int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()}
 
 
@@ -89,17 +90,21 @@ def descendants(of: int) -> set[int]:
     return found - {of}
 
 
-class Sight(Target):
-    """What sandboxed processes do is seen while they do it, or only `after` the run: what must not outlive it.
+class ObservedProcesses(Target):
+    """Sandboxed processes, observed during the run, or only `after` the run if they must not outlive it.
 
-    `shows` says whether processes that bear the name of the attack show that it worked, and `judges_hidden` ones too;
-    the attacker knows the facts.
+    Args:
+        stage: Environment of the attack.
+        sign: Returns whether the processes with the attack's name show that the attack worked.
+        after: Check only after the run.
+        judges_hidden: The sign also evaluates processes that hide their handles.
+        facts: Further knowledge of the attacker.
     """
 
     def __init__(
         self,
         stage: Stage,
-        shows: Callable[[Sequence[Process]], bool],
+        sign: Callable[[Sequence[Process]], bool],
         *,
         after: bool = False,
         judges_hidden: bool = False,
@@ -108,69 +113,70 @@ class Sight(Target):
         super().__init__(stage)
         self.facts |= facts
         self._hidden: list[str] = []
-        self._shows = shows
-        self._only_after = after
+        self._sign = sign
+        self._checks_after = after
         self._judges_hidden = judges_hidden
-        self._ending_s = _ENDING_S if stage.has_helpers else 1.0  # the plain backend ends nothing later
-        self._over = False
-        self._seen = False
+        # the plain backend ends no processes after the run
+        self._cleanup_timeout_s = _CLEANUP_TIMEOUT_S if stage.has_helpers else 1.0
+        self._is_finished = False
+        self._is_detected = False
 
-    def _is_ours(self, process: Process) -> bool:
+    def _has_name(self, process: Process) -> bool:
         return process.text("comm").strip() == self.name
 
     @property
     def is_blind(self) -> bool:
-        """Return whether this process could not inspect them (CAP_SYS_PTRACE), so that it saw nothing."""
+        """Return whether this process lacks CAP_SYS_PTRACE and could not inspect the processes."""
         return bool(self._hidden) and not self._judges_hidden
 
-    def _ours(self) -> list[Process]:
+    def _named_processes(self) -> list[Process]:
         processes = (Process(pid, self._hidden) for pid in sorted(pids()))
-        return [process for process in processes if self._is_ours(process) and process.is_alive()]
+        return [process for process in processes if self._has_name(process) and process.is_alive()]
 
-    def seen(self) -> bool:
-        if not self._seen and (self._over or not self._only_after):
-            self._seen = self._shows(self._ours())
-        return self._seen
+    def check_damage(self) -> bool:
+        if not self._is_detected and (self._is_finished or not self._checks_after):
+            self._is_detected = self._sign(self._named_processes())
+        return self._is_detected
 
     def finish(self) -> None:
-        give_up_at = time.monotonic() + self._ending_s
-        while self._only_after and self._ours() and time.monotonic() < give_up_at:
+        deadline = time.monotonic() + self._cleanup_timeout_s
+        while self._checks_after and self._named_processes() and time.monotonic() < deadline:
             time.sleep(0.02)
-        self._over = True
+        self._is_finished = True
 
     def close(self) -> None:
-        for process in self._ours():
+        for process in self._named_processes():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process.pid, signal.SIGKILL)
 
 
 class Usage(Target):
-    """The content of the scratch directories exceeds a run's limit: bytes, or files, folders and links."""
+    """Scratch directories, damaged if they exceed these limits of bytes, or of files, folders and links."""
 
     def __init__(self, stage: Stage, mebibytes: int = 2**40, files: int = 2**40) -> None:
         super().__init__(stage)
-        self._root, self._most_bytes, self._most_files = stage.scratch_root, mebibytes * 2**20, files
-        give_up_at = time.monotonic() + _ENDING_S
-        while _is_above(self._root, 2**20, 50) and time.monotonic() < give_up_at:  # an earlier run is still tidied up
+        self._root, self._max_bytes, self._max_files = stage.scratch_root, mebibytes * 2**20, files
+        deadline = time.monotonic() + _CLEANUP_TIMEOUT_S
+        while _exceeds(self._root, 2**20, 50) and time.monotonic() < deadline:  # an earlier run's files are deleted
             time.sleep(0.02)
 
-    def seen(self) -> bool:
-        return _is_above(self._root, self._most_bytes, self._most_files)
+    def check_damage(self) -> bool:
+        return _exceeds(self._root, self._max_bytes, self._max_files)
 
 
-def _is_above(folder: Path, most_bytes: int, most_files: int) -> bool:
+def _exceeds(folder: Path, max_bytes: int, max_files: int) -> bool:
     found_bytes = found_files = 0
     for place, folders, files in os.walk(folder):
         found_files += len(files) + len(folders)
-        if found_files > most_files:
+        if found_files > max_files:
             return True
         for file in files:
             with contextlib.suppress(OSError):
                 found_bytes += Path(place, file).lstat().st_blocks * 512
-    return found_bytes > most_bytes
+    return found_bytes > max_bytes
 
 
-_NAMED_MEMORY: Final = (
+_MEMINFO_FIELDS: Final = (
     "MemFree",
     "Buffers",
     "Cached",
@@ -185,49 +191,49 @@ _NAMED_MEMORY: Final = (
 
 
 class MachineMemory(Target):
-    """The machine has lost more memory than a run may have, to nothing that a process shows as its own.
+    """Memory of the machine that belongs to no process, damaged if it grows beyond the limit of a run.
 
     Args:
-        stage: Where the attack takes place.
-        mebibytes: So much more than before.
-        counted: The field of /proc/meminfo to look at; None for what no field of it names.
+        stage: Environment of the attack.
+        mebibytes: Growth that counts as damage.
+        counted: Field of /proc/meminfo to read; None for memory that is in none of `_MEMINFO_FIELDS`.
     """
 
-    _STAYS_S = 0.3  # the kernel takes a moment to count what others on this machine have just freed
+    _STABLE_S = 0.3  # the kernel counts freed memory with a delay
 
     def __init__(self, stage: Stage, mebibytes: int, counted: str | None = None) -> None:
         super().__init__(stage)
         self._counted = counted
         self._more_kib = mebibytes << 10
-        self._least_kib = self._now_kib()  # what an earlier attack held may still be on its way back
+        self._least_kib = self._now_kib()  # memory of an earlier attack may still be released
         self._above_since: float | None = None
-        self._seen = False
+        self._is_detected = False
 
     def _now_kib(self) -> int:
         lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
         kib = {words[0].rstrip(":"): int(words[1]) for words in lines}
         if self._counted is not None:
             return kib[self._counted]
-        return kib["MemTotal"] - sum(kib.get(name, 0) for name in _NAMED_MEMORY)
+        return kib["MemTotal"] - sum(kib.get(name, 0) for name in _MEMINFO_FIELDS)
 
-    def seen(self) -> bool:
+    def check_damage(self) -> bool:
         now_kib = self._now_kib()
         self._least_kib = min(self._least_kib, now_kib)
         if now_kib <= self._least_kib + self._more_kib:
             self._above_since = None
         elif self._above_since is None:
             self._above_since = time.monotonic()
-        elif time.monotonic() > self._above_since + self._STAYS_S:
-            self._seen = True
-        return self._seen
+        elif time.monotonic() > self._above_since + self._STABLE_S:
+            self._is_detected = True
+        return self._is_detected
 
 
-class Program(Sight):
-    """Another program was started, with `nap` among its arguments."""
+class StartedProgram(ObservedProcesses):
+    """A started program with `nap` among its arguments."""
 
     def __init__(self, stage: Stage) -> None:
         self._nap = f"9.{secrets.randbelow(10**9):09}"
         super().__init__(stage, bool, nap=self._nap)
 
-    def _is_ours(self, process: Process) -> bool:
+    def _has_name(self, process: Process) -> bool:
         return self._nap in process.text("cmdline")

@@ -1,6 +1,6 @@
-"""Pieces of ordinary code, for a child process that has confined itself and works in an empty directory.
+"""Pieces of ordinary code for a confined child process in an empty directory.
 
-They find `os`, `platform`, `signal`, `threading` and `ctypes` there.
+The child has imported `os`, `platform`, `signal`, `threading` and `ctypes`.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""A place where the tests can run as an ordinary user: a Python, the libraries, this package and its tests.
+"""An environment in which tests run as an ordinary user: a Python, libraries, this package and its tests.
 
-Here tests may run as root, with a Python in root's home that nobody else can reach. Files are linked where that is
-possible, so that it takes little time and space; directories and this project's own files are the user's.
+The tests may run as root, with a Python in root's home that other users can't reach. Files are hard links where
+possible, to save time and space; directories and the project's files belong to the user.
 """
 
 import contextlib
@@ -20,10 +20,10 @@ from attack_targets import remove_tree
 import strands_rollout
 from strands_rollout.code_tool.local import library_files
 
-USER_ID: Final = 54_321  # nobody's
+USER_ID: Final = 54_321  # of no user
 _TESTS: Final = Path(__file__).parents[1]
 _NEEDED: Final = ("pytest", "pytest-asyncio", "pytest-timeout", "numpy", "sympy")
-_LEFT_OUT: Final = shutil.ignore_patterns(
+_IGNORED: Final = shutil.ignore_patterns(
     "site-packages", "__pycache__", "test", "tests", "idlelib", "*.a", "*.safetensors"
 )
 
@@ -32,7 +32,7 @@ class OrdinaryUser:
     """A user who owns a home, a virtual environment and a copy of this project below one folder.
 
     Args:
-        folder: Empty; others may enter it and all that is above it.
+        folder: Empty folder that every user can enter.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,14 +41,14 @@ class OrdinaryUser:
         self._copy_project()
         for place, folders, files in os.walk(folder):
             for path in (Path(place), *(Path(place, file) for file in files)):
-                if path.lstat().st_nlink == 1 or path.is_dir():  # never what root has other names for
+                if path.lstat().st_nlink == 1 or path.is_dir():  # never files to which root has other links
                     os.chown(path, USER_ID, USER_ID, follow_symlinks=False)
             del folders
 
     def results(self, *arguments: str, limit_s: float) -> dict[str, tuple[str, str]]:
         report = self._folder / "home" / "report.xml"
         command = [self._python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *arguments]
-        ended = subprocess.run(
+        done = subprocess.run(
             command,
             user=USER_ID,
             group=USER_ID,
@@ -60,23 +60,23 @@ class OrdinaryUser:
             timeout=limit_s,
             check=False,
         )
-        assert report.exists(), ended.stdout[-3000:] + ended.stderr[-3000:]
+        assert report.exists(), done.stdout[-3000:] + done.stderr[-3000:]
         return dict(_outcomes(report))
 
     def _base_python(self) -> Path:
-        """The interpreter in use, if the user can run it where it is; else a copy."""
-        own = Path(os.path.realpath(sys.executable))
+        """Return the current interpreter if the user can run it, else a copy."""
+        interpreter = Path(os.path.realpath(sys.executable))
         with contextlib.suppress(PermissionError):
             subprocess.run(
-                [own, "-c", "import math"], user=USER_ID, group=USER_ID, extra_groups=[], cwd="/", check=True
+                [interpreter, "-c", "import math"], user=USER_ID, group=USER_ID, extra_groups=[], cwd="/", check=True
             )
-            return own
+            return interpreter
         prefix = self._folder / "python"
-        shutil.copytree(sys.base_prefix, prefix, symlinks=True, ignore=_LEFT_OUT, copy_function=_link)
-        return prefix / own.relative_to(os.path.realpath(sys.base_prefix))
+        shutil.copytree(sys.base_prefix, prefix, symlinks=True, ignore=_IGNORED, copy_function=_link)
+        return prefix / interpreter.relative_to(os.path.realpath(sys.base_prefix))
 
     def _make_environment(self, base: Path) -> Path:
-        """A virtual environment with what the tests need, and nothing that leads back to root's."""
+        """Create a virtual environment with the tests' libraries and no path to root's files."""
         environment = self._folder / "venv"
         subprocess.run([base, "-m", "venv", "--without-pip", environment], check=True)
         self._site_packages = next(environment.glob("lib/python*/site-packages"))
@@ -89,21 +89,21 @@ class OrdinaryUser:
         return environment / "bin" / "python"
 
     def _copy_project(self) -> None:
-        """This package lies where libraries lie, as it does once it is installed."""
+        """Copy the package to site-packages, as an installation does, and the tests to a project folder."""
         package = Path(strands_rollout.__file__).parent
-        shutil.copytree(package, self._site_packages / package.name, ignore=_LEFT_OUT)
+        shutil.copytree(package, self._site_packages / package.name, ignore=_IGNORED)
         project = self._folder / "project"
-        shutil.copytree(_TESTS / "code_tool", project / "tests" / "code_tool", ignore=_LEFT_OUT)
-        shutil.copytree(_TESTS / "support", project / "tests" / "support", ignore=_LEFT_OUT)
+        shutil.copytree(_TESTS / "code_tool", project / "tests" / "code_tool", ignore=_IGNORED)
+        shutil.copytree(_TESTS / "support", project / "tests" / "support", ignore=_IGNORED)
         for shared in _TESTS.glob("*.py"):
-            if not shared.name.startswith("test_"):  # conftest.py, and what it and the attacks import
+            if not shared.name.startswith("test_"):  # conftest.py and modules that the tests import
                 shutil.copy(shared, project / "tests")
         shutil.copy(_TESTS.parent / "pyproject.toml", project)
         (self._folder / "home").mkdir()
 
 
 def _link(source: str, goal: str) -> str:
-    """A second name, or a copy on another disk; it must be readable for everybody, and not be the user's to change."""
+    """Create a hard link, or a copy if `goal` is on another disk; the file stays root's."""
     try:
         os.link(source, goal)
     except OSError:
@@ -112,11 +112,11 @@ def _link(source: str, goal: str) -> str:
 
 
 def _outcomes(report: Path) -> Iterator[tuple[str, tuple[str, str]]]:
-    for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314 - it is our own
-        troubles = [
+    for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314 - our own file
+        problems = [
             (child.tag, child.get("message", "")) for child in case if child.tag in ("failure", "error", "skipped")
         ]
-        yield case.get("name", ""), troubles[0] if troubles else ("passed", "")
+        yield case.get("name", ""), problems[0] if problems else ("passed", "")
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Every attack works on the plain backend, or it would prove nothing, and none works on the isolated one."""
+"""Attacks on the sandbox: each works on the plain backend, which proves the attack, and fails on `LocalExecutor`."""
 
 import asyncio
 import os
@@ -14,14 +14,14 @@ import pytest
 from attack import MAX_THREADS, PRELUDE, Attack
 from attack_targets import Stage
 from attacks_on_other_runs import SEARCH_OWN_MEMORY
-from host_view import Sight
+from host_view import ObservedProcesses
 from ordinary_user import ordinary_user
 from signs import holds
 
 from strands_rollout.code_tool import CodeExecutor, ExecutionResult
 from strands_rollout.code_tool.sandbox.kernel import landlock_abi
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the attacks are on Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the attacks need Linux")
 
 ATTACKS = (
     *attacks_on_files.OF_PROCESSES,
@@ -35,28 +35,29 @@ ATTACKS = (
     *attacks_on_the_kernel.ALL,
     *attacks_on_other_runs.ALL,
 )
-_NAMED = [pytest.param(attack, id=attack.name) for attack in ATTACKS]
+_ATTACK_PARAMS = [pytest.param(attack, id=attack.name) for attack in ATTACKS]
 
 
-async def attempt(attack: Attack, stage: Stage) -> tuple[bool, str]:
+async def run_attack(attack: Attack, stage: Stage) -> tuple[bool, str]:
     target = attack.target(stage)
     try:
-        patience = 1 if stage.has_helpers else 5  # what works on the plain backend must do so on a busy machine too
-        code = attack.code_for(target.facts, hold_s=4 * patience)
-        run = asyncio.create_task(stage.executor.run(code, timeout_s=attack.timeout_s * patience))
-        was_seen = False
-        while not run.done() and not (was_seen := target.seen()):
+        slowdown = 1 if stage.has_helpers else 5  # on the plain backend, attacks must succeed on a busy machine too
+        code = attack.code_for(target.facts, hold_s=4 * slowdown)
+        run = asyncio.create_task(stage.executor.run(code, timeout_s=attack.timeout_s * slowdown))
+        was_damaged = False
+        while not run.done() and not (was_damaged := target.check_damage()):
             await asyncio.wait({run}, timeout=0.01)
         run.cancel()
         (result,) = await asyncio.gather(run, return_exceptions=True)
         await asyncio.to_thread(target.finish)
         if isinstance(result, Exception):
             raise result
-        worked = was_seen or target.seen()
-        if isinstance(result, ExecutionResult):  # whoever breaks the executor has won as well
-            worked = worked or target.told(result) or result.infra_error is not None
-        is_known = isinstance(result, ExecutionResult) and attack.was_stopped(result, target.name)
-        if not worked and isinstance(target, Sight) and target.is_blind and not is_known:  # what to see is hidden
+        worked = was_damaged or target.check_damage()
+        if isinstance(result, ExecutionResult):  # breaking the executor also counts
+            worked = worked or target.reveals_secret(result) or result.infra_error is not None
+        was_stopped = isinstance(result, ExecutionResult) and attack.was_stopped(result, target.name)
+        is_blind = isinstance(target, ObservedProcesses) and target.is_blind
+        if not worked and is_blind and not was_stopped:  # the sign may be hidden from the host
             pytest.skip("this machine does not let the host look into sandboxed processes")
         return worked, f"{attack.name} on {type(stage.executor).__name__} ended as {result}"
     finally:
@@ -64,49 +65,49 @@ async def attempt(attack: Attack, stage: Stage) -> tuple[bool, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attack", _NAMED)
+@pytest.mark.parametrize("attack", _ATTACK_PARAMS)
 async def test_attack_succeeds_on_plain_backend(attack, plain, make_stage) -> None:
-    if attack.never_on_plain:
-        pytest.skip(f"the plain backend: {attack.never_on_plain}")
-    worked, story = await attempt(attack, make_stage(plain))
-    if not worked and attack.seldom_on_plain:
-        pytest.skip(f"not on this machine: {attack.seldom_on_plain}")
-    assert worked, story
+    if attack.skip_on_plain:
+        pytest.skip(f"the plain backend: {attack.skip_on_plain}")
+    worked, outcome = await run_attack(attack, make_stage(plain))
+    if not worked and attack.may_fail_on_plain:
+        pytest.skip(f"not on this machine: {attack.may_fail_on_plain}")
+    assert worked, outcome
 
 
-@pytest.mark.parametrize("attack", _NAMED)
+@pytest.mark.parametrize("attack", _ATTACK_PARAMS)
 async def test_local_executor_blocks_attack(attack, isolated, make_stage) -> None:
-    worked, story = await attempt(attack, make_stage(isolated))
-    assert not worked, story
+    worked, outcome = await run_attack(attack, make_stage(isolated))
+    assert not worked, outcome
     assert (await isolated.run("print(1)", timeout_s=30)).stdout == "1\n"
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="without Landlock it takes root")
-@pytest.mark.parametrize("attack", _NAMED)
+@pytest.mark.parametrize("attack", _ATTACK_PARAMS)
 async def test_chroot_blocks_attack_without_landlock(attack, without_landlock, make_stage) -> None:
-    worked, story = await attempt(attack, make_stage(without_landlock))
-    assert not worked, story
+    worked, outcome = await run_attack(attack, make_stage(without_landlock))
+    assert not worked, outcome
     assert (await without_landlock.run("print(1)", timeout_s=30)).stdout == "1\n"
 
 
-# what only the list of allowed system calls refuses; none of it reaches other runs, files outside, or anybody else
-_BY_PROGRAMS = """
-    goal-of-a-link start-system start-exec start-execveat start-memory-file fork kernel-memory-in-locks
+# refused only by the list of allowed system calls; harmless to other runs, files outside and other users
+_ALLOWED_WITH_PROGRAMS = """
+    target-of-a-link start-system start-exec start-execveat start-memory-file fork kernel-memory-in-locks
     memory-in-parts-of-shared-memory memory-in-parts-of-shared-memory-of-a-device
     open-process-handle open-memory-file
 """
-# what a user of its own keeps out of reach beside that, which takes root
-_BY_ONE_USER = "change-mode change-time fork-bomb"
-_BY_ANY = [*_BY_PROGRAMS.split(), *(_BY_ONE_USER.split() if os.geteuid() else ())]
+# prevented by the sandbox's own user, which needs root
+_ALLOWED_WITHOUT_ROOT = "change-mode change-time fork-bomb"
+_ALLOWED = [*_ALLOWED_WITH_PROGRAMS.split(), *(_ALLOWED_WITHOUT_ROOT.split() if os.geteuid() else ())]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(landlock_abi() < 6, reason="needs Landlock that confines TCP and signals")
-@pytest.mark.parametrize("attack", [one for one in _NAMED if one.id not in _BY_ANY])
+@pytest.mark.parametrize("attack", [param for param in _ATTACK_PARAMS if param.id not in _ALLOWED])
 async def test_programs_mode_blocks_attack(attack, with_programs, make_stage):
-    worked, story = await attempt(attack, make_stage(with_programs))
-    assert not worked, story
+    worked, outcome = await run_attack(attack, make_stage(with_programs))
+    assert not worked, outcome
 
 
 async def test_host_view_search_finds_existing_file(isolated: CodeExecutor) -> None:
@@ -116,10 +117,10 @@ async def test_host_view_search_finds_existing_file(isolated: CodeExecutor) -> N
 
 
 async def test_host_view_sees_sandboxed_process(isolated, make_stage) -> None:
-    code = "be_known()\nkept = open('mine.txt', 'w')\nhold(60)"  # until it is seen
-    attack = Attack("hold-own-file", code, lambda stage: Sight(stage, holds("/mine.txt")), timeout_s=60)
-    worked, story = await attempt(attack, make_stage(isolated))
-    assert worked, story
+    code = "take_name()\nkept = open('mine.txt', 'w')\nhold(60)"  # until the host sees it
+    attack = Attack("hold-own-file", code, lambda stage: ObservedProcesses(stage, holds("/mine.txt")), timeout_s=60)
+    worked, outcome = await run_attack(attack, make_stage(isolated))
+    assert worked, outcome
 
 
 async def test_parallel_runs_get_max_threads(isolated: CodeExecutor) -> None:
@@ -150,7 +151,7 @@ async def test_runs_draw_different_random_numbers(isolated: CodeExecutor) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif(os.geteuid() != 0, reason="whoever is no root runs the attack suite as an ordinary user anyway")
+@pytest.mark.skipif(os.geteuid() != 0, reason="without root, the attack suite already runs as an ordinary user")
 def test_attacks_as_ordinary_user() -> None:
     files = [f"tests/code_tool/test_{name}.py" for name in ("attacks", "attacks_in_sessions", "disturbances")]
     with ordinary_user() as user:
@@ -158,9 +159,9 @@ def test_attacks_as_ordinary_user() -> None:
     passed = [test for test, (outcome, _) in outcomes.items() if outcome == "passed"]
     skipped = [test for test, (outcome, _) in outcomes.items() if outcome == "skipped"]
     assert {test: outcomes[test] for test in outcomes.keys() - {*passed, *skipped}} == {}
-    on_sandbox = [test for test in outcomes if "test_local_executor_" in test]
-    assert len(on_sandbox) > len(ATTACKS)
-    blind = [test for test in skipped if test in on_sandbox and "does not let the host look" in outcomes[test][1]]
-    assert blind == []  # what the host can't see the code itself tells
+    local_tests = [test for test in outcomes if "test_local_executor_" in test]
+    assert len(local_tests) > len(ATTACKS)
+    blind = [test for test in skipped if test in local_tests and "does not let the host look" in outcomes[test][1]]
+    assert blind == []  # the code's own output decides where the host sees nothing
     worked = [test for test in passed if test_attack_succeeds_on_plain_backend.__name__ in test]
-    assert len(worked) > len(ATTACKS) / 2  # or nothing would be proved
+    assert len(worked) > len(ATTACKS) / 2  # the attacks prove nothing if they do not work there

@@ -1,4 +1,4 @@
-"""Attacks on sessions, and from within them: a session's process lives on, and keeps a line to its executor."""
+"""Attacks on sessions and from sessions, whose processes live on and keep a connection to the executor."""
 
 import asyncio
 import contextlib
@@ -16,14 +16,14 @@ from host_view import Process, descendants
 
 from strands_rollout.code_tool import CodeExecutor, ExecutionResult, LocalExecutor
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the attacks are on Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the attacks need Linux")
 
-_LINES = """
+_SEND_TO_ALL = """
 import os, threading, time
 def send(message):
-    for line in range(3, 64):
+    for descriptor in range(3, 64):
         try:
-            os.write(line, message)
+            os.write(descriptor, message)
         except OSError:
             pass
 """
@@ -31,11 +31,11 @@ _DONE = "b'D' + bytes(1)"
 
 
 @contextlib.asynccontextmanager
-async def theirs(executor: CodeExecutor) -> AsyncIterator[str]:
-    """A session with a secret in a variable and in a file; afterwards it must be as it was."""
-    session, secret = f"theirs-{secrets.token_hex(4)}", f"secret-{secrets.token_hex(16)}"
-    begun = await executor.run(f"mine = {secret!r}\nopen('mine.txt', 'w').write(mine)\nprint(mine)", session=session)
-    assert begun.stdout == f"{secret}\n", begun
+async def victim_session(executor: CodeExecutor) -> AsyncIterator[str]:
+    """Keep a session with a secret in a variable and a file; at the end, check that both are unchanged."""
+    session, secret = f"victim-{secrets.token_hex(4)}", f"secret-{secrets.token_hex(16)}"
+    started = await executor.run(f"mine = {secret!r}\nopen('mine.txt', 'w').write(mine)\nprint(mine)", session=session)
+    assert started.stdout == f"{secret}\n", started
     try:
         yield secret
         after = await executor.run("print(mine, open('mine.txt').read())", session=session)
@@ -49,12 +49,12 @@ async def theirs(executor: CodeExecutor) -> AsyncIterator[str]:
     "code",
     [
         pytest.param(SEARCH_OWN_MEMORY, id="search-own-memory"),
-        pytest.param("each(*[lambda p=p: open(p).read() for p in {paths}])", id="read-its-file"),
-        pytest.param("each(*[lambda p=p: os.unlink(p) for p in {paths}])", id="delete-its-file"),
+        pytest.param("try_all(*[lambda p=p: open(p).read() for p in {paths}])", id="read-its-file"),
+        pytest.param("try_all(*[lambda p=p: os.unlink(p) for p in {paths}])", id="delete-its-file"),
     ],
 )
 async def test_session_is_out_of_reach_of_other_code(isolated, make_stage, code, attacker) -> None:
-    async with theirs(isolated) as secret:
+    async with victim_session(isolated) as secret:
         root = make_stage(isolated).scratch_root
         paths = [str(path) for path in shallow_paths(root) if path.name == "mine.txt"]
         assert len(paths) == 1
@@ -68,10 +68,10 @@ async def test_session_is_out_of_reach_of_other_code(isolated, make_stage, code,
 
 
 @pytest.fixture
-async def mine(isolated: CodeExecutor) -> AsyncIterator[Callable[..., Awaitable[ExecutionResult]]]:
-    """Runs code in a session of the attacker's own; afterwards, other runs must go on as ever."""
+async def run_in_session(isolated: CodeExecutor) -> AsyncIterator[Callable[..., Awaitable[ExecutionResult]]]:
+    """Function that runs code in the attacker's session; at the end, checks that other runs are unaffected."""
     session = f"mine-{secrets.token_hex(4)}"
-    yield lambda code, timeout_s=2.0: isolated.run(_LINES + code, session=session, timeout_s=timeout_s)
+    yield lambda code, timeout_s=2.0: isolated.run(_SEND_TO_ALL + code, session=session, timeout_s=timeout_s)
     await isolated.close_session(session)
     assert (await isolated.run("print(1)")).stdout == "1\n"
     assert (await isolated.run("print(2)", session=session)).stdout == "2\n"
@@ -79,9 +79,9 @@ async def mine(isolated: CodeExecutor) -> AsyncIterator[Callable[..., Awaitable[
 
 
 @pytest.mark.parametrize("message", ["b'R'", "b'S'", _DONE, "b'E{}'", "b'x' * 65536"])
-async def test_forged_control_messages_end_no_other_run(isolated, mine, message) -> None:
-    async with theirs(isolated):
-        result = await mine(f"send({message})\nprint('a', flush=True)\ntime.sleep(0.1)")
+async def test_forged_control_messages_end_no_other_run(isolated, run_in_session, message) -> None:
+    async with victim_session(isolated):
+        result = await run_in_session(f"send({message})\nprint('a', flush=True)\ntime.sleep(0.1)")
         assert result.infra_error is None or result.session_lost
 
 
@@ -96,18 +96,20 @@ async def test_forged_control_messages_end_no_other_run(isolated, mine, message)
     ],
 )
 @pytest.mark.slow
-async def test_session_that_breaks_itself_is_killed_in_time(mine, code) -> None:
+async def test_session_that_breaks_itself_is_killed_in_time(run_in_session, code) -> None:
     async with asyncio.timeout(60):
-        results = [await mine(code, 0.5)]
+        results = [await run_in_session(code, 0.5)]
         await asyncio.sleep(0.1)
         while results[-1].stdout != "back\n":
-            results.append(await mine("print('back')", 5.0))
+            results.append(await run_in_session("print('back')", 5.0))
     assert [result.infra_error for result in results if result.infra_error is not None] == []
 
 
-async def test_executor_drops_descriptors_sent_by_code(ground: Path) -> None:
-    executor = LocalExecutor(scratch_dir=str(ground / "isolated"), isolation="rlimits", disabled_layers=("syscalls",))
-    # one message: the session may be ended as soon as it is read
+async def test_executor_drops_descriptors_sent_by_code(attack_folder: Path) -> None:
+    executor = LocalExecutor(
+        scratch_dir=str(attack_folder / "isolated"), isolation="rlimits", disabled_layers=("syscalls",)
+    )
+    # one message only: the executor may end the session when it reads the message
     code = """
 import os, socket
 marked = open("marked", "w")

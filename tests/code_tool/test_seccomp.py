@@ -109,20 +109,20 @@ assert call() == os.getpid()
 confine()
 call()
 """
-    child(script, ends_with=-signal.SIGSYS)
+    child(script, exit_code=-signal.SIGSYS)
 
 
 @needs_seccomp
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="x32 is x86-64's")
 def test_filter_kills_on_x32_call(child):
-    child("confine(); syscall(0x40000000 | NUMBERS['getpid'])", ends_with=-signal.SIGSYS)
+    child("confine(); syscall(0x40000000 | NUMBERS['getpid'])", exit_code=-signal.SIGSYS)
 
 
 @needs_seccomp
 def test_filter_of_other_machine_kills_on_first_call(child):
     other = "x86_64" if os.uname().machine == "aarch64" else "aarch64"
     child(
-        f"seccomp.install(seccomp.SyscallFilter.for_machine({other!r}).program(os.getpid()))", ends_with=-signal.SIGSYS
+        f"seccomp.install(seccomp.SyscallFilter.for_machine({other!r}).program(os.getpid()))", exit_code=-signal.SIGSYS
     )
 
 

@@ -30,7 +30,7 @@ DETACHED = "import os\nf = open('f', 'wb'); os.unlink('f'); f.write(bytes(10**6)
 DAEMONS = (
     "import threading, time\nfor _ in range(8): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
 )
-# what is run, with what limit in seconds, and what must be told of it
+# code, its time limit in seconds, and expected text of the result
 CALLS: list[tuple[str, float | None, str]] = [
     *[("print(2 + 3)", None, "stdout='5\\n'")] * 8,
     ("from sympy import *\nsolve(symbols('x')**2 - 4)", None, "stdout='[-2, 2]\\n'"),
@@ -48,8 +48,8 @@ CALLS: list[tuple[str, float | None, str]] = [
 async def whole_call(executor: LocalExecutor, chance: random.Random) -> str:
     """Return the unexpected result; empty if the result is as expected."""
     code, timeout_s, expected = chance.choice(CALLS)
-    told = str(await executor.run(code, timeout_s=timeout_s))
-    return "" if expected in told and "infra_error=None" in told else f"{code}: {told[-500:]}"
+    result = str(await executor.run(code, timeout_s=timeout_s))
+    return "" if expected in result and "infra_error=None" in result else f"{code}: {result[-500:]}"
 
 
 async def ended_early(executor: LocalExecutor, chance: random.Random) -> str:

@@ -18,8 +18,8 @@ from strands_rollout.code_tool import ExecutionResult
 _FIXED = ("TracerPid", "Cpus_allowed")
 
 
-class Stranger(Target):
-    """A process of the same user, with a secret in its arguments, its environment and its memory."""
+class OtherProcess(Target):
+    """Another process of the same user, with a secret in its arguments, environment and memory."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__(stage)
@@ -30,7 +30,7 @@ class Stranger(Target):
             process_group=0,
         )
         self._view = Process(self._process.pid)
-        while self.secret not in self._view.text("environ"):  # until then it is still a copy of this process
+        while self.secret not in self._view.text("environ"):  # before `exec`, it is a copy of this process
             pass
         self._before = self._state()
         start = int(self._view.text("stat").rpartition(")")[2].split()[47])
@@ -44,7 +44,7 @@ class Stranger(Target):
             os.getpriority(os.PRIO_PROCESS, pid),
         )
 
-    def seen(self) -> bool:
+    def check_damage(self) -> bool:
         if self._process.poll() is not None or self._view.status("State")[:1] in "Tt":
             return True
         return self._state() != self._before
@@ -55,28 +55,28 @@ class Stranger(Target):
 
 
 class Owner(Target):
-    """This process, which owns the executor, and the helpers of that.
+    """This process, which owns the executor, and the executor's helpers.
 
-    It listens to SIGURG, which hurts nobody who comes too late; a helper that gets SIGUSR1 dies.
+    This process handles SIGURG, which is harmless without a handler; SIGUSR1 kills a helper.
     """
 
     def __init__(self, stage: Stage) -> None:
         super().__init__(stage)
         family = descendants(os.getpid())
-        self._helpers = family & {Process(pid).number("PPid") for pid in family}  # who has children: no run has
+        self._helpers = family & {Process(pid).number("PPid") for pid in family}  # only helpers have children
         self._signalled = False
-        self._handler = signal.signal(signal.SIGURG, self._take)
+        self._handler = signal.signal(signal.SIGURG, self._on_signal)
         self.facts |= {
             "pid": os.getpid(),
             "signal": signal.SIGURG,
             "signal_to_parent": signal.SIGUSR1 if stage.has_helpers else signal.SIGURG,
         }
 
-    def _take(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del number, frame
         self._signalled = True
 
-    def seen(self) -> bool:
+    def check_damage(self) -> bool:
         return self._signalled or not all(process.is_alive() for process in map(Process, self._helpers))
 
     def close(self) -> None:
@@ -84,11 +84,11 @@ class Owner(Target):
 
 
 class Server(Target):
-    """A server that records whether a client connected; a unix socket is writable by all."""
+    """Server that records whether a client connected or sent a datagram; its unix sockets are world-writable."""
 
     def __init__(self, stage: Stage, family: str, kind: str = "stream") -> None:
         super().__init__(stage)
-        self._reached = False
+        self._was_reached = False
         unix = family in ("path", "abstract")
         kind_number = socket.SOCK_DGRAM if kind == "dgram" else socket.SOCK_STREAM
         self._socket = socket.socket(socket.AF_UNIX if unix else socket.AF_INET, kind_number)
@@ -103,14 +103,14 @@ class Server(Target):
         self._kind = kind
         self.facts |= {"address": self._socket.getsockname() if not unix else address}
 
-    def seen(self) -> bool:
+    def check_damage(self) -> bool:
         with contextlib.suppress(BlockingIOError):
             if self._kind == "stream":
                 self._socket.accept()[0].close()
             else:
                 self._socket.recv(100)
-            self._reached = True
-        return self._reached
+            self._was_reached = True
+        return self._was_reached
 
     def close(self) -> None:
         self._socket.close()
@@ -118,7 +118,7 @@ class Server(Target):
             Path(self.facts["address"]).unlink()
 
 
-_WORK = """
+_PARALLEL_CODE = """
 import os, time, ctypes
 secret = {secret!r}
 ctypes.CDLL(None).prctl(15, {name!r}.encode(), 0, 0, 0)
@@ -134,17 +134,17 @@ print(open("work/{name}.txt").read(), os.listdir("work").count("foreign"))
 """
 
 
-class Neighbour(Target):
-    """A run that goes on beside the attack. It must end as if it had been alone, and nothing of it may be known.
+class ParallelRun(Target):
+    """Run in parallel to the attack: it must be undisturbed, and its secret must stay unknown.
 
-    The attacker knows its process and its scratch directory, as far as the host can tell them.
+    The attacker knows its process and scratch directory, as far as the host finds them.
     """
 
     def __init__(self, stage: Stage) -> None:
         super().__init__(stage)
         self._expected = f"working\n{self.secret} 0\n"
         self._run: Future[ExecutionResult] = stage.start(
-            _WORK.format(secret=self.secret, name=self.name), timeout_s=120
+            _PARALLEL_CODE.format(secret=self.secret, name=self.name), timeout_s=120
         )
         self._file = self._wait_for_file(stage.scratch_root)
         pid = next((p for p in descendants(os.getpid()) if Process(p).text("comm").strip() == self.name), 0)
@@ -152,14 +152,14 @@ class Neighbour(Target):
         self.facts |= {"name": self.name, "pid": pid, "path": str(self._file), "folder": str(self._file.parent)}
 
     def _wait_for_file(self, root: Path) -> Path:
-        give_up_at = time.monotonic() + 30
-        while time.monotonic() < give_up_at:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
             for path in shallow_paths(root):
                 if path.name == f"{self.name}.txt" and path.read_text() == self.secret:
                     return path
             assert not self._run.done(), self._run.result()
             time.sleep(0.01)
-        raise TimeoutError(f"no run beside the attack has begun: no {self.name}.txt below {root}")
+        raise TimeoutError(f"the parallel run did not start: no {self.name}.txt below {root}")
 
     def finish(self) -> None:
         if self._file.parent.exists():
@@ -167,7 +167,7 @@ class Neighbour(Target):
         while not self._run.done():
             time.sleep(0.02)
 
-    def seen(self) -> bool:
+    def check_damage(self) -> bool:
         return self._run.done() and self._run.result().stdout != self._expected
 
     def close(self) -> None:
@@ -176,7 +176,7 @@ class Neighbour(Target):
 
 
 class EarlierRuns(Target):
-    """Runs that are over: neither their code nor their output nor their files may be found by a later one."""
+    """Finished runs: the attack must find neither their code nor their output nor their files."""
 
     _CODES = (
         "answer = {secret!r}\nprint(answer * 3)",
@@ -195,9 +195,9 @@ class EarlierRuns(Target):
 
 
 class LaterRun(Target):
-    """A run that is still to come: nothing that an earlier one changed, in memory or in files, may be found there."""
+    """Run after the attack: it must find no change of the attack, in memory or in files."""
 
-    _LOOK = """
+    _INSPECTION_CODE = """
 import builtins, glob, importlib, json, os, random, sys, warnings
 import numpy, sympy
 places = [builtins, json, os, random, sys, warnings, numpy, sympy, sympy.Symbol, sympy.core.add, type(sys)]
@@ -215,10 +215,10 @@ for folder in (".", os.environ["HOME"]):
         self._printed = ""
 
     def finish(self) -> None:
-        for _ in range(3):  # a prepared process may have been there before
-            result = self._stage.start(self._LOOK).result()
+        for _ in range(3):  # the first runs may use processes forked before the attack
+            result = self._stage.start(self._INSPECTION_CODE).result()
             assert result.exit_code == 0, result
             self._printed += result.stdout
 
-    def seen(self) -> bool:
+    def check_damage(self) -> bool:
         return self.name in self._printed

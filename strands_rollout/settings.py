@@ -338,6 +338,9 @@ class RolloutSettings(_Settings):
     agent_program: str | None = None
     """Instead of agent_factory: dotted path of a function `(task, endpoint)` that plays the episode with any OpenAI or
     Anthropic client, and returns the answer as text, a score, or None."""
+    environment_config: str | None = None
+    """File that `agent_program` reads as `task.environment_config`, relative to the configuration's folder. For
+    `strands_rollout.environments.verifiers.play`: the TOML of a verifiers environment."""
     agent_command: AgentCommand | None = None
     """Instead of agent_factory: a process that plays the episode with any OpenAI or Anthropic client."""
     resumable: Literal["replay"] | None = None
@@ -461,6 +464,8 @@ class RolloutSettings(_Settings):
             raise ValueError(f"got {' and '.join(given)}; expected one of them")
         if self.resumable and not self.has_program:
             raise ValueError("resumable is for agent_program and agent_command; for other agents use resume_aborted")
+        if self.environment_config and self.agent_program is None:
+            raise ValueError("environment_config is for agent_program; got none")
         loop_settings = ("hooks", "conversation_manager", "max_parallel_tool_calls", "row_tools")
         ignored = [name for name in loop_settings if getattr(self, name)]
         if self.has_program and ignored:
@@ -474,7 +479,8 @@ class RolloutSettings(_Settings):
         """True if each row needs a label, because only the grading scores."""
         parts = self.reward.all_parts.values()
         is_graded = any(part.function is None and part.judge is None and part.evaluator is None for part in parts)
-        return self.environment is None and (is_graded or not self.reward.is_own)
+        plays_environment = self.environment is not None or self.environment_config is not None
+        return not plays_environment and (is_graded or not self.reward.is_own)
 
 
 def settings_from_args(args: object) -> RolloutSettings:

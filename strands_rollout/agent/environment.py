@@ -41,6 +41,7 @@ class Task:
         tools: The configured tools and the environment's, as `strands.Agent(tools=...)` takes them.
         resources: Open resources by their names in the setting `resources`.
         environment: The object that the setting `environment` made; None without one.
+        environment_config: Path of the file in the setting of this name; None without one.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -52,6 +53,7 @@ class Task:
     tools: Sequence[Any] = ()
     resources: Mapping[str, Any] = field(default_factory=dict)
     environment: Any = None
+    environment_config: str | None = None
 
     @property
     def text(self) -> str:

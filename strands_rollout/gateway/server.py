@@ -25,6 +25,8 @@ from strands_rollout.record.agent_request import AgentRequest
 
 logger = logging.getLogger(__name__)
 
+KEY_HEADER: Final = "X-Strands-Rollout-Key"
+"""Header of an episode's key, for clients that send a key of their own in the header of their API."""
 MAX_BODY_BYTES: Final = 64 * 2**20
 _LONG_BODY_BYTES: Final = 4 * 2**20
 _PING_S: Final = 10.0
@@ -83,8 +85,10 @@ class Gateway:
         ]
 
     async def session_of(self, request: web.Request) -> tuple[str, Session] | None:
-        """Return the key and session of a request, whose key may be in either API's header; None if it is not known."""
-        given = request.headers.get("x-api-key") or request.headers.get("Authorization", "").removeprefix("Bearer ")
+        """Return the key and session of a request, whose key is in one of three headers; None if it is not known."""
+        headers = request.headers
+        bearer = headers.get("Authorization", "").removeprefix("Bearer ")
+        given = headers.get(KEY_HEADER) or headers.get("x-api-key") or bearer
         if given in self._sessions:
             return given, self._sessions[given]
         return ("", await self._anonymous(request)) if self._anonymous is not None else None

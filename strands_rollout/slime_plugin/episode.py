@@ -41,6 +41,7 @@ from strands_rollout.slime_plugin.own_reward import check_reward, record_for_eva
 from strands_rollout.slime_plugin.resume import EpisodeStart, prepare_sample, reset_sample
 from strands_rollout.slime_plugin.sample_writer import EndedEpisode, WritingRules
 from strands_rollout.slime_plugin.slime_adapter import GenerateCall
+from strands_rollout.user_code import find_file
 from strands_rollout.watchdog import watch_running_loop
 
 logger = logging.getLogger(__name__)
@@ -263,6 +264,7 @@ def _journal_obstacle(job: RolloutJob) -> str:
 
 async def _build_task(job: RolloutJob, model: SGLangModel) -> Task:
     settings, sample = job.settings, job.call.sample
+    config_file = settings.environment_config
     # the default system prompt describes the code tool, which a user's own agent may not have
     has_own_agent = settings.agent_factory is not None or settings.has_program
     applies = not has_own_agent or "system_prompt" in settings.model_fields_set
@@ -277,6 +279,7 @@ async def _build_task(job: RolloutJob, model: SGLangModel) -> Task:
         metadata={key: value for key, value in metadata.items() if key != METADATA_KEY},
         index=getattr(sample, "index", None),
         evaluation=job.call.evaluation,
+        environment_config=None if config_file is None else str(find_file(config_file)),
     )
 
 

@@ -10,6 +10,7 @@ import functools
 import inspect
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ from strands_rollout.slime_plugin.slime_adapter import load_should_abort
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.tool_parsers import AUTO, get_parser
 from strands_rollout.tool_parsers.base import StrictJSONError, decode_whole
-from strands_rollout.user_code import add_config_folder
+from strands_rollout.user_code import add_config_folder, find_file
 
 logger = logging.getLogger(__name__)
 SLIME_TOOLS_KEY: Final = "tools"  # the metadata key of a row's tool schemas (slime's `--tool-key`)
@@ -124,6 +125,7 @@ async def find_load_errors(settings: RolloutSettings, *, connects: bool = False)
         "row_tools": lambda: load_tools(settings.row_tools),
         "agent_factory": lambda: settings.agent_factory and load(settings.agent_factory, "an agent", ["model", "task"]),
         "agent_program": lambda: settings.agent_program and load(settings.agent_program, None, ["task", "endpoint"]),
+        "environment_config": lambda: _check_environment_config(settings),
         "environment": lambda: settings.environment and load(settings.environment, "an environment", ["task"]),
         "resources": lambda: [load(path, "a resource", ["task"]) for path in settings.resources.values()],
         "hooks": lambda: tool_loading.load_hooks(settings.hooks),
@@ -141,6 +143,19 @@ async def find_load_errors(settings: RolloutSettings, *, connects: bool = False)
         except RolloutError as e:
             found.append((name, e))
     return found
+
+
+def _check_environment_config(settings: RolloutSettings) -> None:
+    """Check the file of the setting `environment_config` by the function `check_config` of the program's module."""
+    if settings.environment_config is None:
+        return
+    path = find_file(settings.environment_config)
+    if not path.is_file():
+        raise ConfigError(f"got {settings.environment_config!r}; expected an existing file")
+    program = tool_loading.load_function(str(settings.agent_program))
+    check = getattr(sys.modules.get(program.__module__), "check_config", None)
+    if check is not None:
+        check(path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Play a checked sample for each row, and sum up the outcomes."""
+"""Play a sample for each row, check it, and sum up the outcomes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from strands_rollout.settings import REWARD_KEY
 class RunPlan:
     """Options of a run: the engine, the sampling and the settings.
 
-    `sampling_params` are as slime passes them to `generate`: `max_new_tokens` is the budget of a whole response. `seed`
-    is the first sample's; each further sample adds 1. `settings` is the mapping under `strands_rollout:` of a settings
-    file.
+    Attributes:
+        sampling_params: As slime passes them to `generate`: `max_new_tokens` is the budget of a whole response.
+        concurrency: Maximum number of samples that are played at once.
+        seed: The seed of the first sample; each further sample adds 1. None for random sampling.
+        settings: The mapping under `strands_rollout:` of a settings file.
     """
 
     base_url: str
@@ -33,7 +35,7 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Totals of a run; means leave out failed samples and samples whose reward failed."""
+    """Totals of a run; the means exclude failed samples and samples whose reward failed."""
 
     samples: int
     completed: int
@@ -61,7 +63,7 @@ class Summary:
 
     @property
     def ok(self) -> bool:
-        """True if a sample was completed and no check failed."""
+        """Return whether a sample was completed and no check failed."""
         return self.completed > 0 and not self.tito_violations and not self.contract_violations
 
     def to_dict(self) -> dict[str, int | float]:
@@ -72,19 +74,19 @@ class Summary:
 async def evaluate(
     rows: Sequence[Row], plan: RunPlan, *, on_done: Callable[[Outcome], None] = lambda _: None
 ) -> list[Outcome]:
-    """Play a checked sample per row and return the outcomes in the order of the rows; `on_done` receives each one.
+    """Play and check a sample per row, and return the outcomes in the order of the rows; `on_done` receives each.
 
     Raises:
         ConfigError: The URL or the tokenizer can't be used.
     """
-    gate = asyncio.Semaphore(plan.concurrency)
-    settings = {**(plan.settings or {}), "max_failed_groups": None}  # no training here, so play every row
+    slots = asyncio.Semaphore(plan.concurrency)
+    settings = {**(plan.settings or {}), "max_failed_groups": None}  # failures must not end a run without training
     async with open_player(plan.base_url, plan.tokenizer_dir, settings, audited=True) as player:
 
         async def run(index: int, row: Row) -> Outcome:
             sample = row.sample(index=index, group_index=index)
             seed = {} if plan.seed is None else {"sampling_seed": plan.seed + index}
-            async with gate:
+            async with slots:
                 outcome = await player.play(sample, {**plan.sampling_params, **seed})
             on_done(outcome)
             return outcome

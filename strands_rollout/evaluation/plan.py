@@ -1,7 +1,7 @@
-"""The plan of an evaluation: data sets, how often and how each problem is sampled, and each sample's seed.
+"""The plan of an evaluation: its data sets, the sampling of each problem, and each sample's seed.
 
 A data set is a file, or an entry of slime's `--eval-config` file, which is read as slime 0.3 reads it
-(slime/utils/eval_config.py): keys that are not supported are refused, keys without a meaning here are ignored with a
+(slime/utils/eval_config.py). Keys that can't be supported are refused; keys without a meaning here are ignored with a
 note.
 """
 
@@ -45,16 +45,18 @@ class SampleKey:
     number: int
 
     def seed(self, seed: int) -> int:
-        """Return the sample's sampling seed, from 0 to 2^31 - 1, in a run with a seed; it depends on nothing else."""
+        """Return the sample's sampling seed, from 0 to 2^31 - 1; it depends on the key and the run's seed only."""
         text = f"{seed}:{self.data_set}:{self.problem}:{self.number}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 33
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file of problems, or a data set on the hub; `start` and `stop` select rows as in a Python slice.
+    """A file of problems, or a data set on the hub.
 
-    Without a `label_key` it is "label", which is optional in rows that are not graded.
+    Attributes:
+        start: With `stop`, selects rows as in a Python slice.
+        label_key: The key of the label; None for "label", which rows that are not graded may lack.
     """
 
     name: str
@@ -67,7 +69,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class EvalSet:
-    """A loaded data set: its file and digest, its problems, and how each is sampled."""
+    """A loaded data set: its file and digest, its problems, and the sampling of each problem."""
 
     file: DataFile
     rows: Sequence[Row]
@@ -88,21 +90,21 @@ class EvalSet:
         """Read a data file; `limit` is the maximum number of problems, `needs_labels` requires labels.
 
         Raises:
-            PromptError: It can't be read, or a selected row has no prompt that can be answered, or no label that an
-                answer can equal.
-            ConfigError: No row is chosen.
+            PromptError: The file can't be read, or a selected row has a prompt that an agent can't answer or a label
+                that no answer equals.
+            ConfigError: No row is selected.
         """
         keys = {"prompt_key": file.prompt_key, "label_key": file.label_key}
         rows = load_rows(file.path, **keys, needs_label=needs_labels)  # type: ignore[arg-type]
-        chosen = rows[file.start : file.stop][:limit]
-        if not chosen:
+        selected = rows[file.start : file.stop][:limit]
+        if not selected:
             raise ConfigError(
                 f"got rows [{file.start}:{file.stop}] of {file.path}, which has {len(rows)}; expected one or more"
             )
-        for row in chosen:
+        for row in selected:
             where = f"{file.path}:{row.line}"
             try:
-                # the last of these checks needs the run's template, which is not loaded yet
+                # without the check for a rendered prompt, which needs the run's template
                 to_episode_prompt(row.prompt, None, None)
             except PromptError as e:
                 raise PromptError(f"{where}: {e}") from e
@@ -117,7 +119,7 @@ class EvalSet:
                 )
         # a data set on the hub is not a single file
         content = file.path.read_bytes() if file.path.is_file() else b"".join(json_line(asdict(row)) for row in rows)
-        return cls(file, chosen, hashlib.sha256(content).hexdigest(), sampling, template_kwargs or {})
+        return cls(file, selected, hashlib.sha256(content).hexdigest(), sampling, template_kwargs or {})
 
     @property
     def name(self) -> str:
@@ -149,8 +151,8 @@ class EvalSet:
 
     def sample_keys(self) -> Iterator[SampleKey]:
         """Yield the keys of all samples, grouped by problem, so that an engine's prefix cache is used."""
-        both = product(range(len(self.rows)), range(self.sampling.samples))
-        return (SampleKey(self.name, problem, number) for problem, number in both)
+        numbers = product(range(len(self.rows)), range(self.sampling.samples))
+        return (SampleKey(self.name, problem, number) for problem, number in numbers)
 
 
 def _nonzero(top_k: int | None) -> int | None:
@@ -214,12 +216,13 @@ class DataSetEntry(BaseModel):
 
     def sampling(self, default: Sampling) -> Sampling:
         """Return the sampling of the entry; values that it leaves out come from `default`."""
-        own = self.model_dump(include={"samples", "max_new_tokens", "temperature", "top_p", "top_k"}, exclude_none=True)
+        fields = {"samples", "max_new_tokens", "temperature", "top_p", "top_k"}
+        values = self.model_dump(include=fields, exclude_none=True)
         further = self.model_dump(include=set(_FURTHER), exclude_none=True)
-        return replace(default, **own, further={**default.further, **further})
+        return replace(default, **values, further={**default.further, **further})
 
     def data_file(self) -> DataFile:
-        """The entry's file, with slime's `path@[start:stop]` parsed."""
+        """Return the entry's file, with slime's `path@[start:stop]` parsed."""
         match = _SLICED.fullmatch(self.path)
         path = match["path"] if match else self.path
         start, stop = (int(match[bound]) if match and match[bound] else None for bound in ("start", "stop"))
@@ -232,6 +235,7 @@ _IGNORED: Final = [name for name, field in DataSetEntry.model_fields.items() if 
 
 
 def _as_list(datasets: object) -> object:
+    """Return data sets that are a mapping by name as a list."""
     if not isinstance(datasets, dict):
         return datasets
     entries = {name: {} if entry is None else entry for name, entry in datasets.items()}
@@ -252,21 +256,21 @@ def read_eval_config(
 ) -> list[EvalSet]:
     """Read and load the data sets of an `--eval-config` file, YAML or JSON.
 
-    As in slime, an entry's own key takes precedence over `eval.defaults`, and this over the default. Prompt and label
+    As in slime, an entry's own key takes precedence over `eval.defaults`, and these over `default`. Prompt and label
     are read from the keys "prompt" and "label" unless `input_key` and `label_key` are set.
 
     Raises:
-        ConfigError: The file can't be read, a key is unknown (the message names the nearest) or asks for something that
-            this command can't do, or a value is out of range.
+        ConfigError: The file can't be read, a key is unknown (the message names the nearest known key) or not
+            supported, or a value is out of range.
         PromptError: A data file can't be used.
     """
     content = _read(path)
     config = content.get("eval", content) if isinstance(content, dict) else None
     if not isinstance(config, dict) or not config.get("datasets"):
         raise ConfigError(f"got no eval.datasets in {path}; expected a list of data sets with name and path")
-    whole = checked(_EvalConfig, config, f"{path}: eval")
-    given = [{**(whole.defaults or {}), **entry} for entry in whole.datasets]
-    entries = [checked(DataSetEntry, one, f"{path}: eval.datasets {one.get('name')!r}") for one in given]
+    eval_config = validated(_EvalConfig, config, f"{path}: eval")
+    merged = [{**(eval_config.defaults or {}), **entry} for entry in eval_config.datasets]
+    entries = [validated(DataSetEntry, entry, f"{path}: eval.datasets {entry.get('name')!r}") for entry in merged]
     names = [entry.name for entry in entries]
     if len({*names}) < len(names):
         raise ConfigError(f"got the data sets {names!r} in {path}; expected a name of its own for each")
@@ -280,7 +284,11 @@ def read_eval_config(
 
 
 def _read(path: Path) -> object:
-    """Return the file's content as slime reads it: with OmegaConf's interpolations (`${oc.env:DATA_DIR}`) resolved."""
+    """Return the content of a file as slime reads it: with OmegaConf's interpolations (`${oc.env:DATA_DIR}`) resolved.
+
+    Raises:
+        ConfigError: The file can't be read.
+    """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -297,10 +305,10 @@ def _read(path: Path) -> object:
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-def checked(model: type[_Model], given: object, where: str) -> _Model:
-    """Validate a mapping; raise a ConfigError that names the place, the key and the nearest known key."""
+def validated(model: type[_Model], value: object, where: str) -> _Model:
+    """Return a mapping as a model; raise a ConfigError that names the place, the key and the nearest known key."""
     try:
-        return model.model_validate(given)
+        return model.model_validate(value)
     except ValidationError as e:
         raise ConfigError(f"{where}: {explain_errors(e, model)}") from e
 
@@ -309,7 +317,7 @@ def load_sets(options: EvalOptions, settings: RolloutSettings, on_note: Callable
     """Load the requested data sets; `on_note` receives each key of the file that is ignored.
 
     Raises:
-        ConfigError: There are none, or two of one name, or their file can't be used.
+        ConfigError: There is no data set, two have the same name, or the `--eval-config` file can't be used.
         PromptError: A data file can't be used.
     """
     if options.eval_config is not None:
@@ -317,8 +325,13 @@ def load_sets(options: EvalOptions, settings: RolloutSettings, on_note: Callable
             raise ConfigError("got --data and --eval-config; expected one of them")
         if options.label_key is not None or options.input_key != "prompt":
             raise ConfigError("got --input-key or --label-key; expected input_key and label_key in the --eval-config")
-        more = {"limit": options.limit, "on_note": on_note, "needs_labels": settings.needs_labels}
-        return read_eval_config(options.eval_config, options.sampling, **more)  # type: ignore[arg-type]
+        return read_eval_config(
+            options.eval_config,
+            options.sampling,
+            limit=options.limit,
+            on_note=on_note,
+            needs_labels=settings.needs_labels,
+        )
     if not options.data and options.base_url is not None:
         raise ConfigError("got neither --data nor --eval-config; expected one of them with --base-url")
     limit = options.limit if options.data else options.limit or _SHIPPED_PROBLEMS

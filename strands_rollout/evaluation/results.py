@@ -1,11 +1,11 @@
 """Results of an evaluation: a line of JSON per sample (`results.jsonl`), and the report.
 
-A folder of results belongs to a single run, whose `run.json` records everything that the results depend on. Running
-with anything else in the same folder is refused, so that results of different runs never mix.
+A folder of results belongs to a single run, whose `run.json` records everything that the results depend on. A run with
+other values is refused in the same folder, so that results of different runs never mix.
 
-The report depends only on the results, not on their order: accuracy with its uncertainty, pass@k, the majority's
-answer, and counts. Samples that failed or could not be graded because of the infrastructure are missing: they count in
-no share and no mean.
+The report depends on the results only, not on their order. It has the accuracy with its uncertainty, pass@k, the
+majority's answer, and counts. Samples that failed or could not be graded because of the infrastructure are missing:
+they count in no share and no mean.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from strands_rollout.validation import explain_fault
 _RUN_FORMAT: Final = 1
 _REPORT_FORMAT: Final = 1
 _CONFIDENCE: Final = 0.95
-_DIGITS: Final = 6
-_WITHOUT_ANSWERS: Final = frozenset({"environment", "function", "parts"})
+_DIGITS: Final = 6  # of shares and means in the report
+_WITHOUT_ANSWERS: Final = frozenset({"environment", "function", "parts"})  # methods that need not extract an answer
 _NO_ANSWERS: Final = frozenset({"", NO_ANSWER})
 SCORED: Final = frozenset({"completed", "truncated"})
 """Statuses of samples that measure the policy; every other status is a fault of the infrastructure."""
@@ -64,26 +64,26 @@ def run_identity(
 
 
 def settings_identity(settings: RolloutSettings) -> dict[str, Any]:
-    """Return all settings that results depend on; options of executors and MCP servers are hashed."""
+    """Return all settings that results depend on, with hashes of the options of executors and MCP servers."""
 
-    def without_options(named: object) -> object:
-        if not isinstance(named, dict):
-            return named
-        options = json.dumps({key: value for key, value in named.items() if key != "name"}, sort_keys=True)
-        return {"name": named.get("name"), "options_sha256": hashlib.sha256(options.encode()).hexdigest()}
+    def hash_options(entry: object) -> object:
+        if not isinstance(entry, dict):
+            return entry
+        options = json.dumps({key: value for key, value in entry.items() if key != "name"}, sort_keys=True)
+        return {"name": entry.get("name"), "options_sha256": hashlib.sha256(options.encode()).hexdigest()}
 
     without_effect = {"dump_dir", "dump_samples", "episode_workers", "journal_dir", "mismatch_check"}
     values = settings.model_dump(mode="json", exclude=without_effect)
     values["reward"] = mask_settings(values["reward"])
-    tools = {name: [without_options(tool) for tool in values[name]] for name in ("tools", "row_tools")}
-    return {**values, "executor": without_options(values["executor"]), **tools}
+    tools = {name: [hash_options(tool) for tool in values[name]] for name in ("tools", "row_tools")}
+    return {**values, "executor": hash_options(values["executor"]), **tools}
 
 
-class _Read(BaseModel):
+class _ResultModel(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True)
 
 
-class _Reward(_Read):
+class _Reward(_ResultModel):
     """The parts of a reward function's result that the report reads."""
 
     model_config = ConfigDict(extra="allow")
@@ -95,7 +95,7 @@ class _Reward(_Read):
     error: str = ""
 
 
-class DriftCounts(_Read):
+class DriftCounts(_ResultModel):
     """Tokens that re-encoding a sample's text would change, and context tokens that differ from the template's."""
 
     sampled_tokens: NonNegativeInt
@@ -105,8 +105,8 @@ class DriftCounts(_Read):
     mismatched_tokens: NonNegativeInt | None
 
 
-class SampleResult(_Read):
-    """The parts of a sample's line that are kept in memory, without response and tokens."""
+class SampleResult(_ResultModel):
+    """The part of a sample's line that is held in memory, without response and tokens."""
 
     data_set: str
     problem: NonNegativeInt
@@ -129,7 +129,7 @@ class SampleResult(_Read):
     drift: DriftCounts | None = None
 
     @model_validator(mode="after")
-    def _has_a_verdict_if_it_ended(self) -> Self:
+    def _check_reward(self) -> Self:
         if self.is_finished and self.reward is None:
             raise ValueError(f"a {self.status} sample has no reward")
         return self
@@ -148,12 +148,12 @@ class SampleResult(_Read):
 
     @property
     def key(self) -> SampleKey:
-        """The sample's identity."""
+        """The sample's key."""
         return SampleKey(self.data_set, self.problem, self.number)
 
     @property
     def is_finished(self) -> bool:
-        """True if the episode finished, completed or truncated."""
+        """Return whether the episode finished: whether its sample is completed or truncated."""
         return self.status in SCORED
 
     @property
@@ -163,17 +163,17 @@ class SampleResult(_Read):
 
     @property
     def is_scored(self) -> bool:
-        """True if the sample counts; otherwise it is retried."""
+        """Return whether the sample counts; otherwise it is played again."""
         return self.is_finished and not self.ungraded
 
     @property
     def fault(self) -> str | None:
-        """Reason why the sample does not count, if known."""
+        """Reason why the sample does not count; None if there is none or it is unknown."""
         return f"not graded: {self.ungraded}" if self.ungraded else self.error
 
     @property
     def is_right(self) -> bool:
-        """The grader's verdict."""
+        """Return whether the grader accepted the answer."""
         return bool(self.reward and self.reward.acc >= 1)
 
     @property
@@ -191,7 +191,7 @@ Results: TypeAlias = Mapping[SampleKey, SampleResult]
 
 
 class ResultsFile:
-    """The file `results.jsonl` of a run, opened by a single process; a context manager.
+    """The file `results.jsonl` of a run, opened by a single process. A context manager.
 
     Attributes:
         dropped_bytes: Bytes of an incomplete last line that was dropped when the file was opened.
@@ -205,9 +205,11 @@ class ResultsFile:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as e:
-            raise ConfigError(f"can't make {folder}: {e.strerror}; choose another folder with --out") from e
+            raise ConfigError(f"can't create {folder}: {e.strerror}; choose another folder with --out") from e
         self.path = folder / "results.jsonl"
-        self._log = JsonLog(self.path, remedy="what is there is kept; make room and run the same command again")
+        self._log = JsonLog(
+            self.path, remedy="earlier results are kept; free some space and run the same command again"
+        )
         self.dropped_bytes = self._log.dropped_bytes
         try:
             self._claim(folder / "run.json", {"format": _RUN_FORMAT, **identity})
@@ -222,7 +224,7 @@ class ResultsFile:
         self._log.close()
 
     def results(self, planned: Container[SampleKey]) -> Iterator[SampleResult]:
-        """Yield the results in the file, in the order written; a retried sample appears again. Blank lines are skipped.
+        """Yield the results in the file, in the order written, a retried sample more than once; skip blank lines.
 
         Raises:
             ConfigError: A line is not a result, or its sample is not planned.
@@ -234,11 +236,11 @@ class ResultsFile:
             try:
                 result = SampleResult.from_line(json.loads(line))
             except (ValueError, RecursionError) as e:
-                raise ConfigError(f"{where} is not a result ({e}); remove the line, and its sample is run again") from e
+                raise ConfigError(f"{where} is not a result ({e}); remove the line to play its sample again") from e
             if result.key not in planned:
                 raise ConfigError(
                     f"{where}: got sample {result.number} of problem {result.problem} of {result.data_set!r}, "
-                    "which this run does not ask; remove the line"
+                    "which is not part of this run; remove the line"
                 )
             yield result
 
@@ -246,21 +248,22 @@ class ResultsFile:
         """Write a line and return its result.
 
         Raises:
-            RolloutError: It can't be written.
+            RolloutError: The line can't be written.
         """
         self._log.append(json_line(line))
         return SampleResult.from_line(line)
 
-    def _claim(self, asked: Path, identity: dict[str, Any]) -> None:
+    def _claim(self, identity_path: Path, identity: dict[str, Any]) -> None:
+        """Make the folder this run's, or raise ConfigError if it is another run's."""
         if self._log.is_empty:
-            # no result of an earlier run is here that could be mixed with results of this run
-            write_json(asked, identity)
-        elif not asked.exists():
-            raise ConfigError(f"{self.path} has no {asked.name} beside it; choose another --out")
-        elif differing := differences(read_json(asked), identity):
+            # without results of another run, its identity may be replaced
+            write_json(identity_path, identity)
+        elif not identity_path.exists():
+            raise ConfigError(f"{self.path} has no {identity_path.name} beside it; choose another --out")
+        elif differing := differences(read_json(identity_path), identity):
             raise ConfigError(
-                f"{asked.parent} holds another run: {differing}. Run it with what it was begun with, or choose another "
-                "--out"
+                f"{identity_path.parent} holds another run: {differing}. Use the values that the run began with, or "
+                "choose another --out"
             )
 
 
@@ -278,28 +281,28 @@ def accuracy_of(
         counts: c and n of each problem; problems without samples are left out.
 
     Returns:
-        None for unknown values: all of them without samples, error and interval with one problem. Where all problems
-        have the same accuracy the error is 0, which says nothing, and there is no interval.
+        Accuracy, standard error and interval. All are None without samples; error and interval are None with a single
+        problem. If all problems have the same accuracy, the error is 0, which means nothing, and the interval is None.
     """
     sampled = [(right, total) for right, total in counts if total]
     samples, problems = sum(total for _, total in sampled), len(sampled)
     if not samples:
         return None, None, None
-    all_right = sum(right for right, _ in sampled)
-    mean = all_right / samples
+    total_right = sum(right for right, _ in sampled)
+    mean = total_right / samples
     if problems == 1:
         return mean, None, None
-    if all(right * samples == all_right * total for right, total in sampled):
+    if all(right * samples == total_right * total for right, total in sampled):
         return mean, 0.0, None
-    spread = math.fsum((right - mean * total) ** 2 for right, total in sampled)
-    error = math.sqrt(problems / (problems - 1) * spread) / samples
-    reach = t_quantile(problems - 1) * error
-    return mean, error, (max(0.0, mean - reach), min(1.0, mean + reach))
+    squares = math.fsum((right - mean * total) ** 2 for right, total in sampled)
+    error = math.sqrt(problems / (problems - 1) * squares) / samples
+    half_width = t_quantile(problems - 1) * error
+    return mean, error, (max(0.0, mean - half_width), min(1.0, mean + half_width))
 
 
 @functools.cache
 def t_quantile(degrees: int) -> float:
-    """Return the t that |T| exceeds with a probability of 5%, for Student's T."""
+    """Return the t that |T| exceeds with a probability of 5%, for Student's T with these degrees of freedom."""
 
     def excess(t: float) -> float:
         tail = mpmath.betainc(degrees / 2, 0.5, 0, degrees / (degrees + t * t), regularized=True)
@@ -311,22 +314,22 @@ def t_quantile(degrees: int) -> float:
 def mean_pass_at_k(counts: Sequence[tuple[int, int]], k: int) -> float | None:
     """Return the mean of pass@k over the problems with at least k samples; None if there are none.
 
-    pass@k is the probability that k of a problem's samples, drawn without replacement, contain a correct one: 1 - C(n -
-    c, k) / C(n, k) for c correct of n samples.
+    pass@k is the probability that k of a problem's samples, drawn without replacement, contain a correct sample:
+    1 - C(n - c, k) / C(n, k) for c correct of n samples.
     """
     passed = [1.0 - math.comb(total - right, k) / math.comb(total, k) for right, total in counts if total >= k]
     return math.fsum(passed) / len(passed) if passed else None
 
 
-def majority_of(votes: Iterable[tuple[str, bool]]) -> tuple[list[str], float]:
-    """Count the votes of a problem's samples: extracted answers with the grader's verdicts.
+def majority_vote(votes: Iterable[tuple[str, bool]]) -> tuple[list[str], float]:
+    """Return the answer that most samples of a problem give, from their answers and the grader's verdicts.
 
-    Answers that the grader's comparison calls equal count as one answer: 1/2 and 0.5. All correct answers also count as
-    one answer. Samples without an answer don't vote.
+    Answers that the grader's comparison finds equal count as one answer, such as 1/2 and 0.5; so do all correct
+    answers. Samples without an answer don't vote.
 
     Returns:
         The answers with most votes, each in its most frequent notation, and the score: 1.0 if the right answer won, 1/n
-        in a tie of n answers with the right one among them, else 0.0.
+        in a tie of n answers that includes the right answer, else 0.0.
     """
     cast = [(answer, is_right) for answer, is_right in votes if has_answer(answer)]
     right = Counter(answer for answer, is_right in cast if is_right)
@@ -346,22 +349,22 @@ def has_answer(answer: str) -> bool:
 def _equal_answers(votes: Counter[str]) -> list[Counter[str]]:
     """Group the votes by equal answers; an answer that equals answers of two groups merges them."""
 
-    def is_equal(first: str, second: str) -> bool:  # try each answer as the label: the comparison is not symmetric
+    def is_equal(first: str, second: str) -> bool:  # each answer as the label, since the comparison is not symmetric
         return bool(compare(first, second).equal or compare(second, first).equal)
 
     groups: list[Counter[str]] = []
     for answer in votes:
-        equal = [group for group in groups if any(is_equal(answer, other) for other in group)]
-        groups = [group for group in groups if group not in equal]
+        equal_groups = [group for group in groups if any(is_equal(answer, other) for other in group)]
+        groups = [group for group in groups if group not in equal_groups]
         groups.append(Counter({answer: votes[answer]}))
-        for group in equal:
+        for group in equal_groups:
             groups[-1].update(group)
     return groups
 
 
 def evaluation_report(sets: Sequence[EvalSet], results: Results, ks: Sequence[int]) -> dict[str, Any]:
-    """Return the report as JSON; a k above a data set's samples per problem is left out."""
-    data_sets = {chosen.name: _data_set(chosen, results, ks) for chosen in sets}
+    """Return the report as JSON, without pass@k for a k above the samples per problem."""
+    data_sets = {chosen.name: _data_set_report(chosen, results, ks) for chosen in sets}
     totals = {name: sum(report[name] for report in data_sets.values()) for name in ("planned", "scored", "missing")}
     scored = [result for result in results.values() if result.is_scored]
     audited = [result for result in scored if result.audited]
@@ -381,19 +384,19 @@ def report_notes(report: Mapping[str, Any], weight_version: str | None) -> list[
     notes = []
     versions = report["weight_versions"]
     if len(versions) > 1 or (weight_version is not None and versions not in ([], [weight_version])):
-        begun = "" if weight_version is None else f"; the run was begun with {weight_version}"
-        notes.append(f"sampled with the weights {', '.join(versions)}{begun}: the numbers are of no one model")
+        start = "" if weight_version is None else f"; the run began with {weight_version}"
+        notes.append(f"sampled with the weights {', '.join(versions)}{start}: the numbers mix several models")
     for name, data_set in report["data_sets"].items():
         drift = data_set["drift"] or {}
         if drift.get("mismatched"):
             notes.append(
                 f"{name}: {drift['mismatched_tokens']} context tokens in {drift['mismatched']} of {drift['measured']} "
-                "samples are not what the chat template renders; see strands-rollout drift, with --save-tokens"
+                "samples differ from the chat template's rendering; see strands-rollout drift, with --save-tokens"
             )
         timed_out = data_set["methods"].get("algebra_timeout", 0)
         if timed_out:
             notes.append(
-                f"{name}: {timed_out} answers count as wrong since comparing them took too long; see "
+                f"{name}: {timed_out} answers count as wrong because comparing them took too long; see "
                 "reward.symbolic_timeout_s"
             )
     return notes
@@ -401,19 +404,22 @@ def report_notes(report: Mapping[str, Any], weight_version: str | None) -> list[
 
 def without_problems(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return the report without its entries per problem."""
-    data_sets = {name: {**one} for name, one in report["data_sets"].items()}
-    for one in data_sets.values():
-        del one["by_problem"]
+    data_sets = {
+        name: {key: value for key, value in data_set.items() if key != "by_problem"}
+        for name, data_set in report["data_sets"].items()
+    }
     return {**report, "data_sets": data_sets}
 
 
-def _data_set(chosen: EvalSet, results: Results, ks: Sequence[int]) -> dict[str, Any]:
+def _data_set_report(chosen: EvalSet, results: Results, ks: Sequence[int]) -> dict[str, Any]:
     samples = chosen.sampling.samples
-    keys = [[SampleKey(chosen.name, at, number) for number in range(samples)] for at in range(len(chosen.rows))]
-    by_problem = [[results[key] for key in one if key in results] for one in keys]
+    by_problem = [
+        [results[key] for number in range(samples) if (key := SampleKey(chosen.name, problem, number)) in results]
+        for problem in range(len(chosen.rows))
+    ]
     found = [result for group in by_problem for result in group]
     scored = [result for result in found if result.is_scored]
-    problems = [_problem(chosen, number, group) for number, group in enumerate(by_problem)]
+    problems = [_problem_report(chosen, number, group) for number, group in enumerate(by_problem)]
     counts = [(problem["right"], problem["scored"]) for problem in problems]
     mean, error, interval = accuracy_of(counts)
     ks = [k for k in ks if k <= samples]
@@ -426,17 +432,17 @@ def _data_set(chosen: EvalSet, results: Results, ks: Sequence[int]) -> dict[str,
         "missing": len(chosen.rows) * samples - len(scored),
         "failed": len(found) - len(scored),
         "right": sum(right for right, _ in counts),
-        "avg_at_n": _rounded(mean),
-        "standard_error": _rounded(error),
-        "interval_95": interval and [_rounded(bound) for bound in interval],
-        "pass_at_k": {str(k): _rounded(mean_pass_at_k(counts, k)) for k in ks},
+        "avg_at_n": _round(mean),
+        "standard_error": _round(error),
+        "interval_95": interval and [_round(bound) for bound in interval],
+        "pass_at_k": {str(k): _round(mean_pass_at_k(counts, k)) for k in ks},
         "pass_at_k_problems": {str(k): sum(total >= k for _, total in counts) for k in ks},
         "maj_at_n": _mean([problem["majority_score"] for problem in problems if problem["scored"]]),
-        **_rewards(scored),
+        **_reward_means(scored),
         "without_answer": sum(not has_answer(result.answer) for result in scored),
-        "status": _counted(result.status for result in found),
-        "stop_reasons": _counted(result.stop_reason for result in found),
-        "methods": _counted(result.method for result in found if result.is_finished),
+        "status": _count(result.status for result in found),
+        "stop_reasons": _count(result.stop_reason for result in found),
+        "methods": _count(result.method for result in found if result.is_finished),
         "mean_response_tokens": _mean([result.response_tokens for result in scored]),
         "mean_turns": _mean([result.turns for result in scored]),
         "sampled_tokens": sum(result.sampled_tokens for result in scored),
@@ -444,22 +450,22 @@ def _data_set(chosen: EvalSet, results: Results, ks: Sequence[int]) -> dict[str,
         "tool_errors": sum(result.tool_errors for result in scored),
         "unknown_tools": sum(result.unknown_tools for result in scored),
         "nonzero_exits": sum(result.nonzero_exits for result in scored),
-        "drift": _drift(scored),
+        "drift": _drift_totals(scored),
         "by_problem": problems,
     }
 
 
-def _problem(chosen: EvalSet, number: int, found: Sequence[SampleResult]) -> dict[str, Any]:
+def _problem_report(chosen: EvalSet, number: int, found: Sequence[SampleResult]) -> dict[str, Any]:
     scored = [result for result in found if result.is_scored]
-    answers, score = majority_of((result.answer, result.is_right) for result in scored)
+    answers, score = majority_vote((result.answer, result.is_right) for result in scored)
     return {
         "problem": number,
         "label": chosen.rows[number].label,
         "scored": len(scored),
         "right": sum(result.is_right for result in scored),
         "majority": answers,
-        "majority_score": _rounded(score),
-        "mean_reward": _rewards(scored)["mean_reward"],
+        "majority_score": _round(score),
+        "mean_reward": _reward_means(scored)["mean_reward"],
         "mean_response_tokens": _mean([result.response_tokens for result in scored]),
         "mean_tool_calls": _mean([result.tool_calls for result in scored]),
         "truncated": sum(result.status == "truncated" for result in scored),
@@ -467,21 +473,24 @@ def _problem(chosen: EvalSet, number: int, found: Sequence[SampleResult]) -> dic
     }
 
 
-def _rewards(scored: Sequence[SampleResult]) -> dict[str, Any]:
-    """Return the mean reward, and the mean of each part over the samples that have it."""
+def _reward_means(scored: Sequence[SampleResult]) -> dict[str, Any]:
+    """Return the mean reward, and the mean of each part over the samples that have it.
+
+    If the reward extracts no answers, `maj_at_n` is None too.
+    """
     rewards = [result.reward for result in scored if result.reward is not None]
     # a user's reward, or an environment's, need not extract answers
-    has_answers = any(has_answer(one.pred) or one.method not in _WITHOUT_ANSWERS for one in rewards)
+    has_answers = any(has_answer(reward.pred) or reward.method not in _WITHOUT_ANSWERS for reward in rewards)
     return {
         **({} if has_answers else {"maj_at_n": None}),
         "mean_reward": _mean([reward.score for reward in rewards if reward.score is not None]),
         "mean_parts": {
-            name: _mean(values) for name, values in parts_of(one.model_extra or {} for one in rewards).items()
+            name: _mean(values) for name, values in parts_of(reward.model_extra or {} for reward in rewards).items()
         },
     }
 
 
-def _drift(scored: Sequence[SampleResult]) -> dict[str, Any] | None:
+def _drift_totals(scored: Sequence[SampleResult]) -> dict[str, Any] | None:
     """Return sums over the samples whose drift was measured; None if there are none."""
     found = [result.drift for result in scored if result.drift is not None]
     if not found:
@@ -497,13 +506,13 @@ def _drift(scored: Sequence[SampleResult]) -> dict[str, Any] | None:
     }
 
 
-def _counted(names: Iterable[str]) -> dict[str, int]:
+def _count(names: Iterable[str]) -> dict[str, int]:
     return dict(sorted(Counter(names).items()))
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    return _rounded(math.fsum(values) / len(values)) if values else None
+    return _round(math.fsum(values) / len(values)) if values else None
 
 
-def _rounded(value: float | None) -> float | None:
+def _round(value: float | None) -> float | None:
     return None if value is None else round(value, _DIGITS)

@@ -1,4 +1,4 @@
-"""The commands `eval` (saves results as they arrive, then a report) and `demo` (a table, a transcript and a dump).
+"""The commands `eval`, which saves results as they arrive and a report, and `demo`, which prints them and a transcript.
 
 Start reading at `run_evaluation`.
 """
@@ -68,14 +68,14 @@ REPORT_NAME: Final = "report.json"
 _MIN_CONSECUTIVE_FAILURES: Final = 8
 _MAX_ERROR_KINDS: Final = 5
 _COUNTS: Final = ("sampled_tokens", "turns", "tool_calls", "tool_errors", "unknown_tools", "parse_failures")
-_TEXTS: Final = frozenset({"question", "label", "predicted", "status", "stop reason", "majority"})
+_LEFT_ALIGNED: Final = frozenset({"question", "label", "predicted", "status", "stop reason", "majority"})
 _OTHER_COLUMNS_WIDTH: Final = 84
 _MIN_QUESTION_WIDTH, _MAX_QUESTION_WIDTH = 24, 60
 _ANSWER_WIDTH: Final = 12
 _MAJORITY_WIDTH: Final = 24
 _MAX_VIOLATIONS_SHOWN: Final = 20
 _MAX_ERRORS_SHOWN: Final = 5
-_LINES: Final = 10
+_PROGRESS_LINES: Final = 10
 _STATUS_STYLES: Final = {"completed": "green", "truncated": "yellow", "aborted": "yellow", "failed": "red"}
 
 
@@ -83,7 +83,7 @@ def run_evaluation(options: EvalOptions) -> int:
     """Run or resume an evaluation; the last line on stdout is the report without its problems, as JSON.
 
     Returns:
-        The exit code: 0 if every sample is scored and nothing is violated, 1 if not, 130 after Ctrl-C.
+        The exit code: 0 if every sample is scored and no check failed, 130 after Ctrl-C, else 1.
 
     Raises:
         RolloutError: The data, the engine, the tokenizer or the folder can't be used.
@@ -114,12 +114,12 @@ async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) 
     sets = load_sets(options, settings, note)
     if limits := shipped_model_note(settings, options.config, options.base_url, options.model_dir):
         note(limits)
-    for chosen in sets:
-        chosen.check_settings(settings)
-        samples = chosen.sampling.samples
+    for eval_set in sets:
+        eval_set.check_settings(settings)
+        samples = eval_set.sampling.samples
         for k in options.ks or ():
             if k > samples:
-                note(f"{chosen.name}: no pass@{k}, since each problem has {samples} samples")
+                note(f"{eval_set.name}: no pass@{k}, since each problem has {samples} samples")
     model_dir = options.model_dir.resolve() if options.model_dir else None
     async with served_engine(options.base_url, model_dir) as base_url:
         info = await fetch_engine_info(base_url)
@@ -127,16 +127,16 @@ async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) 
         with ResultsFile(options.out, run_identity(options, sets, settings, info, tokenizer_dir)) as file:
             note(f"engine at {redacted(parse_base_url(base_url))}, results in {options.out}")
             session = EvaluationSession(options, settings, sets, file, note)
-            if session.left:
+            if session.remaining:
                 await session.play(base_url, tokenizer_dir, log)
-            outcome = evaluation_report(sets, session.results, options.ks or DEFAULT_KS)
+            results_report = evaluation_report(sets, session.results, options.ks or DEFAULT_KS)
             report = {
-                **outcome,
-                "notes": report_notes(outcome, info.weight_version),
+                **results_report,
+                "notes": report_notes(results_report, info.weight_version),
                 "model": info.model_path,
                 "weight_version": info.weight_version,
                 "strands_rollout": __version__,
-                "session": session.record(),
+                "session": session.facts(),
             }
             write_json(options.out / REPORT_NAME, report)
     failed = Counter(result.fault or result.stop_reason for result in session.results.values() if not result.is_scored)
@@ -148,12 +148,12 @@ async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) 
 
 
 class EvaluationSession:
-    """A session of a run: plays the samples without a score and saves each result as it arrives.
+    """A session of a run: plays the samples that have no score, and saves each result as it arrives.
 
     Attributes:
-        results: The last result of each sample, earlier sessions' included.
-        left: The samples that had no score when the session began, in order.
-        stopped: Reason why the session ended before all samples were run.
+        results: The last result of each sample, including those of earlier sessions.
+        remaining: The keys of the samples that had no score when the session began, in order.
+        stopped: The reason why the session ended before all samples were played; None if it did not.
 
     Raises:
         ConfigError: A line of the file is not a result of this run.
@@ -168,11 +168,11 @@ class EvaluationSession:
         note: Callable[[str], None],
     ) -> None:
         self._options, self._settings, self._file = options, settings, file
-        self._sets = {chosen.name: chosen for chosen in sets}
-        planned = [key for chosen in sets for key in chosen.sample_keys()]
+        self._sets = {eval_set.name: eval_set for eval_set in sets}
+        planned = [key for eval_set in sets for key in eval_set.sample_keys()]
         self.results = {result.key: result for result in file.results({*planned})}
         scored = {result.key for result in self.scored}
-        self.left = [key for key in planned if key not in scored]
+        self.remaining = [key for key in planned if key not in scored]
         self.stopped: str | None = None
         self._played = self._sampled_tokens = 0
         self._seconds = 0.0
@@ -180,8 +180,8 @@ class EvaluationSession:
             note(f"{file.path}: dropped {file.dropped_bytes} bytes of a half-written last line")
         if self.results:
             failed = len(self.results) - len(scored)
-            again = f"; {failed} that failed are tried again" if failed else ""
-            note(f"{len(scored)} samples are there already{again}")
+            retried = f"; {failed} failed samples are played again" if failed else ""
+            note(f"{len(scored)} samples have a result already{retried}")
 
     @property
     def scored(self) -> list[SampleResult]:
@@ -189,7 +189,7 @@ class EvaluationSession:
         return [result for result in self.results.values() if result.is_scored]
 
     async def play(self, base_url: str, tokenizer_dir: Path, log: Console) -> None:
-        """Play the samples in `left`.
+        """Play the remaining samples.
 
         Raises:
             RolloutError: A result can't be written, or the tokenizer or the sandbox can't be used.
@@ -198,7 +198,7 @@ class EvaluationSession:
         if CODE_TOOL_PATH in settings.tools:
             log.print(f"code runs with isolation {await start_executor(settings.executor)!r}")
         earlier = [result.is_right for result in self.scored]
-        drift_of = {key for chosen in self._sets.values() for key in evenly_spread(list(chosen.sample_keys()))}
+        measured_keys = {key for eval_set in self._sets.values() for key in evenly_spread(list(eval_set.sample_keys()))}
         secrets = find_secrets(os.environ, settings.model_dump(mode="json"))
         async with open_player(
             base_url,
@@ -210,59 +210,59 @@ class EvaluationSession:
             workers=options.workers,
         ) as player:
             meter = DriftMeter(player.tokenizer, tool_parser=settings.tool_parser)
-            with accuracy_bar(log, len(self.left) + len(earlier), earlier) as show:
+            with accuracy_bar(log, len(self.remaining) + len(earlier), earlier) as show:
 
                 async def run(key: SampleKey) -> SampleResult:
-                    outcome, line = await self._played_line(player, key)
-                    if key in drift_of:  # stays None if nothing was sampled or the drift can't be measured
-                        found = measure_some(finished_samples(outcome.sample), meter)
-                        line["drift"] = found[0].counts if found else None
+                    outcome, line = await self._play_sample(player, key)
+                    if key in measured_keys:
+                        drifts = measure_some(finished_samples(outcome.sample), meter)
+                        line["drift"] = drifts[0].counts if drifts else None  # None if nothing was sampled
                     line = mask_values(line, secrets)
                     if options.keeps_tokens:
                         line["sample"] = shown_values(outcome.sample.to_dict(), secrets)
                         line["tokenizer"] = asdict(TokenizerIdentity.of(player.tokenizer))
-                    result = self._keep(line)
+                    result = self._save(line)
                     show(result.is_right if result.is_scored else None)
                     return result
 
                 started = time.monotonic()
-                self.stopped = await run_samples(self.left, run, concurrency=options.concurrency)
+                self.stopped = await run_samples(self.remaining, run, concurrency=options.concurrency)
                 self._seconds = time.monotonic() - started
 
-    async def _played_line(self, player: Player, key: SampleKey) -> tuple[Outcome, dict[str, Any]]:
-        """Play a sample; return its outcome, and its line for the results without drift."""
-        chosen = self._sets[key.data_set]
-        sample = chosen.rows[key.problem].sample(
-            index=key.problem * chosen.sampling.samples + key.number,
-            apply_chat_template_kwargs=dict(chosen.template_kwargs),
+    async def _play_sample(self, player: Player, key: SampleKey) -> tuple[Outcome, dict[str, Any]]:
+        """Play a sample; return its outcome, and its line for the results, without drift."""
+        eval_set = self._sets[key.data_set]
+        sample = eval_set.rows[key.problem].sample(
+            index=key.problem * eval_set.sampling.samples + key.number,
+            apply_chat_template_kwargs=dict(eval_set.template_kwargs),
         )
         seed = None if self._options.seed is None else key.seed(self._options.seed)
-        seeded = {} if seed is None else {"sampling_seed": seed}
-        outcome = await player.play(sample, {**chosen.sampling.params, **seeded})
-        return outcome, {**_line(key, outcome, seed), "audited": player.audited, "drift": None}
+        seed_params = {} if seed is None else {"sampling_seed": seed}
+        outcome = await player.play(sample, {**eval_set.sampling.params, **seed_params})
+        return outcome, {**_result_line(key, outcome, seed), "audited": player.audited, "drift": None}
 
-    def _keep(self, line: Mapping[str, Any]) -> SampleResult:
+    def _save(self, line: Mapping[str, Any]) -> SampleResult:
         result = self._file.append(line)
         self.results[result.key] = result
         self._played += 1
         self._sampled_tokens += result.sampled_tokens
         return result
 
-    def record(self) -> dict[str, Any]:
-        """Return the facts that depend on the clock or on interruptions, which are kept apart from the outcome."""
-        lasted = [result.seconds for result in self.scored]
+    def facts(self) -> dict[str, Any]:
+        """Return the facts that depend on the clock or on interruptions; the report has them apart from the results."""
+        durations = [result.seconds for result in self.scored]
         return {
             "stopped": self.stopped,
             "seconds": round(self._seconds, 3),
             "samples": self._played,
             "samples_per_s": round(self._played / self._seconds, 3) if self._seconds else None,
             "sampled_tokens_per_s": round(self._sampled_tokens / self._seconds, 1) if self._seconds else None,
-            "mean_episode_s": round(sum(lasted) / len(lasted), 3) if lasted else None,
-            "longest_episode_s": round(max(lasted), 3) if lasted else None,
+            "mean_episode_s": round(sum(durations) / len(durations), 3) if durations else None,
+            "longest_episode_s": round(max(durations), 3) if durations else None,
         }
 
 
-def _line(key: SampleKey, outcome: Outcome, seed: int | None) -> dict[str, Any]:
+def _result_line(key: SampleKey, outcome: Outcome, seed: int | None) -> dict[str, Any]:
     sample, facts = outcome.sample, outcome.facts
     # slime's weight version per request, and the versions within a request
     versions = [*sample.weight_versions, *(facts.weight_versions or [])]
@@ -296,27 +296,27 @@ async def run_samples(
 ) -> str | None:
     """Run each key once, in order, `concurrency` at a time.
 
-    Stops after as many consecutive failures for the same reason as run at once, at least 8: by then a whole round has
-    failed, each after its own retries.
+    Stop after `concurrency`, but at least 8, consecutive failures for the same reason. By then all samples that ran at
+    once have failed, each after its own retries.
 
     Returns:
-        The reason for stopping early, after the running samples were cancelled; None if all were run.
+        The reason for stopping early, in which case the running samples were cancelled; None if all keys were run.
 
     Raises:
         Exception: The first exception that `run` raised; the other samples are cancelled.
     """
     waiting, max_failures = iter(keys), max(_MIN_CONSECUTIVE_FAILURES, concurrency)
-    last: deque[str] = deque(maxlen=max_failures)
+    last_reasons: deque[str] = deque(maxlen=max_failures)
 
     async def work() -> None:
         for key in waiting:
             result = await run(key)
             if result.is_scored:
-                last.clear()
+                last_reasons.clear()
                 continue
             error = result.fault or result.stop_reason
-            last.append(f"{result.stop_reason} {(result.fault or '').partition(':')[0]}")
-            if last.count(last[-1]) == max_failures:
+            last_reasons.append(f"{result.stop_reason} {(result.fault or '').partition(':')[0]}")
+            if last_reasons.count(last_reasons[-1]) == max_failures:
                 raise _TooManyFailuresError(
                     f"{max_failures} consecutive samples failed for the same reason, the last with {error}"
                 )
@@ -354,7 +354,7 @@ async def _demo(options: DemoOptions) -> Summary:
     async with served_engine(options.base_url, options.model_dir) as base_url:
         log.print(f"engine at {redacted(parse_base_url(base_url))} after {time.monotonic() - started:.1f} s")
         tokenizer_dir = options.tokenizer_dir or await fetch_tokenizer_folder(base_url)
-        # loading it imports transformers, which would block the loop of waiting episodes for seconds
+        # loaded here, since its import of transformers would block the event loop of the episodes for seconds
         tokenizer = load_tokenizer(str(tokenizer_dir))
         executor = "local" if options.base_url or options.model_dir else SHIPPED_MODEL_EXECUTOR
         plan = RunPlan(
@@ -385,9 +385,9 @@ async def _demo(options: DemoOptions) -> Summary:
 
 def check_writable(folder: Path) -> None:
     """Raise ConfigError if no dump can be written to a folder, which need not exist."""
-    existing = next(place for place in (folder, *folder.resolve().parents) if place.exists())
+    existing = next(parent for parent in (folder, *folder.resolve().parents) if parent.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise ConfigError(f"{existing} is no folder that can be written to; choose another one with --dump")
+        raise ConfigError(f"{existing} is not a writable folder; choose another folder with --dump")
 
 
 def write_dump(folder: Path, outcomes: Sequence[Outcome], tokenizer: PreTrainedTokenizerBase = None) -> Path:
@@ -407,15 +407,15 @@ def write_dump(folder: Path, outcomes: Sequence[Outcome], tokenizer: PreTrainedT
 
 def most_instructive(outcomes: Sequence[Outcome]) -> Outcome:
     """Return the outcome with the most instructive transcript: correct with tools, else with tools, else the first."""
-    return max(outcomes, key=lambda o: (bool(o.facts.tool_calls), bool(o.graded.get("acc"))))
+    return max(outcomes, key=lambda outcome: (bool(outcome.facts.tool_calls), bool(outcome.graded.get("acc"))))
 
 
 @contextmanager
 def accuracy_bar(console: Console, total: int, earlier: Sequence[bool] = ()) -> Iterator[Callable[[bool | None], None]]:
     """Show a bar until the block ends; call the yielded function with a sample's verdict, None without a score.
 
-    Without a terminal, prints a line at each tenth of the samples. `total` counts the whole run; `earlier` has the
-    verdicts of samples that were done before.
+    Without a terminal, print a line at each tenth of the samples. `total` counts the samples of the whole run;
+    `earlier` has the verdicts of samples from earlier sessions.
     """
     done = scored = len(earlier)
     right = sum(earlier)
@@ -429,7 +429,7 @@ def accuracy_bar(console: Console, total: int, earlier: Sequence[bool] = ()) -> 
             right += bool(is_right)
             accuracy = f"  accuracy {right / scored:.0%}" if scored else ""
             bar.update(task, completed=done, description=f"episodes{accuracy}")
-            if not console.is_interactive and done * _LINES // total > (done - 1) * _LINES // total:
+            if not console.is_interactive and done * _PROGRESS_LINES // total > (done - 1) * _PROGRESS_LINES // total:
                 console.print(f"episodes {done}/{total}{accuracy}", highlight=False, soft_wrap=True)
 
         yield show
@@ -446,10 +446,10 @@ def print_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
 
 
 def _table(rows: Sequence[Mapping[str, str | Text]]) -> Table:
-    """Return a table of at least one row, with the keys of rows as headers."""
+    """Return a table of at least one row, with the rows' keys as headers."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for name in rows[0]:
-        table.add_column(name, justify="left" if name in _TEXTS else "right", no_wrap=True)
+        table.add_column(name, justify="left" if name in _LEFT_ALIGNED else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row.values())
     return table
@@ -460,9 +460,9 @@ def _outcome_row(outcome: Outcome, question_width: int) -> dict[str, str | Text]
     status, score = str(sample.status.value), graded.get("score")
     return {
         "#": str(sample.index),
-        "question": _clipped(question_of(sample.prompt), question_width),
-        "label": _clipped(sample.label, _ANSWER_WIDTH),
-        "predicted": _clipped(graded.get("pred") or "-", _ANSWER_WIDTH),
+        "question": _clip(question_of(sample.prompt), question_width),
+        "label": _clip(sample.label, _ANSWER_WIDTH),
+        "predicted": _clip(graded.get("pred") or "-", _ANSWER_WIDTH),
         "reward": Text("-" if score is None else f"{score:g}", style="green" if graded.get("acc") else ""),
         "status": Text(status, style=_STATUS_STYLES.get(status, "")),
         "stop reason": facts.stop_reason or "-",
@@ -472,7 +472,7 @@ def _outcome_row(outcome: Outcome, question_width: int) -> dict[str, str | Text]
     }
 
 
-def _clipped(value: object, width: int, style: str = "") -> Text:
+def _clip(value: object, width: int, style: str = "") -> Text:
     return Text(shorten(str(value), width, placeholder="..."), style=style)
 
 
@@ -484,15 +484,15 @@ def print_summary(console: Console, outcomes: Sequence[Outcome], summary: Summar
         f"{summary.samples} samples in {seconds:.1f} s: accuracy {summary.accuracy:.1%}, mean reward "
         f"{summary.mean_reward:.3f}, {summary.tool_calls} tool calls, {tokens} sampled tokens"
     )
-    console.print(f"stop reasons: {_listed(dict(reasons.most_common()))}")
-    for what, name in (("token exactness", "tito_violations"), ("slime's contract", "contract_violations")):
-        violations = [(outcome.sample.index, found) for outcome in outcomes for found in getattr(outcome, name)]
+    console.print(f"stop reasons: {_join_counts(dict(reasons.most_common()))}")
+    for check, name in (("token exactness", "tito_violations"), ("slime's contract", "contract_violations")):
+        violations = [(outcome.sample.index, violation) for outcome in outcomes for violation in getattr(outcome, name)]
         if not violations:
-            console.print(Text(f"{what}: every sample passed", style="green"))
+            console.print(Text(f"{check}: every sample passed", style="green"))
             continue
-        console.print(Text(f"{what}: {len(violations)} violations", style="bold red"))
-        for index, found in violations[:_MAX_VIOLATIONS_SHOWN]:
-            console.print(Text(f"  sample {index}: {found}", style="red"), soft_wrap=True)
+        console.print(Text(f"{check}: {len(violations)} violations", style="bold red"))
+        for index, violation in violations[:_MAX_VIOLATIONS_SHOWN]:
+            console.print(Text(f"  sample {index}: {violation}", style="red"), soft_wrap=True)
     failed = [outcome for outcome in outcomes if outcome.sample.status is Sample.Status.FAILED]
     errors = Counter(str(outcome.facts.error) for outcome in failed)
     for error, count in errors.most_common(_MAX_ERRORS_SHOWN):
@@ -504,7 +504,7 @@ def print_evaluation(console: Console, report: Mapping[str, Any]) -> None:
     for name, data_set in report["data_sets"].items():
         console.print(Text(name, style="bold"))
         console.print(_table(_problem_rows(data_set["by_problem"])))
-        for line in _totals(name, data_set):
+        for line in _total_lines(name, data_set):
             console.print(line, soft_wrap=True, markup=False)
         if missing := data_set["missing"]:
             text = f"{missing} samples are missing ({data_set['failed']} failed) and are not counted"
@@ -515,7 +515,7 @@ def print_evaluation(console: Console, report: Mapping[str, Any]) -> None:
 
 
 def _problem_rows(problems: Sequence[Mapping[str, Any]]) -> list[dict[str, str | Text]]:
-    """Return the table's rows; without labels if no problem has any, with rewards if there are no answers."""
+    """Return the table's rows: without labels if no problem has one, with the answers or, without any, the rewards."""
     has_answers = any(problem["majority"] for problem in problems)
     unused = {"reward" if has_answers else "majority"}
     unused |= {"label"} if all(problem["label"] is None for problem in problems) else set()
@@ -528,11 +528,11 @@ def _problem_row(problem: Mapping[str, Any]) -> dict[str, str | Text]:
     tokens, calls = problem["mean_response_tokens"], problem["mean_tool_calls"]
     return {
         "problem": str(problem["problem"]),
-        "label": _clipped(problem["label"], _MAJORITY_WIDTH),
+        "label": _clip(problem["label"], _MAJORITY_WIDTH),
         "reward": "-" if problem["mean_reward"] is None else f"{problem['mean_reward']:.3g}",
         "right": str(problem["right"]),
         "of": str(problem["scored"]),
-        "majority": _clipped(majority, _MAJORITY_WIDTH, "green" if problem["majority_score"] == 1 else ""),
+        "majority": _clip(majority, _MAJORITY_WIDTH, "green" if problem["majority_score"] == 1 else ""),
         "tokens": "-" if tokens is None else f"{tokens:.0f}",
         "calls": "-" if calls is None else f"{calls:.1f}",
         "truncated": str(problem["truncated"]),
@@ -540,38 +540,40 @@ def _problem_row(problem: Mapping[str, Any]) -> dict[str, str | Text]:
     }
 
 
-def _totals(name: str, data_set: Mapping[str, Any]) -> Iterator[str]:
+def _total_lines(name: str, data_set: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines below a data set's table."""
     samples, interval = data_set["samples_per_problem"], data_set["interval_95"]
-    between = " (95% interval -: all problems alike)" if data_set["standard_error"] == 0 else ""
+    interval_text = " (95% interval -: all problems alike)" if data_set["standard_error"] == 0 else ""
     if interval:
-        between = f" (95% interval {_share(interval[0])} to {_share(interval[1])}, by problem)"
+        interval_text = f" (95% interval {_percent(interval[0])} to {_percent(interval[1])}, by problem)"
 
     def over(problems: int) -> str:
         return "" if problems == data_set["problems"] else f" over {problems} of {data_set['problems']} problems"
 
-    scored = over(data_set["problems_scored"])
-    passed = ", ".join(
-        f"pass@{k} {_share(value)}{over(data_set['pass_at_k_problems'][k])}"
+    over_scored = over(data_set["problems_scored"])
+    pass_at_k = ", ".join(
+        f"pass@{k} {_percent(value)}{over(data_set['pass_at_k_problems'][k])}"
         for k, value in data_set["pass_at_k"].items()
     )
-    graded, majority = data_set["maj_at_n"] is not None, f", maj@{samples} {_share(data_set['maj_at_n'])}{scored}"
-    yield f"\n{name}: avg@{samples} {_share(data_set['avg_at_n'])}{scored}{between}{majority if graded else ''}"
-    if passed:
-        yield passed
+    has_answers = data_set["maj_at_n"] is not None
+    majority = f", maj@{samples} {_percent(data_set['maj_at_n'])}{over_scored}" if has_answers else ""
+    yield f"\n{name}: avg@{samples} {_percent(data_set['avg_at_n'])}{over_scored}{interval_text}{majority}"
+    if pass_at_k:
+        yield pass_at_k
     if data_set["mean_reward"] is not None:
         parts = [f"{part.removeprefix(PART_PREFIX)} {value:.4g}" for part, value in data_set["mean_parts"].items()]
-        yield f"mean reward {data_set['mean_reward']:.4g}{scored}{': ' * bool(parts)}{', '.join(parts)}"
-    without = f", {data_set['without_answer']} without an answer" if graded else ""
-    scored_of = f"{data_set['scored']} of {data_set['planned']} samples scored{without}"
-    yield f"{scored_of}; {data_set['sampled_tokens']} sampled tokens"
+        yield f"mean reward {data_set['mean_reward']:.4g}{over_scored}{': ' * bool(parts)}{', '.join(parts)}"
+    without_answer = f", {data_set['without_answer']} without an answer" if has_answers else ""
+    scored = f"{data_set['scored']} of {data_set['planned']} samples scored{without_answer}"
+    yield f"{scored}; {data_set['sampled_tokens']} sampled tokens"
     failed = f"{data_set['tool_errors']} failed, {data_set['unknown_tools']} of them of unknown tools"
     yield f"{data_set['tool_calls']} tool calls, {failed}; {data_set['nonzero_exits']} code runs exited with an error"
-    yield f"stop reasons: {_listed(data_set['stop_reasons']) or 'none'}"
+    yield f"stop reasons: {_join_counts(data_set['stop_reasons']) or 'none'}"
 
 
-def _listed(counts: Mapping[str, int]) -> str:
+def _join_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
-def _share(value: float | None) -> str:
+def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"

@@ -1,7 +1,8 @@
 """The command `try`: play a row through `generate` and `reward_func` and print the transcript as it runs.
 
-Start reading at `run_try`. Turns from a script, a person or an OpenAI-compatible API are written in the tokenizer's own
-format and answered at `/generate`, so that chat template, tokens, tool parser, tools and reward run as in training.
+Start reading at `run_try`. The policy may also be a script, a person or an OpenAI-compatible API. A server at
+`/generate` then answers with their turns, written in the chat template's format, so that template, tokens, tool parser,
+tools and reward run as in training.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from strands_rollout.agent.environment import user_code_location
 from strands_rollout.client.chat_api import ChatApi
 from strands_rollout.dump.terminal import make_console, print_transcript, show_next
 from strands_rollout.errors import ConfigError, EngineError, EngineRejectedError, PolicyEndedError, RolloutError
-from strands_rollout.evaluation.plan import checked
+from strands_rollout.evaluation.plan import validated
 from strands_rollout.evaluation.run import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from strands_rollout.files.yaml_files import yaml_text
 from strands_rollout.play.audit import local_server
@@ -61,16 +62,18 @@ _TOKENS, _EMBEDDED_TOKENS = 16384, 1024
 _NO_TOKENS: Final = "none: an API gives text only, and nothing of this can be trained"
 _API_TIMEOUT_S: Final = 300.0
 _TYPED_CALL: Final = re.compile(r"/call\s+(\S+)\s*(.*)", re.DOTALL)
-# the loop's names of limits; the policy may have seen them in training
-_LIMIT: Final = re.compile(r"(Not run|Stopped): the limit max_(?=(?:iterations|calls) of this episode is reached\.)")
-_KEYS: Final = """you are the policy; type
+# the agent loop's texts about limits, which the policy may have seen in training, lack the setting's prefix `max_tool_`
+_LIMIT_TEXT: Final = re.compile(
+    r"(Not run|Stopped): the limit max_(?=(?:iterations|calls) of this episode is reached\.)"
+)
+_TYPING_HELP: Final = """you are the policy; type
   TEXT                          to answer
   /call NAME {"key": "value"}   to call a tool
   a line that ends in \\         to continue this turn in the next line
   Ctrl-D                        to end"""
 
-Asked: TypeAlias = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
-"""An agent's request to a policy: messages and tools, in the form of chat templates."""
+AgentRequest: TypeAlias = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
+"""An agent's request to a policy: messages and tools, as chat templates take them."""
 
 
 class Transcript(HookProvider):
@@ -78,9 +81,9 @@ class Transcript(HookProvider):
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._agents: list[Agent] = []  # the agent of the last message is last
-        self._asked: Asked | None = None
-        self._places: dict[str, str] = {}  # places where tools raised, by the id of the call
+        self._agents: list[Agent] = []  # in order of their latest message
+        self._request: AgentRequest | None = None
+        self._error_places: dict[str, str] = {}  # places in the user's code where tools raised, by the call's id
 
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:  # noqa: ARG002, ANN401 - Strands' signature
         """Register the hooks; called by Strands."""
@@ -88,30 +91,30 @@ class Transcript(HookProvider):
         registry.add_callback(BeforeModelCallEvent, self._before_model_call)
         registry.add_callback(AfterToolCallEvent, self._after_tool_call)
 
-    def take_request(self) -> Asked | None:
-        """Return and clear what the agent requested; None if the requesting agent is not a main agent."""
-        asked, self._asked = self._asked, None
-        return asked
+    def take_request(self) -> AgentRequest | None:
+        """Return and clear the last request of a main agent; None if another agent is asking."""
+        request, self._request = self._request, None
+        return request
 
     def show(self, label: str, text: str, style: str = "") -> None:
         """Print a text with its label before it."""
         width = self._console.width - _GUTTER - 3 if self._console.is_terminal else sys.maxsize
-        whole = _LIMIT.sub(r"\1: the limit max_tool_", text).strip("\n").split("\n")
-        lines = [part for line in whole for part in textwrap.wrap(line, width, replace_whitespace=False) or [""]]
+        paragraphs = _LIMIT_TEXT.sub(r"\1: the limit max_tool_", text).strip("\n").split("\n")
+        lines = [part for line in paragraphs for part in textwrap.wrap(line, width, replace_whitespace=False) or [""]]
         for number, line in enumerate(lines):
-            head = (f"{label if number == 0 else '':>{_GUTTER}} | ", "dim")
-            self._console.print(Text.assemble(head, (line, style or _STYLES.get(label, ""))), soft_wrap=True)
+            gutter = (f"{label if number == 0 else '':>{_GUTTER}} | ", "dim")
+            self._console.print(Text.assemble(gutter, (line, style or _STYLES.get(label, ""))), soft_wrap=True)
 
     def _before_model_call(self, event: BeforeModelCallEvent) -> None:
         agent = event.agent
         system = system_text(agent.system_prompt, agent.system_prompt_content)
-        head: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+        system_messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         tools = to_chat_tools(agent.tool_registry.get_all_tool_specs())
-        self._asked = [*head, *to_chat_messages(agent.messages)], tools
+        self._request = [*system_messages, *to_chat_messages(agent.messages)], tools
 
     def _after_tool_call(self, event: AfterToolCallEvent) -> None:
         if event.exception is not None:
-            self._places[event.tool_use["toolUseId"]] = user_code_location(event.exception)
+            self._error_places[event.tool_use["toolUseId"]] = user_code_location(event.exception)
 
     def _message_added(self, event: MessageAddedEvent) -> None:
         agent = event.agent
@@ -120,17 +123,17 @@ class Transcript(HookProvider):
                 self.show("agent", agent.name, "dim")
             if agent not in self._agents:
                 self._show_agent(agent)
-            self._agents = [*(one for one in self._agents if one is not agent), agent]
+            self._agents = [*(other for other in self._agents if other is not agent), agent]
         self._show_message(event.message)
 
     def _show_agent(self, agent: Agent) -> None:
         if agent.system_prompt:
             self.show("system", agent.system_prompt)
-        specs = agent.tool_registry.get_all_tool_specs()
-        named = [
-            f"{one['name']}({', '.join(one['inputSchema'].get('json', {}).get('properties', ()))})" for one in specs
+        signatures = [
+            f"{spec['name']}({', '.join(spec['inputSchema'].get('json', {}).get('properties', ()))})"
+            for spec in agent.tool_registry.get_all_tool_specs()
         ]
-        self.show("tools", ", ".join(named) or "none: the policy can only answer")
+        self.show("tools", ", ".join(signatures) or "none: the policy can only answer")
         for message in agent.messages[:-1]:
             self._show_message(message)
 
@@ -139,7 +142,7 @@ class Transcript(HookProvider):
             if use := block.get("toolUse"):
                 self.show("call", f"{use['name']} {json.dumps(use['input'], ensure_ascii=False, default=str)}")
             elif result := block.get("toolResult"):
-                text, place = tool_result_text(result["content"]), self._places.pop(result["toolUseId"], "")
+                text, place = tool_result_text(result["content"]), self._error_places.pop(result["toolUseId"], "")
                 self.show("error" if result["status"] == "error" else "result", text)
                 if place:  # the policy does not read this
                     self.show("raised", place.strip(" ()"), "dim")
@@ -147,48 +150,48 @@ class Transcript(HookProvider):
                 self.show("thinks", reasoning.get("reasoningText", {}).get("text", ""))
             else:
                 shown = block.get("text", f"({', '.join(block)})")
-                said = "limit" if _LIMIT.match(shown) else "policy"
-                self.show(said if message["role"] == "assistant" else "user", shown)
+                label = "limit" if _LIMIT_TEXT.match(shown) else "policy"
+                self.show(label if message["role"] == "assistant" else "user", shown)
 
     def end(self, outcome: Outcome, *, has_tokens: bool) -> None:
-        """Print how the episode ended, and which tokens would be trained on."""
+        """Print the reward, the status and the counts of tokens at the end of the episode."""
         sample, facts = outcome.sample, outcome.facts
         if sample.status is Sample.Status.FAILED and not facts.turns:
-            self.show("error", _errors(outcome)[0])
+            self.show("error", _list_errors(outcome)[0])
             return
         reward = sample.reward if isinstance(sample.reward, Mapping) else {"score": sample.reward}
-        parts = {**reward, "label": sample.label, "error": ""}.items()
+        entries = {**reward, "label": sample.label, "error": ""}.items()  # errors follow on lines of their own
         self._console.print()
-        self.show("reward", ", ".join(f"{name} {_short(value)}" for name, value in parts if value not in ("", None)))
+        self.show("reward", ", ".join(f"{name} {_short(value)}" for name, value in entries if value not in ("", None)))
         counts = {"turns": facts.turns, "tool calls": facts.tool_calls, "tool errors": facts.tool_errors}
-        counted = ", ".join(f"{name}: {count or 0}" for name, count in counts.items())
-        status = f"{sample.status.value} ({facts.stop_reason}); {counted}"
+        counts_text = ", ".join(f"{name}: {count or 0}" for name, count in counts.items())
+        status = f"{sample.status.value} ({facts.stop_reason}); {counts_text}"
         self.show("status", status, "red" if sample.status is Sample.Status.FAILED else "")
         trained, prompt = sum(sample.loss_mask or ()), len(sample.tokens) - sample.response_length
-        read = f"{prompt} of the prompt and {sample.response_length - trained} between turns"
-        others = f"; further samples: {len(outcome.siblings)}" if outcome.siblings else ""
-        self.show("tokens", f"{trained} trained, {read} read{others}" if has_tokens else _NO_TOKENS)
-        for words in _errors(outcome):
-            self.show("error", words)
+        context = f"{prompt} of the prompt and {sample.response_length - trained} between turns"
+        siblings = f"; further samples: {len(outcome.siblings)}" if outcome.siblings else ""
+        self.show("tokens", f"{trained} trained, {context} read{siblings}" if has_tokens else _NO_TOKENS)
+        for error in _list_errors(outcome):
+            self.show("error", error)
 
 
-def _errors(outcome: Outcome, *, of_episode: bool = True) -> list[str]:
-    """Return the errors that ended the episode, its reward, or a check of its tokens."""
+def _list_errors(outcome: Outcome, *, of_episode: bool = True) -> list[str]:
+    """Return the errors of the episode (if `of_episode`), of its reward, and of the checks of its tokens."""
     reward = outcome.sample.reward
-    own = of_episode and outcome.facts.error, reward.get("error") if isinstance(reward, Mapping) else None
-    return [*(str(error) for error in own if error), *outcome.contract_violations, *outcome.tito_violations]
+    errors = of_episode and outcome.facts.error, reward.get("error") if isinstance(reward, Mapping) else None
+    return [*(str(error) for error in errors if error), *outcome.contract_violations, *outcome.tito_violations]
 
 
 def _short(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else textwrap.shorten(str(value), 60, placeholder="...")
 
 
-_CURRENT: Final[ContextVar[Transcript]] = ContextVar("transcript")
+_CURRENT_TRANSCRIPT: Final[ContextVar[Transcript]] = ContextVar("transcript")
 
 
 def current_transcript() -> Transcript:
     """Return the transcript of the running episode; `try` adds this function to the setting `hooks`."""
-    return _CURRENT.get()
+    return _CURRENT_TRANSCRIPT.get()
 
 
 class WrittenCall(BaseModel):
@@ -210,28 +213,34 @@ class WrittenTurn(BaseModel):
 
 
 class Script:
-    """Turns from a YAML list of strings and mappings; a ConfigError names a turn that is neither."""
+    """Turns from a YAML list of strings and mappings.
+
+    Raises:
+        ConfigError: The file can't be read; or a turn, which the message names, is neither a string nor such a mapping.
+    """
 
     def __init__(self, path: Path) -> None:
         try:
-            given = yaml.safe_load(yaml_text(path))
+            content = yaml.safe_load(yaml_text(path))
         except (yaml.YAMLError, ValueError, ArithmeticError) as e:
-            raise ConfigError(f"{path} is no YAML: {e}") from e
-        if not isinstance(given, list) or not given:
+            raise ConfigError(f"{path} is not valid YAML: {e}") from e
+        if not isinstance(content, list) or not content:
             raise ConfigError(
-                f"{path} holds {type(given).__name__ if given else 'nothing'}; expected a list of turns, each a text "
-                "or {text: ..., calls: [{name: lookup, arguments: {item: apple}}]}"
+                f"{path} holds {type(content).__name__ if content else 'nothing'}; expected a list of turns, each a "
+                "text or {text: ..., calls: [{name: lookup, arguments: {item: apple}}]}"
             )
-        turns = [{"text": one.rstrip("\n")} if isinstance(one, str) else one for one in given]
-        self._turns = [checked(WrittenTurn, one, f"{path}: turn {at}") for at, one in enumerate(turns, start=1)]
+        turns = [{"text": entry.rstrip("\n")} if isinstance(entry, str) else entry for entry in content]
+        self._turns = [
+            validated(WrittenTurn, turn, f"{path}: turn {number}") for number, turn in enumerate(turns, start=1)
+        ]
         self._path, self._played = path, 0
 
-    async def turn(self, asked: Asked | None) -> WrittenTurn:  # noqa: ARG002 - a script does not listen
+    async def turn(self, request: AgentRequest | None) -> WrittenTurn:  # noqa: ARG002 - a script does not react
         """Return the next turn; raise PolicyEndedError if there is none."""
         self._played += 1
         if self._played > len(self._turns):
             raise PolicyEndedError(
-                f"{self._path} ends too early: the episode goes on, and turn {self._played} of the policy is missing"
+                f"{self._path} ends too early: the episode continues, and turn {self._played} of the policy is missing"
             )
         return self._turns[self._played - 1]
 
@@ -239,7 +248,7 @@ class Script:
         """Raise PolicyEndedError if turns are left at the end of the episode."""
         if self._played < len(self._turns):
             raise PolicyEndedError(
-                f"{self._path} goes on too long: it has {len(self._turns)} turns, and the episode ended after turn "
+                f"{self._path} is too long: it has {len(self._turns)} turns, and the episode ended after turn "
                 f"{self._played} ({stop_reason})"
             )
 
@@ -251,20 +260,20 @@ class Person:
         with suppress(ImportError):  # makes input lines editable
             import readline  # noqa: F401
         self._note = note
-        note(_KEYS)
+        note(_TYPING_HELP)
 
-    async def turn(self, asked: Asked | None) -> WrittenTurn:  # noqa: ARG002 - the person has read it
-        """Read a typed turn, again if a call can't be parsed; raise PolicyEndedError on Ctrl-D."""
+    async def turn(self, request: AgentRequest | None) -> WrittenTurn:  # noqa: ARG002 - the person has read it
+        """Return a typed turn, and ask again if a call can't be parsed; raise PolicyEndedError on Ctrl-D."""
         while True:
             try:
-                return typed_turn(_typed_lines())
+                return typed_turn(_read_typed_lines())
             except ValueError as e:
                 self._note(str(e))
 
 
-def _typed_lines() -> list[str]:
-    # Read on this thread although that blocks the loop: nothing else runs meanwhile, and another thread that waits for
-    # input can't be ended. asyncio's own handler would only cancel a task.
+def _read_typed_lines() -> list[str]:
+    # input is read in this thread, although that blocks the loop: nothing else runs, and a thread that waits for input
+    # could not be ended. Python's own handler of Ctrl-C ends the input; asyncio's would only cancel a task
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         lines = [""]
@@ -273,7 +282,7 @@ def _typed_lines() -> list[str]:
         while lines[-1].endswith("\\"):
             lines[-1:] = [lines[-1][:-1], input("...> ")]
     except (EOFError, KeyboardInterrupt):
-        raise PolicyEndedError("ended at the terminal; the episode was left where it was") from None
+        raise PolicyEndedError("ended at the terminal, before the episode's end") from None
     finally:
         signal.signal(signal.SIGINT, handler)
     return lines
@@ -281,17 +290,19 @@ def _typed_lines() -> list[str]:
 
 def typed_turn(lines: Sequence[str]) -> WrittenTurn:
     """Parse the lines of a typed turn; a ValueError explains how to write a call."""
-    texts, calls = [], []
-    for line in lines:
-        if not line.startswith("/"):
-            texts.append(line)
-            continue
-        try:
-            name, given = getattr(_TYPED_CALL.fullmatch(line), "groups", tuple)()
-            calls.append(WrittenCall(name=name, arguments=yaml.safe_load(given) or {}))
-        except (ValueError, ValidationError, yaml.YAMLError) as e:
-            raise ValueError(f'got {line!r}; expected /call NAME {{"key": "value"}}') from e
+    texts = [line for line in lines if not line.startswith("/")]
+    calls = [_parse_typed_call(line) for line in lines if line.startswith("/")]
     return WrittenTurn(text="\n".join(texts), calls=calls)
+
+
+def _parse_typed_call(line: str) -> WrittenCall:
+    error: Exception | None = None
+    if match := _TYPED_CALL.fullmatch(line):
+        try:
+            return WrittenCall(name=match[1], arguments=yaml.safe_load(match[2]) or {})
+        except (ValueError, ValidationError, yaml.YAMLError) as e:
+            error = e
+    raise ValueError(f'got {line!r}; expected /call NAME {{"key": "value"}}') from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,33 +311,35 @@ class HostedModel:
 
     api: ChatApi
 
-    async def turn(self, asked: Asked | None) -> WrittenTurn:
+    async def turn(self, request: AgentRequest | None) -> WrittenTurn:
         """Return the API's answer to the conversation; raise PolicyEndedError if it gives none."""
-        if asked is None:
-            raise PolicyEndedError("an agent beside the main one asks its model; --api-base plays one agent alone")
-        messages, tools = asked
+        if request is None:
+            raise PolicyEndedError("a sub-agent calls its model; --api-base can only play the main agent")
+        messages, tools = request
         try:
             message = await self.api.complete(list(map(_openai_message, messages)), tools)
         except EngineRejectedError as e:
-            refused = e.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
-            hint = "; OPENAI_API_KEY is not set" if not self.api.api_key else "; see OPENAI_API_KEY" if refused else ""
+            is_denied = e.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
+            hint = (
+                "; OPENAI_API_KEY is not set" if not self.api.api_key else "; see OPENAI_API_KEY" if is_denied else ""
+            )
             raise PolicyEndedError(f"the API answered {e.status_code}: {e}{hint}") from e
         except EngineError as e:
             raise PolicyEndedError(str(e)) from e
         try:
-            calls = [one["function"] for one in message.get("tool_calls") or ()]
-            return WrittenTurn(text=message.get("content") or "", calls=list(map(_call_of_api, calls)))
+            calls = [call["function"] for call in message.get("tool_calls") or ()]
+            return WrittenTurn(text=message.get("content") or "", calls=list(map(_parse_api_call, calls)))
         except (LookupError, TypeError, ValueError, AttributeError) as e:
             expected = "expected a chat completion, whose calls have JSON objects as arguments"
             raise PolicyEndedError(f"the API answered with {message!r:.300}; {expected}: {e}") from e
 
 
-def _call_of_api(function: Mapping[str, Any]) -> WrittenCall:
-    name, given = str(function["name"]), function.get("arguments") or "{}"
+def _parse_api_call(function: Mapping[str, Any]) -> WrittenCall:
+    name, arguments = str(function["name"]), function.get("arguments") or "{}"
     try:
-        return WrittenCall(name=name, arguments=json.loads(given))
+        return WrittenCall(name=name, arguments=json.loads(arguments))
     except ValueError as e:
-        got = f"the API's call of {name} has the arguments {given!r:.200}"
+        got = f"the API's call of {name} has the arguments {arguments!r:.200}"
         raise PolicyEndedError(f"{got}; expected a JSON object") from e
 
 
@@ -336,8 +349,8 @@ def _openai_message(message: Mapping[str, Any]) -> dict[str, Any]:
         {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
         for call in message.get("tool_calls") or ()
     ]
-    kept = {name: value for name, value in message.items() if name in ("role", "content", "tool_call_id")}
-    return kept | ({"tool_calls": calls} if calls else {})
+    fields = {name: value for name, value in message.items() if name in ("role", "content", "tool_call_id")}
+    return fields | ({"tool_calls": calls} if calls else {})
 
 
 WrittenPolicy: TypeAlias = Script | Person | HostedModel
@@ -346,7 +359,8 @@ WrittenPolicy: TypeAlias = Script | Person | HostedModel
 class PolicyServer:
     """An HTTP server that answers `/generate` with a policy's turns, in SGLang's format, with logprobs of 0.
 
-    `error` is the error that ended the policy; the request was then answered as aborted.
+    Attributes:
+        error: The error that ended the policy, whose last request was answered as aborted; None before.
     """
 
     def __init__(self, policy: WrittenPolicy, folder: Path, settings: RolloutSettings, transcript: Transcript) -> None:
@@ -358,54 +372,58 @@ class PolicyServer:
         self.error: RolloutError | None = None
 
     def running(self) -> AbstractAsyncContextManager[str]:
-        """Listen until the block ends; yields the URL."""
+        """Listen until the block ends, and yield the URL."""
         return local_server(web.post("/generate", self._generate))
 
     async def _generate(self, request: web.Request) -> web.Response:
         body = orjson.loads(await request.read())
-        read, encoder = body["input_ids"], self._template.encoder
-        asked = self._transcript.take_request()
-        if asked is None:
-            self._transcript.show("reads", f"(another agent) {encoder.decode(read)}")
-        ids, most = [], body["sampling_params"]["max_new_tokens"]
+        prompt_ids, encoder = body["input_ids"], self._template.encoder
+        agent_request = self._transcript.take_request()
+        if agent_request is None:
+            self._transcript.show("reads", f"(another agent) {encoder.decode(prompt_ids)}")
+        ids, max_tokens = [], body["sampling_params"]["max_new_tokens"]
         finish: dict[str, Any] = {"type": "abort", "message": "no turn"}
         try:
-            text, end_id = self._written(await self._policy.turn(asked))
+            text, end_id = self._write_turn(await self._policy.turn(agent_request))
         except RolloutError as e:
             self.error = e
         else:
-            if asked is None:
+            if agent_request is None:
                 self._transcript.show("says", f"(another agent) {text}")
-            whole = [*encoder.encode_trusted(text), end_id]
-            is_cut, ids = len(whole) > most, whole[:most]
-            finish = {"type": "length", "length": most} if is_cut else {"type": "stop", "matched": end_id}
+            turn_ids = [*encoder.encode_trusted(text), end_id]
+            is_cut, ids = len(turn_ids) > max_tokens, turn_ids[:max_tokens]
+            finish = {"type": "length", "length": max_tokens} if is_cut else {"type": "stop", "matched": end_id}
         meta = {
             "id": body["rid"],
             "finish_reason": finish,
-            "prompt_tokens": len(read),
+            "prompt_tokens": len(prompt_ids),
             "completion_tokens": len(ids),
             "output_token_logprobs": [[0.0, token, None] for token in ids],
         }
         return web.json_response({"text": "", "output_ids": ids, "meta_info": meta})
 
-    def _written(self, turn: WrittenTurn) -> tuple[str, int]:
-        """Return a turn as the template writes it, and its end token; PolicyEndedError if it can't be parsed."""
+    def _write_turn(self, turn: WrittenTurn) -> tuple[str, int]:
+        """Return a turn as the template writes it, and its end token; raise PolicyEndedError if it can't be parsed."""
         text, end_id = self._template.write_turn(turn.text, [(call.name, call.arguments) for call in turn.calls])
         segments = self._parser.segments(text, self._template.opens_reasoning)
-        if len([one for one in segments if isinstance(one, ToolCall)]) < len(turn.calls):
+        if sum(isinstance(segment, ToolCall) for segment in segments) < len(turn.calls):
             raise PolicyEndedError(
                 f"the tool parser does not read the calls of {text!r}, as the chat template writes them: set "
-                "tool_parser: auto, or leave out the turn's text or all but one call, which some formats do not know"
+                "tool_parser: auto, or leave out the turn's text or all calls but one: some formats allow no text "
+                "beside a call, or a single call only"
             )
         return text, end_id
 
 
 def run_try(options: TryOptions) -> int:
-    """Play a row and print it; return 0, 1 if the episode failed, or 130 after Ctrl-C or Ctrl-D.
+    """Play a row and print its transcript.
+
+    Returns:
+        The exit code: 0, 1 if the episode failed, or 130 after Ctrl-C or Ctrl-D.
 
     Raises:
-        RolloutError: The configuration, the row, the engine or the tokenizer can't be used, or the policy's turns end
-            before the episode does, or after it.
+        RolloutError: The configuration, the row, the engine or the tokenizer can't be used, or the policy has fewer or
+            more turns than the episode.
     """
     try:
         code = asyncio.run(_try(options))
@@ -419,23 +437,28 @@ def run_try(options: TryOptions) -> int:
         return EXIT_INTERRUPTED
     if code == EXIT_OK and (config := options.config) is not None:
         held_out = config.parent / "held_out.jsonl"
-        given = [("--data", held_out if held_out.is_file() else options.data), ("--base-url", options.base_url)]
-        given += [("--tokenizer", options.base_url and options.tokenizer_dir), ("--model", options.model_dir)]
-        given += [("--reward", options.reward), *(("--set", change) for change in options.changes or ())]
-        show_next("eval", "--config", config, *(word for pair in given if pair[1] is not None for word in pair))
+        arguments = [
+            ("--data", held_out if held_out.is_file() else options.data),
+            ("--base-url", options.base_url),
+            ("--tokenizer", options.base_url and options.tokenizer_dir),
+            ("--model", options.model_dir),
+            ("--reward", options.reward),
+            *(("--set", change) for change in options.changes or ()),
+        ]
+        show_next("eval", "--config", config, *(word for pair in arguments if pair[1] is not None for word in pair))
     return code
 
 
 async def _try(options: TryOptions) -> int:
     log, transcript = make_console(stderr=True), Transcript(make_console())
 
-    def note(words: str) -> None:
-        log.print(words, markup=False, soft_wrap=True)
+    def note(text: str) -> None:
+        log.print(text, markup=False, soft_wrap=True)
 
     changes = merge_changes(options.changes, options.reward)
     settings = await load_settings(options.config, changes, options.base_url, options.model_dir)
-    row = _row(options, note, needs_label=settings.needs_labels)
-    policy = _policy(options, note)
+    row = _load_row(options, note, needs_label=settings.needs_labels)
+    policy = _build_policy(options, note)
     if CODE_TOOL_PATH in settings.tools:
         note(f"code runs with isolation {await start_executor(settings.executor)!r}")
     async with AsyncExitStack() as stack:
@@ -449,15 +472,16 @@ async def _try(options: TryOptions) -> int:
             folder = options.tokenizer_dir or SHIPPED_MODEL
             server = PolicyServer(policy, folder, settings, transcript)
             base_url = await stack.enter_async_context(server.running())
-        # agents beside the main one use the same key, so the audit can't tell their requests apart
-        is_alone = settings.agent_factory is None and not settings.has_program
-        playing_it = open_player(base_url, folder, _settings(settings, options), audited=is_alone)
-        player = await stack.enter_async_context(playing_it)
-        _CURRENT.set(transcript)
-        most = _EMBEDDED_TOKENS if policy is None and options.base_url is None else _TOKENS
-        sampling = slime_sampling_params(options.temperature, most)
+        # sub-agents send the main agent's routing key, so the audit can't distinguish their requests
+        is_single_agent = settings.agent_factory is None and not settings.has_program
+        player = await stack.enter_async_context(
+            open_player(base_url, folder, _settings(settings, options), audited=is_single_agent)
+        )
+        _CURRENT_TRANSCRIPT.set(transcript)
+        max_tokens = _EMBEDDED_TOKENS if policy is None and options.base_url is None else _TOKENS
+        sampling_params = slime_sampling_params(options.temperature, max_tokens)
         seed = {} if options.seed is None else {"sampling_seed": options.seed}
-        outcome = await player.play(row.sample(index=options.row, group_index=0), sampling | seed)
+        outcome = await player.play(row.sample(index=options.row, group_index=0), sampling_params | seed)
         if server and server.error:
             raise server.error
         transcript.end(outcome, has_tokens=options.api_base is None)
@@ -467,8 +491,8 @@ async def _try(options: TryOptions) -> int:
 
 
 def _exit_code(outcome: Outcome, policy: WrittenPolicy | None) -> int:
-    sample = outcome.sample  # a truncated episode is as good as a completed one, if it has tokens to train on
-    if sample.remove_sample or sample.status is Sample.Status.ABORTED or _errors(outcome, of_episode=False):
+    sample = outcome.sample  # a truncated episode succeeds like a completed one, if it has tokens to train on
+    if sample.remove_sample or sample.status is Sample.Status.ABORTED or _list_errors(outcome, of_episode=False):
         return EXIT_FAILED
     if isinstance(policy, Script):
         policy.check_end(outcome.facts.stop_reason)
@@ -476,15 +500,17 @@ def _exit_code(outcome: Outcome, policy: WrittenPolicy | None) -> int:
 
 
 def _settings(settings: RolloutSettings, options: TryOptions) -> dict[str, Any]:
-    """Return the settings with the transcript added, and with an end of the episode when there are no more turns."""
+    """Return the settings with the transcript's hook; the episode ends when the policy has no more turns."""
     hook = f"{current_transcript.__module__}.{current_transcript.__qualname__}"
-    added: dict[str, Any] = {"max_failed_groups": None, "on_engine_abort": "return"}
-    added |= {} if settings.has_program else {"hooks": [*settings.hooks, hook]}
-    patient = {"episode_timeout_s": None} if options.you else {}  # a person takes their time
-    return settings.model_dump(exclude_unset=True) | added | patient
+    changes: dict[str, Any] = {"max_failed_groups": None, "on_engine_abort": "return"}
+    if not settings.has_program:
+        changes["hooks"] = [*settings.hooks, hook]
+    if options.you:  # a person takes their time
+        changes["episode_timeout_s"] = None
+    return settings.model_dump(exclude_unset=True) | changes
 
 
-def _row(options: TryOptions, note: Callable[[str], None], *, needs_label: bool) -> Row:
+def _load_row(options: TryOptions, note: Callable[[str], None], *, needs_label: bool) -> Row:
     beside = options.config and options.config.parent / "train.jsonl"
     data = options.data or (beside if beside and beside.is_file() else shipped_rows())
     rows = load_rows(data, prompt_key=options.input_key, label_key=options.label_key, needs_label=needs_label)
@@ -495,13 +521,13 @@ def _row(options: TryOptions, note: Callable[[str], None], *, needs_label: bool)
     return rows[options.row]
 
 
-def _policy(options: TryOptions, note: Callable[[str], None]) -> WrittenPolicy | None:
+def _build_policy(options: TryOptions, note: Callable[[str], None]) -> WrittenPolicy | None:
     if options.script is not None:
         return Script(options.script)
     if options.you:
         return Person(note)
     if options.api_base is not None and options.api_model is not None:
-        note("the API is asked for text: exact tokens, logprobs and training need an SGLang server (--base-url)")
+        note("the API returns text only: exact tokens, logprobs and training need an SGLang server (--base-url)")
         key = os.environ.get("OPENAI_API_KEY", "")
         return HostedModel(ChatApi(options.api_base, options.api_model, key, timeout_s=_API_TIMEOUT_S))
     return None

@@ -97,7 +97,7 @@ def test_try_plays_a_script_with_tools_tokens_and_reward(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("turns", "arguments", "words"),
     [
-        (TURNS[:1], [], "turns.yaml ends too early: the episode goes on, and turn 2 of the policy is missing"),
+        (TURNS[:1], [], "turns.yaml ends too early: the episode continues, and turn 2 of the policy is missing"),
         (["hi", "more"], [], "it has 2 turns, and the episode ended after turn 1 (completed)"),
         ("hi", [], "turns.yaml holds str; expected a list of turns, each a text or {text:"),
         ([], [], "turns.yaml holds nothing; expected a list of turns"),

@@ -22,7 +22,7 @@ from strands_rollout.evaluation.results import (
     ResultsFile,
     SampleResult,
     accuracy_of,
-    majority_of,
+    majority_vote,
     mean_pass_at_k,
     t_quantile,
 )
@@ -91,7 +91,7 @@ def test_results_file_names_a_line_that_is_no_result(path: Path, bad: str) -> No
 
 def test_results_file_names_a_line_of_an_unplanned_sample(path: Path) -> None:
     path.write_text(text(result_line(0), result_line(3)))
-    with pytest.raises(ConfigError, match=r"results.jsonl:2: got sample 3 .* which this run does not ask"):
+    with pytest.raises(ConfigError, match=r"results.jsonl:2: got sample 3 .* which is not part of this run"):
         read(path.parent)
 
 
@@ -138,8 +138,8 @@ async def test_report_ungraded_samples_are_missing_and_retried(run, capsys):
     assert (sums["methods"]["algebra_timeout"], sum(sums["methods"].values())) == (1, 11)
     captured = capsys.readouterr()
     for text in (captured.out, captured.err):
-        assert "sums: 1 answers count as wrong since comparing them took too long" in text
-    assert "1 that failed are tried again" in captured.err
+        assert "sums: 1 answers count as wrong because comparing them took too long" in text
+    assert "1 failed samples are played again" in captured.err
 
 
 def brevity(response: str, label: object) -> dict[str, float]:
@@ -274,6 +274,6 @@ def test_accuracy_of_interval_covers_the_truth_95_percent():
         pytest.param([], [""], [], 0.0, id="none votes"),
     ],
 )
-def test_majority_of_answers(right, wrong, answers, score):
-    found, share = majority_of([*((one, True) for one in right), *((one, False) for one in wrong)])
+def test_majority_vote(right, wrong, answers, score):
+    found, share = majority_vote([*((one, True) for one in right), *((one, False) for one in wrong)])
     assert (found, share) == (answers, pytest.approx(score))

@@ -352,7 +352,7 @@ def test_settings_by_task_lists_every_setting_once() -> None:
 def test_slime_arguments_that_are_read_are_all_listed() -> None:
     sources = "".join(path.read_text() for path in (REPOSITORY / "strands_rollout").rglob("*.py"))
     read = set(re.findall(r'getattr\(args, "(\w+)"', sources)) - {"strands_rollout", "reward_key"}
-    listed = set(re.findall(r"`(\w+)`", page("settings").partition("## What is read from slime's arguments")[2]))
+    listed = set(re.findall(r"`(\w+)`", page("settings").partition("## Arguments of slime that this package reads")[2]))
     listed -= {"normalize_rewards", "model_name"}
     assert read <= listed
     assert all(name in sources for name in listed)
@@ -407,6 +407,17 @@ async def test_rewards_example_scores(tmp_path: Path, monkeypatch: pytest.Monkey
     del sys.modules["reward"]  # another test may have a module of this name
     assert isinstance(reward, dict)
     assert (reward["score"], reward["acc"], reward["parts/brevity"], reward["error"]) == (1.0, 1.0, 0.25, "")
+
+
+async def test_rewards_example_reads_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "reward_of_calls.py").write_text(block_with("def few_calls(sample", page("rewards")))
+    monkeypatch.syspath_prepend(tmp_path)
+    part = yaml.safe_load(block_with("few_calls:", page("rewards")))["strands_rollout"]["reward"]["parts"]["few_calls"]
+    settings = {"reward": {"parts": {"few_calls": part | {"function": "reward_of_calls.few_calls"}}}}
+    sample = Sample(response="It is 4", label="4", metadata={"strands_rollout": {"tool_calls": 3}})
+    reward = await reward_func(SimpleNamespace(strands_rollout=settings), sample)
+    assert isinstance(reward, dict)
+    assert (reward["parts/few_calls"], reward["score"]) == (-3, pytest.approx(-0.15))
 
 
 def test_token_exactness_rules_each_have_a_test() -> None:

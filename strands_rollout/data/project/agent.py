@@ -1,4 +1,4 @@
-"""The agent's tools: functions that the policy may call. Replace them by yours.
+"""The agent's tools: functions that the policy may call. Replace them with your own.
 
 The shipped model knows a single tool, by its name and parameter: `execute_python_code(code)`. Here it is a shop's till.
 """
@@ -37,7 +37,7 @@ def execute_python_code(code: str) -> int:
 
 
 def value(node: ast.expr) -> int:
-    """Evaluate arithmetic by hand: never pass what a policy writes to `eval`."""
+    """Evaluate arithmetic without `eval`, which must never receive text of the policy."""
     match node:
         case ast.Constant(value=int(number)):
             return number

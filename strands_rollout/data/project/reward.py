@@ -1,4 +1,4 @@
-"""The reward of an answer. Replace it by yours."""
+"""The reward of an answer. Replace it with your own."""
 
 import re
 from typing import Any
@@ -9,7 +9,7 @@ def score(response: str, label: str) -> dict[str, Any]:
 
     Args:
         response: The policy's final answer, without its reasoning.
-        label: Of the row.
+        label: The row's label.
     """
     found = re.findall(r"(?:\\boxed\{|Answer: )(-?\d{1,9})", response)
     if not found:

@@ -9,15 +9,16 @@ from typing import Any, ClassVar, Final
 from strands_rollout.errors import PromptError
 from strands_rollout.files.json_codec import encode_json
 from strands_rollout.gateway.protocols import (
+    ApiProtocol,
     Item,
     ItemCache,
     Piece,
-    Protocol,
     TurnRequest,
     blocks_of,
     call_block,
     client_tools,
     field_of,
+    find_ignored_fields,
     image_of_url,
     named_sse,
     new_id,
@@ -28,16 +29,15 @@ from strands_rollout.gateway.protocols import (
     sampling_params,
     sse,
     tool_spec,
-    unheeded,
 )
 from strands_rollout.record.branch import Block, Reply
 
 
-class ChatCompletions(Protocol):
+class ChatCompletions(ApiProtocol):
     """OpenAI's Chat Completions API, with SGLang's `reasoning_content`."""
 
     def read(self, body: dict[str, Any], cache: ItemCache) -> TurnRequest:
-        """See `Protocol.read`."""
+        """See `ApiProtocol.read`."""
         refuse(
             body,
             n=(1,),
@@ -47,7 +47,7 @@ class ChatCompletions(Protocol):
             add_generation_prompt=(True,),
         )
         tools = objects(body, "tools")
-        system, messages = cache.read(objects(body, "messages"), _of_chat)
+        system, messages = cache.read(objects(body, "messages"), _chat_pieces)
         return TurnRequest(
             messages,
             system,
@@ -57,11 +57,11 @@ class ChatCompletions(Protocol):
             body.get("stream") is True,
             with_usage=bool(field_of(body, "stream_options", dict, "an object").get("include_usage")),
             template_kwargs=field_of(body, "chat_template_kwargs", dict, "an object"),
-            unheeded=unheeded(body, [field_of(tool, "function", dict, "an object") for tool in tools]),
+            ignored_fields=find_ignored_fields(body, [field_of(tool, "function", dict, "an object") for tool in tools]),
         )
 
-    def whole(self, request: TurnRequest, reply: Reply) -> dict[str, Any]:
-        """See `Protocol.whole`."""
+    def response_body(self, request: TurnRequest, reply: Reply) -> dict[str, Any]:
+        """See `ApiProtocol.response_body`."""
         message: dict[str, Any] = {"role": "assistant", "content": reply.text or (None if reply.calls else "")}
         if reply.reasoning:
             message["reasoning_content"] = reply.reasoning
@@ -71,7 +71,7 @@ class ChatCompletions(Protocol):
         return {**_chat_head(request, "chat.completion"), "choices": [choice], "usage": _chat_usage(reply)}
 
     def events(self, request: TurnRequest, reply: Reply) -> Iterator[bytes]:
-        """See `Protocol.events`."""
+        """See `ApiProtocol.events`."""
         head = _chat_head(request, "chat.completion.chunk")
         deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
         if reply.reasoning:
@@ -88,7 +88,7 @@ class ChatCompletions(Protocol):
         yield b"data: [DONE]\n\n"
 
     def error(self, status: int, kind: str, message: str) -> dict[str, Any]:
-        """See `Protocol.error`."""
+        """See `ApiProtocol.error`."""
         return {"error": {"message": message, "type": _openai_type(status), "param": None, "code": kind}}
 
 
@@ -111,7 +111,7 @@ def _chat_head(request: TurnRequest, kind: str) -> dict[str, Any]:
 
 def _chat_tool(tool: Item) -> dict[str, Any]:
     if tool.get("type", "function") != "function" or not isinstance(tool.get("function"), dict):
-        raise PromptError(f"got the tool {tool!r:.100}; expected one of type function: there are no others here")
+        raise PromptError(f"got the tool {tool!r:.100}; expected a tool of type function; no other type is supported")
     function = tool["function"]
     return tool_spec(function.get("name"), function.get("description"), function.get("parameters"))
 
@@ -132,7 +132,7 @@ def _chat_usage(reply: Reply) -> dict[str, Any]:
     }
 
 
-def _of_chat(message: Item) -> list[Piece]:
+def _chat_pieces(message: Item) -> list[Piece]:
     role, content = message.get("role"), message.get("content")
     if role in ("system", "developer"):
         return [("system", blocks_of(content, _chat_part))]
@@ -148,7 +148,7 @@ def _of_chat(message: Item) -> list[Piece]:
     for call in objects(message, "tool_calls"):
         if call.get("type", "function") != "function":
             raise PromptError(
-                f"got a tool call of type {call['type']!r:.100}; expected function: there are no others here"
+                f"got a tool call of type {call['type']!r:.100}; expected function; no other type is supported"
             )
         function = field_of(call, "function", dict, "an object")
         blocks.append(call_block(call.get("id"), function.get("name"), function.get("arguments")))
@@ -164,20 +164,22 @@ def _chat_part(part: Item) -> Block | None:
     raise PromptError(f"got a content part of type {kind!r:.100}; expected text or image_url")
 
 
-class Responses(Protocol):
+class Responses(ApiProtocol):
     """OpenAI's Responses API."""
 
     items_name: ClassVar[str] = "input"
 
     def read(self, body: dict[str, Any], cache: ItemCache) -> TurnRequest:
-        """See `Protocol.read`."""
+        """See `ApiProtocol.read`."""
         refuse(body, tool_choice=("auto", "none"), truncation=("disabled",))
         refuse(field_of(body, "text", dict, "an object"), format=("text",))
-        given, earlier = body.get("input"), body.get("previous_response_id")
-        own = [{"role": "user", "content": given}] if isinstance(given, str) else objects(body, "input")
-        items = own if earlier is None else _continued(self.held("previous_response_id", earlier)["input"], own)
+        given, earlier_id = body.get("input"), body.get("previous_response_id")
+        is_text = isinstance(given, str)
+        items: Sequence[Item] = [{"role": "user", "content": given}] if is_text else objects(body, "input")
+        if earlier_id is not None:
+            items = _join_items(self.recall("previous_response_id", earlier_id)["input"], items)
         instructions = [str(body["instructions"])] if body.get("instructions") else []
-        system, messages = cache.read(items, _of_item, instructions)
+        system, messages = cache.read(items, _item_pieces, instructions)
         tools = {} if body.get("tool_choice") == "none" else _response_tools(body)
         return TurnRequest(
             messages,
@@ -188,13 +190,13 @@ class Responses(Protocol):
             body.get("stream") is True,
             body={"input": items, "tools": tools},
             template_kwargs=field_of(body, "chat_template_kwargs", dict, "an object"),
-            unheeded=unheeded(body, objects(body, "tools")),
+            ignored_fields=find_ignored_fields(body, objects(body, "tools")),
         )
 
-    def whole(self, request: TurnRequest, reply: Reply) -> dict[str, Any]:
-        """See `Protocol.whole`."""
+    def response_body(self, request: TurnRequest, reply: Reply) -> dict[str, Any]:
+        """See `ApiProtocol.response_body`."""
         response_id, output = new_id("resp_"), _output_items(reply, request.body["tools"])
-        self.hold(response_id, {"input": [*request.body["input"], *output]})
+        self.remember(response_id, {"input": [*request.body["input"], *output]})
         read, written = reply.usage.get("inputTokens", 0), reply.usage.get("outputTokens", 0)
         is_cut = reply.stop_reason == "max_tokens"
         return {
@@ -223,8 +225,8 @@ class Responses(Protocol):
         }
 
     def events(self, request: TurnRequest, reply: Reply) -> Iterator[bytes]:
-        """See `Protocol.events`."""
-        answer = self.whole(request, reply)
+        """See `ApiProtocol.events`."""
+        answer = self.response_body(request, reply)
         begun = {**answer, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
         bodies: list[dict[str, Any]] = [
             {"type": f"response.{name}", "response": begun} for name in ("created", "in_progress")
@@ -237,28 +239,31 @@ class Responses(Protocol):
             yield named_sse({**body, "sequence_number": number})
 
     def error(self, status: int, kind: str, message: str) -> dict[str, Any]:
-        """See `Protocol.error`."""
+        """See `ApiProtocol.error`."""
         return ChatCompletions().error(status, kind, message)
 
     def error_event(self, status: int, kind: str, message: str) -> bytes:  # noqa: ARG002 - the event has no status
-        """See `Protocol.error_event`."""
+        """See `ApiProtocol.error_event`."""
         error = {"code": kind, "message": message}
         response = {"id": new_id("resp_"), "object": "response", "status": "failed", "error": error, "output": []}
         return named_sse({"type": "response.failed", "response": response, "sequence_number": 0})
 
 
-def _continued(held: Sequence[Item], own: Sequence[Item]) -> list[Item]:
-    """Return a response's items and the new ones. Items that a client sends again, as Strands' agents do, come once."""
-    known = {item.get("call_id") for item in held if item.get("type") == "function_call"}
-    start = len(held)
-    if any(item.get("type") == "function_call" and item.get("call_id") in known for item in own):
-        first = _of_item(own[0])
-        start = next((at for at in reversed(range(start)) if _of_item(held[at]) == first), start)
-    return [*held[:start], *own]
+def _join_items(earlier: Sequence[Item], new: Sequence[Item]) -> list[Item]:
+    """Return the items of an earlier response, then the new items; items that a client sends again are not repeated.
+
+    Strands' agents send their whole history again.
+    """
+    known = {item.get("call_id") for item in earlier if item.get("type") == "function_call"}
+    end = len(earlier)
+    if any(item.get("type") == "function_call" and item.get("call_id") in known for item in new):
+        first = _item_pieces(new[0])
+        end = next((index for index in reversed(range(end)) if _item_pieces(earlier[index]) == first), end)
+    return [*earlier[:end], *new]
 
 
 _Tools = dict[str, tuple[dict[str, str], dict[str, Any]]]
-"""By the names that the policy uses: the fields that name the tool in a call, and its specification."""
+"""Name that the policy uses -> the fields that name the tool in a call of the API, and the tool's specification."""
 
 
 def _output_items(reply: Reply, tools: _Tools) -> list[dict[str, Any]]:
@@ -272,8 +277,8 @@ def _output_items(reply: Reply, tools: _Tools) -> list[dict[str, Any]]:
         items.append({**message, "content": content})
     for call in reply.calls:
         arguments = encode_json(call["input"]).decode()
-        named = tools[call["name"]][0] if call["name"] in tools else {"name": call["name"]}
-        head = {"type": "function_call", "id": new_id("fc_"), "call_id": call["toolUseId"], **named}
+        name_fields = tools[call["name"]][0] if call["name"] in tools else {"name": call["name"]}
+        head = {"type": "function_call", "id": new_id("fc_"), "call_id": call["toolUseId"], **name_fields}
         items.append({**head, "arguments": arguments, "status": "completed"})
     return items
 
@@ -283,13 +288,13 @@ def _item_events(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
     kind, item_id = item["type"], item["id"]
     if kind == "function_call":
         yield {"type": "response.output_item.added", "item": {**item, "arguments": "", "status": "in_progress"}}
-        named = {"item_id": item_id}
-        yield {"type": "response.function_call_arguments.delta", **named, "delta": item["arguments"]}
+        place = {"item_id": item_id}
+        yield {"type": "response.function_call_arguments.delta", **place, "delta": item["arguments"]}
         done = {"name": item["name"], "arguments": item["arguments"]}
-        yield {"type": "response.function_call_arguments.done", **named, **done}
+        yield {"type": "response.function_call_arguments.done", **place, **done}
     else:
-        opened = {"status": "in_progress"} if kind == "message" else {}
-        yield {"type": "response.output_item.added", "item": {**item, "content": [], **opened}}
+        status = {"status": "in_progress"} if kind == "message" else {}
+        yield {"type": "response.output_item.added", "item": {**item, "content": [], **status}}
         [part] = item["content"]
         place, name = {"item_id": item_id, "content_index": 0}, part["type"]
         yield {"type": "response.content_part.added", **place, "part": {**part, "text": ""}}
@@ -302,8 +307,9 @@ def _item_events(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _response_tools(body: Item) -> _Tools:
     given: list[dict[str, Any]] = []
     for tool in objects(body, "tools"):
-        is_space = tool.get("type") == "namespace"
-        given += [{**one, "namespace": tool.get("name")} for one in objects(tool, "tools")] if is_space else [tool]
+        is_namespace = tool.get("type") == "namespace"
+        inner = objects(tool, "tools") if is_namespace else []
+        given += [{**each, "namespace": tool.get("name")} for each in inner] if is_namespace else [tool]
     tools: _Tools = {}
     for tool in client_tools(given, "function"):
         spec = tool_spec(_full_name(tool), tool.get("description"), tool.get("parameters"))
@@ -312,11 +318,11 @@ def _response_tools(body: Item) -> _Tools:
 
 
 def _full_name(named: Item) -> object:
-    """Return the name that the policy uses, which has the namespace as prefix."""
+    """Return the name that the policy uses: the namespace, if any, is its prefix."""
     return f"{named['namespace']}__{named.get('name')}" if named.get("namespace") else named.get("name")
 
 
-def _of_item(item: Item) -> list[Piece]:
+def _item_pieces(item: Item) -> list[Piece]:
     kind, role = item.get("type", "message"), item.get("role")
     if kind == "message" and role in ("user", "assistant", "system", "developer"):
         blocks = blocks_of(item.get("content"), _response_part)
@@ -330,7 +336,7 @@ def _of_item(item: Item) -> list[Piece]:
         text = "".join(str(part.get("text", "")) for part in parts)
         return [("assistant", [reasoning_block(text)])] if text else []
     raise PromptError(
-        f"got an input item of type {kind!r:.100}, role {role!r:.100}; expected messages and function calls"
+        f"got an input item of type {kind!r:.100} and role {role!r:.100}; expected messages and function calls"
     )
 
 

@@ -1,7 +1,7 @@
 """Episodes that a user's program plays against the gateway, which records the policy's exact tokens.
 
-A program is an async function, or a process. `play_program` runs it within the episode's limits; `play_command` is the
-function that runs a process.
+A program is a function or a command. `play_program` runs it within the episode's limits; for a command, the function is
+`play_command`, which runs the command's process.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ logger = logging.getLogger(__name__)
 
 _MAX_OUTPUT_BYTES: Final = 4096
 _CANCEL_TIMEOUT_S: Final = 1.0
-_OTHER_MAIN: Final = "its main conversation has become another"
+_OTHER_MAIN: Final = "another conversation became the main one"
+# environment variable that marks the processes of an episode
 _MARK: Final = "STRANDS_ROLLOUT_EPISODE"
-# environment variables that a process gets; others may hold keys, which the policy must not see
+# environment variables that a process inherits; others may hold keys, which the policy must not see
 _INHERITED: Final = re.compile(
     r"PATH|LANG|LC_\w+|TZ|USER|LOGNAME|LD_LIBRARY_PATH|VIRTUAL_ENV|SSL_CERT_\w+|NODE_EXTRA_CA_CERTS"
 )
@@ -55,11 +56,11 @@ _PLACEHOLDER: Final = re.compile(r"\{(prompt|task|url|base_url|api_key|model)\}"
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The endpoint at which a program asks the policy.
+    """The endpoint to which a program sends its requests to the policy.
 
     Attributes:
         base_url: URL for OpenAI's clients, which ends in `/v1`.
-        api_key: API key of this episode, which is refused when the episode is over.
+        api_key: API key of this episode, which is refused once the episode is over.
         model: The model's name.
     """
 
@@ -86,10 +87,10 @@ class Program:
     """A user's program that plays an episode.
 
     Attributes:
-        name: Its name in messages, as in the settings.
-        play: The function.
-        may_replay: True if it may be started again, to repeat an aborted attempt against its record.
-        loop: The loop that runs its coroutines; None for the running loop.
+        name: Name in messages, as in the settings.
+        play: The function that plays.
+        may_replay: True if the program may be started again, to repeat an aborted attempt against its record.
+        loop: The loop that runs the program's coroutines; None for the running loop.
     """
 
     name: str
@@ -105,7 +106,7 @@ class ProcessEnd:
     Attributes:
         exit_code: Its exit code.
         output: The end of its output.
-        escaped: Number of its descendants that had left its process group, and were killed.
+        escaped: Number of its descendants that had left its process group and were killed.
     """
 
     exit_code: int
@@ -127,22 +128,22 @@ async def play_program(
 
     Args:
         program: The program.
-        model: A model for this episode alone, which was resumed if there is `progress`.
+        model: A model for this episode alone; with `progress`, a resumed model.
         task: The task.
         limits: The episode's limits.
         control: The episode's control.
         progress: The state of an aborted attempt, which the program repeats and continues.
-        journal: Gets each turn of the main conversation, so that another process can start the program again.
+        journal: Stores each turn of the main conversation, so that another process can start the program again.
 
     Raises:
-        asyncio.CancelledError: The caller was cancelled. All other failures are in the result.
+        asyncio.CancelledError: The caller was cancelled. All other failures are returned in `Episode.error`.
     """
     with control.running(0.0 if progress is None else progress.duration_s):
-        return await _Run(program, model, task, limits, control, progress, journal).play()
+        return await _ProgramRun(program, model, task, limits, control, progress, journal).play()
 
 
-class _Run:
-    """One running episode. It observes the session: it counts requests and turns, and ends the session at a limit."""
+class _ProgramRun:
+    """The state of one running episode; observes its session, counts its turns and calls, and ends it at a limit."""
 
     def __init__(
         self,
@@ -157,23 +158,24 @@ class _Run:
         self.program, self.model, self.task, self.limits = program, model, task, limits
         self.control = control
         self.journal = journal
-        self.begun = begun = progress or EpisodeProgress((), 0)
+        start = progress or EpisodeProgress((), 0)
         self.stats = ToolStats(
-            control, begun.tool_s, begun.tool_errors, begun.tool_timeouts, calls=list(map(dict, begun.calls))
+            control, start.tool_s, start.tool_errors, start.tool_timeouts, calls=list(map(dict, start.calls))
         )
         self.session = Session(model, self)
         if progress is not None:
             self.session.restore(progress.messages)
-        self.counts: dict[Conversation, list[int]] = {model.conversation: [begun.tool_iterations, begun.tool_calls]}
+        # tool iterations and calls of each conversation
+        self.counts: dict[Conversation, list[int]] = {model.conversation: [start.tool_iterations, start.tool_calls]}
         turns = model.trajectory.turns
-        self.user_turns = _user_turns(begun.messages, len(turns) - model.trajectory.is_open)
+        self.user_turns = _count_user_turns(start.messages, len(turns) - model.trajectory.is_open)
         self.limit: StopReason | None = None
-        self.tripped = asyncio.Event()
-        calls = (block["toolUse"] for message in begun.messages for block in message["content"] if "toolUse" in block)
-        self.names = {call["toolUseId"]: call["name"] for call in calls}
-        self.counted = {call["id"] for call in begun.calls}
+        self.must_end = asyncio.Event()  # set at a limit or an abort
+        calls = (block["toolUse"] for message in start.messages for block in message["content"] if "toolUse" in block)
+        self.tool_names = {call["toolUseId"]: call["name"] for call in calls}
+        self.counted_results = {call["id"] for call in start.calls}
         self.process: ProcessEnd | None = None
-        self.recorded: Conversation | None = None  # the conversation in the journal
+        self.recorded: Conversation | None = None  # the conversation that the journal holds
 
     async def play(self) -> Episode:
         limit_s = self.limits.episode_timeout_s
@@ -182,13 +184,13 @@ class _Run:
         try:
             async with deadline:
                 result = await self._play()
-            if not self.tripped.is_set():
+            if not self.must_end.is_set():
                 self.session.end_replay()
             if not isinstance(result, str | ProcessEnd | None):
                 score = checked_score(result, self.program.name)
         except Exception as e:  # a user's program may raise anything
             raised = e
-        reason, error = self._ending(raised)
+        reason, error = self._stop_reason(raised)
         if deadline.expired():
             fault = self.model.engine_fault
             reason, error = end_at_deadline(was_aborted=deadline.was_aborted, limit_s=limit_s, fault=fault)
@@ -216,18 +218,18 @@ class _Run:
     def on_request(self, conversation: Conversation, messages: StrandsMessages, waited_s: float | None) -> None:
         """Count the tool results and user turns of a request; see `SessionObserver.on_request`."""
         results = [block["toolResult"] for message in messages for block in message["content"] if "toolResult" in block]
-        new = [result for result in results if waited_s is not None and result["toolUseId"] not in self.counted]
+        new = [result for result in results if waited_s is not None and result["toolUseId"] not in self.counted_results]
         for result in new:
             use_id, status = result["toolUseId"], result["status"]
             self.stats.errors += status == "error"
-            call = {"id": use_id, "tool": self.names.get(use_id, ""), "status": status, "s": waited_s}
+            call = {"id": use_id, "tool": self.tool_names.get(use_id, ""), "status": status, "s": waited_s}
             self.stats.calls.append({**call, "at_s": self.control.at_s(waited_s or 0.0)})
             self.stats.seconds += waited_s or 0.0
-            self.counted.add(use_id)
+            self.counted_results.add(use_id)
             if status == "success":
                 self.stats.succeeded.add(use_id)
         self.stats.waited_s += (waited_s or 0.0) if new else 0.0
-        # the repeated request of an interrupted turn has no new messages
+        # a user turn brings new messages without results; the repeated request of an interrupted turn brings none
         if waited_s is not None and messages and not results and conversation is self.session.main:
             limit = self.limits.max_user_turns
             if limit is not None and self.user_turns >= limit:
@@ -250,10 +252,10 @@ class _Run:
             self._reach_limit(StopReason.MAX_TOOL_CALLS)
         counts[0] += 1
         counts[1] += len(reply.calls)
-        self.names |= {call["toolUseId"]: call["name"] for call in reply.calls}
+        self.tool_names |= {call["toolUseId"]: call["name"] for call in reply.calls}
 
     def _record_turn(self, journal: Journal) -> None:
-        """Add the last turn of the main conversation to the journal, from which another process can replay it."""
+        """Add the last turn of the main conversation to the journal, so that another process can replay it."""
         main = self.model.conversation
         if len(main.branches) > 1:
             journal.close(SEVERAL_SEGMENTS)
@@ -265,49 +267,52 @@ class _Run:
         journal.call_ended(self._progress())
 
     def on_abort(self) -> None:
-        """End the episode after an abort, even if the client would ask again."""
-        self.tripped.set()
+        """End the episode after an abort, so that the client's retries don't continue it."""
+        self.must_end.set()
 
     def on_restart(self, conversation: Conversation, messages: StrandsMessages, kept: Sequence[Reply]) -> None:
-        """Replace the counts of an earlier attempt by those of its kept turns."""
+        """Replace the counts of an earlier attempt by those of its turns that are kept."""
         calls = [len(reply.calls) for reply in kept]
         self.counts[conversation] = [sum(count > 0 for count in calls), sum(calls)]
         blocks = [block for message in messages for block in message["content"]]
         answered = {block["toolResult"]["toolUseId"] for block in blocks if "toolResult" in block}
         stats = self.stats
         stats.calls[:] = [call for call in stats.calls if call["id"] in answered]
-        self.counted &= answered  # later calls may have the same ids
-        self.user_turns = _user_turns(messages, len(kept))
+        self.counted_results &= answered  # later calls may have the ids of dropped calls
+        self.user_turns = _count_user_turns(messages, len(kept))
         stats.errors = sum(call["status"] == "error" for call in stats.calls)
         stats.seconds, stats.timeouts = sum(call["s"] for call in stats.calls), 0
 
     def _reach_limit(self, limit: StopReason) -> None:
         self.limit = limit
-        self.tripped.set()
+        self.must_end.set()
         raise SessionEndedError(f"the limit {limit} of this episode is reached")
 
     async def _play(self) -> object:
-        """Run the program, and return its result. The endpoint is closed when this returns or raises."""
+        """Run the program and return its result, None if it was stopped; close its endpoint in any case."""
         gateway = await SharedGateway.running()
         key = gateway.add(self.session)
         endpoint = Endpoint(f"{gateway.base_url}/v1", key, self.model.config["model_id"] or "policy")
         playing = asyncio.ensure_future(call_user_code(self.program.play, self.task, endpoint, loop=self.program.loop))
-        tripped = asyncio.ensure_future(self.tripped.wait())
+        must_end = asyncio.ensure_future(self.must_end.wait())
         try:
-            await asyncio.wait([playing, tripped], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([playing, must_end], return_when=asyncio.FIRST_COMPLETED)
             return playing.result() if playing.done() else None
         finally:
-            tripped.cancel()
+            must_end.cancel()
             playing.cancel()
             await gateway.remove(key, SessionEndedError("its program has ended, or was stopped"))
-            # a program that does not end is left running; its key is refused
+            # a program that ignores its cancellation is left running, with a key that is refused
             await asyncio.wait([playing], timeout=_CANCEL_TIMEOUT_S)
             if playing.done() and not playing.cancelled():
-                ended = playing.exception() or playing.result()
-                self.process = ended if isinstance(ended, ProcessEnd) else getattr(ended, "process", None)
+                outcome = playing.exception() or playing.result()
+                self.process = outcome if isinstance(outcome, ProcessEnd) else getattr(outcome, "process", None)
 
-    def _ending(self, error: Exception | None) -> tuple[StopReason, Exception | None]:
-        """Return the stop reason and error. An error of the endpoint explains the program's error after it."""
+    def _stop_reason(self, error: Exception | None) -> tuple[StopReason, Exception | None]:
+        """Return the stop reason and the error that caused it.
+
+        An error of the endpoint comes first, since a program usually fails because of it.
+        """
         conversation, fault = self.model.conversation, self.session.error
         has_turns, cut_by = conversation.turn_count > 0, self.model.cut_by
         was_cut = conversation.branch.stop_reason == "max_tokens"
@@ -319,13 +324,12 @@ class _Run:
             is_programs_own = not isinstance(error, errors.RolloutError) or isinstance(error, errors.ToolError)
             if is_programs_own:
                 error = errors.ConfigError(describe_failure(self.program.name, error, self.task))
+            # clients raise on a cut answer, which is the policy's fault
             if was_cut and (is_programs_own or isinstance(error, CommandError)):
-                return LENGTH_REASONS[
-                    cut_by or "turn"
-                ], error  # clients raise on a cut answer, which is the policy's fault
+                return LENGTH_REASONS[cut_by or "turn"], error
             return stop_reason_of(error, cut_by=cut_by, has_turns=has_turns), error
         if not has_turns:
-            message = f"{self.program.name} has ended without asking the policy; expected a request to the endpoint"
+            message = f"{self.program.name} ended without asking the policy; expected a request to the endpoint"
             return StopReason.SETUP_ERROR, errors.ConfigError(message)
         if was_cut:
             return LENGTH_REASONS[cut_by or "turn"], None
@@ -348,14 +352,14 @@ class _Run:
         )
 
 
-def _user_turns(messages: Sequence[Mapping[str, Any]], turns: int) -> int:
-    """Return the number of user messages after the first of the policy's last `turns` turns."""
-    answers = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
-    own = answers[max(0, len(answers) - turns) :]
-    between = [messages[begin + 1 : end] for begin, end in pairwise((*own, len(messages)))]
+def _count_user_turns(messages: Sequence[Mapping[str, Any]], turns: int) -> int:
+    """Return the number of user turns, without tool results, after the first of the policy's last `turns` turns."""
+    answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    policy_answers = answers[max(0, len(answers) - turns) :]
+    replies = [messages[begin + 1 : end] for begin, end in pairwise((*policy_answers, len(messages)))]
     return sum(
-        bool(given) and not any("toolResult" in block for message in given for block in message["content"])
-        for given in between
+        bool(reply) and not any("toolResult" in block for message in reply for block in message["content"])
+        for reply in replies
     )
 
 
@@ -363,7 +367,7 @@ class CommandError(errors.ConfigError):
     """A process can't be started, or failed.
 
     Attributes:
-        process: Its end; None if it was not started.
+        process: The end of the process; None if it was not started.
     """
 
     def __init__(self, message: str, process: ProcessEnd | None = None) -> None:
@@ -372,27 +376,27 @@ class CommandError(errors.ConfigError):
 
 
 async def play_command(command: AgentCommand, task: Task, endpoint: Endpoint) -> ProcessEnd:
-    """Run a process in its own session, process group and scratch folder, which all end with it.
+    """Run a command's process in a session, process group and scratch folder of its own, which end with it.
 
     Raises:
-        CommandError: It can't be started, or ends with an unexpected exit code.
+        CommandError: The process can't be started, or ends with an unexpected exit code.
     """
     scratch = tempfile.mkdtemp(prefix="strands-rollout-")
     try:
         task_file = Path(scratch) / "task.json"
-        shown = {"messages": task.messages, "metadata": task.metadata, "index": task.index}
-        task_file.write_text(json.dumps(shown, default=str), encoding="utf-8")
+        task_json = {"messages": task.messages, "metadata": task.metadata, "index": task.index}
+        task_file.write_text(json.dumps(task_json, default=str), encoding="utf-8")
         values = {"prompt": task.text, "task": str(task_file), "url": endpoint.url}
         values |= {name: getattr(endpoint, name) for name in ("base_url", "api_key", "model")}
-        filled = functools.partial(_PLACEHOLDER.sub, lambda found: values[found[1]])
+        fill = functools.partial(_PLACEHOLDER.sub, lambda found: values[found[1]])
         first, *rest = shlex.split(command.command)
-        argv = [sys.executable if first == "python" else filled(first), *map(filled, (*rest, *command.args))]
+        argv = [sys.executable if first == "python" else fill(first), *map(fill, (*rest, *command.args))]
         mark = secrets.token_hex(16)
         env = {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
         env |= {"HOME": scratch, "TMPDIR": scratch, _MARK: mark, **endpoint.env}
-        env |= {name: filled(os.path.expandvars(value)) for name, value in command.env.items()}
+        env |= {name: fill(os.path.expandvars(value)) for name, value in command.env.items()}
         cwd = str(find_file(command.cwd)) if command.cwd is not None else scratch
-        ended = await _process(argv, env, cwd, filled(command.stdin), mark)
+        ended = await _run_process(argv, env, cwd, fill(command.stdin), mark)
     finally:  # in a thread, since the policy may have left many files
         await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
     if ended.exit_code not in command.exit_codes:
@@ -404,8 +408,8 @@ async def play_command(command: AgentCommand, task: Task, endpoint: Endpoint) ->
     return ended
 
 
-async def _process(argv: Sequence[str], env: Mapping[str, str], cwd: str, stdin: str, mark: str) -> ProcessEnd:
-    # files instead of pipes, which an escaped child would keep open
+async def _run_process(argv: Sequence[str], env: Mapping[str, str], cwd: str, stdin: str, mark: str) -> ProcessEnd:
+    # files, since an escaped child would keep pipes open
     with tempfile.TemporaryFile() as read, tempfile.TemporaryFile() as printed:
         read.write(stdin.encode())
         read.seek(0)
@@ -428,9 +432,9 @@ async def _process(argv: Sequence[str], env: Mapping[str, str], cwd: str, stdin:
 
 
 def _kill_marked(mark: str, group: int) -> int:
-    """Kill processes outside of a group with an episode's mark in their environment; return how many (Linux only)."""
+    """Kill processes outside of a group that have an episode's mark; return their number (Linux only)."""
     found = 0
-    for _ in range(3):  # they may be starting others meanwhile
+    for _ in range(3):  # each pass kills processes that were started during the last
         alive = 0
         for entry in Path("/proc").glob("[0-9]*/environ"):
             with suppress(OSError):

@@ -1,7 +1,7 @@
-"""The parts that all APIs share (requests as Strands messages, turns as answers), and Anthropic's Messages API.
+"""The parts that all APIs share, which convert requests to Strands messages, and Anthropic's Messages API.
 
-A field that can change tokens is honoured, refused, or listed in the session's facts as ignored; docs/gateway.md has
-the table. Fields that change no token are accepted.
+A field that can change tokens is honoured, refused, or ignored and listed in the session's facts; docs/gateway.md has
+the table. Fields that can't change tokens are accepted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from strands_rollout.tool_parsers.base import StrictJSONError, check_depth
 Message = dict[str, Any]
 Item = Mapping[str, Any]
 Piece = tuple[str, list[Block]]
-"""A part of a request's item: its role ("system", "user", "assistant" or "tool"), and its Strands blocks."""
+"""A converted item of a request, or a part of it: role ("system", "user", "assistant" or "tool") and Strands blocks."""
 
 _DATA_URL: Final = re.compile(r"data:image/(?P<format>[\w.+-]+);base64,(?P<data>.*)", re.DOTALL)
 _SAMPLING_FIELDS: Final = (
@@ -43,7 +43,7 @@ _SAMPLING_FIELDS: Final = (
 )
 # names of the minimum length of a turn: SGLang's, and that of SGLang's and vLLM's chat endpoints
 _MIN_LENGTHS: Final = ("min_new_tokens", "min_tokens")
-# each API's own fields, and those that SGLang's and vLLM's endpoints add to them
+# fields of the APIs, and of SGLang's and vLLM's endpoints
 HONOURED: Final = frozenset(
     {
         *_SAMPLING_FIELDS,
@@ -67,7 +67,7 @@ HONOURED: Final = frozenset(
         "previous_response_id",
         "thread",
         "chat_template_kwargs",
-        # with the default value only; others are refused
+        # honoured with the default value only; see `refuse`
         "n",
         "response_format",
         "text",
@@ -151,9 +151,9 @@ REFUSED: Final = (
     "thinking_token_budget",
     "mm_processor_kwargs",
 )
-# fields of a tool that say more to the model, or how strictly its arguments are sampled
+# fields of a tool that would show more to the model, or constrain how its arguments are sampled
 _IGNORED_TOOL_FIELDS: Final = ("strict", "input_examples", "defer_loading", "allowed_callers", "output_schema")
-# grammars that are JSON themselves
+# grammars that are written in JSON
 _JSON_GRAMMARS: Final = ("json_schema", "structural_tag")
 _CLEARS_THINKING: Final = "clear_thinking_20251015"
 
@@ -167,12 +167,12 @@ class TurnRequest:
         system: The system prompt; None for none.
         tools: Strands tool specifications.
         params: Sampling parameters by SGLang's names.
-        model: The model's name, which is sent back.
-        streams: True if the answer shall be streamed.
-        with_usage: True if the stream shall end with the usage, in an API with that choice.
-        body: The fields that a later request takes over if it refers to this request's answer.
+        model: The model's name, which the answer repeats.
+        streams: True if the answer is to be streamed.
+        with_usage: True if the stream is to end with the usage, in an API with that choice.
+        body: The fields that a later request inherits if it refers to this request's answer.
         template_kwargs: Arguments of the chat template, which must be equal to the policy's.
-        unheeded: Further fields that would change tokens in other servers, and are ignored here.
+        ignored_fields: Further fields that would change tokens in other servers; they are ignored here.
     """
 
     messages: list[Message]
@@ -184,11 +184,11 @@ class TurnRequest:
     with_usage: bool = True
     body: Mapping[str, Any] = field(default_factory=dict)
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    unheeded: Mapping[str, Any] = field(default_factory=dict)
+    ignored_fields: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def grammar(self) -> Mapping[str, Any]:
-        """The parameters that constrain the turn by a grammar. A recorded answer counts only for the same grammar."""
+        """The parameters that constrain the turn by a grammar; a recorded answer counts for the same grammar only."""
         return {name: self.params[name] for name in GRAMMARS if name in self.params}
 
     def is_repeated_by(self, other: TurnRequest) -> bool:
@@ -198,14 +198,20 @@ class TurnRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Body:
-    """A body and its parsed JSON; `end` is the end of its list of items, 0 until a longer body has shown it."""
+    """A request's body and its parsed JSON.
+
+    Attributes:
+        raw: The body.
+        parsed: Its JSON.
+        end: Position in `raw` where its list of items ends; 0 until a longer body has revealed it.
+    """
 
     raw: bytes
     parsed: dict[str, Any]
     end: int = 0
 
     def extended(self, raw: bytes, name: str) -> _Body | None:
-        """Return a body with further items at the end of the list of this name; None if `raw` differs otherwise."""
+        """Return `raw`, parsed, if it only adds items to this body's list of the given name; None otherwise."""
         end = self.end or _first_difference(self.raw, raw)
         tail, items = self.raw[end:], self.parsed.get(name)
         if raw[end : end + 1] != b"," or not raw.endswith(tail) or not raw.startswith(memoryview(self.raw)[:end]):
@@ -217,7 +223,7 @@ class _Body:
         if not more or not isinstance(items, list):
             return None
         parsed = {**self.parsed, name: [*items, *more]}
-        # if parsing the new items only gives the same once, it does from here on, since the end of the list stays
+        # once parsing only the new items has given the right result, `end` is known to be the end of the list
         is_proven = self.end or parsed == decode_json(raw)
         return _Body(raw, parsed, len(raw) - len(tail)) if is_proven else None
 
@@ -231,8 +237,16 @@ def _first_difference(one: bytes, other: bytes) -> int:
 
 
 @dataclass(slots=True)
-class _Reading:
-    """The items of a request, the pieces of each, and the messages made of them; `last` is the last piece's role."""
+class _ReadItems:
+    """The items of a request and their conversion to messages.
+
+    Attributes:
+        items: The request's items.
+        pieces: The pieces of each item.
+        system: Texts of system messages.
+        messages: The messages, made of the other pieces.
+        last: Role of the last piece.
+    """
 
     items: Sequence[Item]
     pieces: list[list[Piece]]
@@ -241,29 +255,29 @@ class _Reading:
     last: str = ""
 
     def add(self, pieces: Sequence[Sequence[Piece]]) -> None:
-        """Add pieces to the messages: those of one turn become one message, and so do its results.
+        """Add pieces to the messages; consecutive pieces of the assistant become one message, and so do tool results.
 
         System messages after the first message of another role become user messages, since templates have no place for
         them.
         """
         messages = self.messages
-        for kind, blocks in (piece for item in pieces for piece in item):
-            if kind == "system" and not messages:
+        for role, blocks in (piece for item in pieces for piece in item):
+            if role == "system" and not messages:
                 self.system.append("\n".join(system_texts(blocks)))
-            elif kind == self.last and kind in ("assistant", "tool"):
+            elif role == self.last and role in ("assistant", "tool"):
                 messages[-1] = {**messages[-1], "content": [*messages[-1]["content"], *blocks]}
             else:
-                messages.append({"role": "assistant" if kind == "assistant" else "user", "content": blocks})
-                self.last = kind
+                messages.append({"role": "assistant" if role == "assistant" else "user", "content": blocks})
+                self.last = role
 
 
 class ItemCache:
-    """Caches the parsed and converted requests of a session, since each repeats most of the one before."""
+    """Caches the parsed and converted requests of a session, since each request repeats most of the previous one."""
 
     _MAX_ENTRIES: Final = 4
 
     def __init__(self) -> None:
-        self._requests: list[_Reading] = []  # the newest first
+        self._requests: list[_ReadItems] = []  # the newest first
         self._bodies: list[_Body] = []
 
     def parsed(self, raw: bytes, name: str) -> object:
@@ -274,76 +288,90 @@ class ItemCache:
         Raises:
             ValueError: The body is not JSON.
         """
-        found = next(((one, longer) for one in self._bodies if (longer := one.extended(raw, name))), None)
-        if found is None:
+        extensions = ((known, longer) for known in self._bodies if (longer := known.extended(raw, name)))
+        known, longer = next(extensions, (None, None))
+        if longer is None:
             parsed = decode_json(raw)
             if isinstance(parsed, dict):
                 self._bodies = [_Body(raw, parsed), *self._bodies[: self._MAX_ENTRIES - 1]]
             return parsed
-        self._bodies = [found[1], *(one for one in self._bodies if one is not found[0])]
-        return found[1].parsed
+        self._bodies = [longer, *(body for body in self._bodies if body is not known)]
+        return longer.parsed
 
     def read(
         self, items: Sequence[Item], convert: Callable[[Item], list[Piece]], system: Sequence[str] = ()
     ) -> tuple[str | None, list[Message]]:
-        """Return the system prompt, which begins with the texts of `system`, and the messages.
+        """Convert a request's items to the system prompt, which begins with the texts of `system`, and the messages.
 
         Messages that an earlier request had are the same objects, so that comparing them is fast.
+
+        Raises:
+            PromptError: The history does not end with a user's message or a tool's result.
         """
-        shared, known, kept = 0, _Reading((), []), list[_Reading]()
+        shared, known, others = 0, _ReadItems((), []), list[_ReadItems]()
         for earlier in self._requests:
             length = shared_length(earlier.items, items)
             if length > shared:
                 shared, known = length, earlier
-            if length < len(earlier.items):  # else this request has all of it
-                kept.append(earlier)
+            if length < len(earlier.items):  # otherwise this request replaces it
+                others.append(earlier)
         new = [convert(item) for item in items[shared:]]
-        made = _Reading(items, known.pieces[:shared] + new)
+        current = _ReadItems(items, known.pieces[:shared] + new)
         if shared == len(known.items):
-            made.system, made.messages, made.last = [*known.system], [*known.messages], known.last
-            made.add(new)
+            current.system, current.messages, current.last = [*known.system], [*known.messages], known.last
+            current.add(new)
         else:
-            made.add(made.pieces)
-        self._requests = [made, *kept[: self._MAX_ENTRIES - 1]]
-        if not made.messages or made.last == "assistant":
-            got = "no message" if not made.messages else "a history that ends with the assistant"
-            raise PromptError(f"got {got}; expected one that ends with a user's message or a tool's result")
-        return "\n\n".join(text for text in (*system, *made.system) if text) or None, made.messages
+            current.add(current.pieces)
+        self._requests = [current, *others[: self._MAX_ENTRIES - 1]]
+        if not current.messages or current.last == "assistant":
+            got = "no message" if not current.messages else "a history that ends with the assistant"
+            raise PromptError(f"got {got}; expected a history that ends with a user's message or a tool's result")
+        return "\n\n".join(text for text in (*system, *current.system) if text) or None, current.messages
 
 
-class Protocol(ABC):
+class ApiProtocol(ABC):
     """One of the APIs. A request may refer to an earlier answer of its session, whose history it then continues.
 
     Attributes:
         items_name: Name of the field with the history.
-        ping: Bytes sent while a stream waits for its answer.
+        ping: Bytes that are sent while a stream waits for its answer.
     """
 
     items_name: ClassVar[str] = "messages"
     ping: ClassVar[bytes] = b": waiting\n\n"
-    _MAX_HELD: ClassVar[int] = 256
+    _MAX_REMEMBERED: ClassVar[int] = 256
 
     def __init__(self) -> None:
-        self._held: dict[str, Mapping[str, Any]] = {}  # by the ids of answers
+        self._remembered: dict[str, Mapping[str, Any]] = {}  # by the ids of answers
 
-    def hold(self, answer_id: str, body: Mapping[str, Any]) -> None:
-        """Keep fields for requests that refer to an answer by its id; the oldest are dropped."""
-        self._held[answer_id] = body
-        while len(self._held) > self._MAX_HELD:
-            del self._held[next(iter(self._held))]
+    def remember(self, answer_id: str, body: Mapping[str, Any]) -> None:
+        """Store the fields that requests inherit which refer to this answer; the oldest are dropped."""
+        self._remembered[answer_id] = body
+        while len(self._remembered) > self._MAX_REMEMBERED:
+            del self._remembered[next(iter(self._remembered))]
 
-    def held(self, field_name: str, answer_id: object) -> Mapping[str, Any]:
-        """Return the fields kept for an answer's id."""
-        if not isinstance(answer_id, str) or answer_id not in self._held:
-            raise PromptError(f"got {field_name}={answer_id!r:.100}; expected one of this session's newest")
-        return self._held[answer_id]
+    def recall(self, field_name: str, answer_id: object) -> Mapping[str, Any]:
+        """Return the fields that were stored for an answer's id.
+
+        Raises:
+            PromptError: There are none, or they were dropped.
+        """
+        if not isinstance(answer_id, str) or answer_id not in self._remembered:
+            raise PromptError(
+                f"got {field_name}={answer_id!r:.100}; expected the id of one of this session's last answers"
+            )
+        return self._remembered[answer_id]
 
     @abstractmethod
     def read(self, body: dict[str, Any], cache: ItemCache) -> TurnRequest:
-        """Parse a request; raise PromptError if it can't be served."""
+        """Convert a request's body.
+
+        Raises:
+            PromptError: The request can't be served.
+        """
 
     @abstractmethod
-    def whole(self, request: TurnRequest, reply: Reply) -> dict[str, Any]:
+    def response_body(self, request: TurnRequest, reply: Reply) -> dict[str, Any]:
         """Return the answer as one object."""
 
     @abstractmethod
@@ -355,7 +383,7 @@ class Protocol(ABC):
         """Return an error's body; `kind` is a code such as "context_length_exceeded"."""
 
     def error_event(self, status: int, kind: str, message: str) -> bytes:
-        """Return the event of an error in a stream that has begun."""
+        """Return the event that reports an error in a stream that has begun."""
         return sse(self.error(status, kind, message))
 
 
@@ -365,7 +393,7 @@ def sse(body: object) -> bytes:
 
 
 def named_sse(body: Mapping[str, Any]) -> bytes:
-    """Return a server-sent event with its body's type as name."""
+    """Return a server-sent event that is named after its body's type."""
     return f"event: {body['type']}\n".encode() + sse(body)
 
 
@@ -388,7 +416,7 @@ def objects(body: Item, name: str) -> list[dict[str, Any]]:
     """Return a list of objects; an empty list if it is absent or null."""
     values: list[dict[str, Any]] = field_of(body, name, list, "a list of objects")
     if not set(map(type, values)) <= {dict}:
-        raise PromptError(f"got {name} with something else than objects in it; expected a list of objects")
+        raise PromptError(f"got {name} with items that are not objects; expected a list of objects")
     return values
 
 
@@ -406,30 +434,30 @@ def refuse(body: Item, **choices: Sequence[object]) -> None:
         value = body.get(name)
         chosen = value.get("type") if isinstance(value, dict) else value
         if chosen is not None and chosen not in accepted:
-            can = ", ".join(repr(one) for one in accepted)
-            raise PromptError(f"got {name}={value!r:.100}, which this policy can't honour; expected one of {can}")
-    managed = body.get("context_management")
-    edits = managed.get("edits") if isinstance(managed, dict) else managed
-    is_kept = isinstance(edits, list) and all(
+            expected = ", ".join(map(repr, accepted))
+            raise PromptError(f"got {name}={value!r:.100}, which this policy can't honour; expected one of {expected}")
+    management = body.get("context_management")
+    edits = management.get("edits") if isinstance(management, dict) else management
+    # clearing reasoning is accepted: the chat template decides which reasoning of earlier turns is shown
+    only_clears_thinking = isinstance(edits, list) and all(
         isinstance(edit, dict) and edit.get("type") == _CLEARS_THINKING for edit in edits
     )
-    if edits and not is_kept:  # the chat template decides which reasoning of earlier turns is shown
+    if edits and not only_clears_thinking:
         raise PromptError(
-            f"got context_management={managed!r:.200}; expected none: the history is read as it is sent. Shorten it "
-            "in the client"
+            f"got context_management={management!r:.200}; expected none, since the policy reads the history as it is "
+            "sent. Shorten it in the client"
         )
 
 
-def unheeded(body: Item, tools: Iterable[Item] = ()) -> dict[str, Any]:
+def find_ignored_fields(body: Item, tools: Iterable[Item] = ()) -> dict[str, Any]:
     """Return the fields that are ignored here although they would change tokens in other servers.
 
-    Fields of objects and tools have dotted names. Unknown fields are among them.
+    Unknown fields are among them. Fields of objects and tools have dotted names.
     """
     known = HONOURED | HARMLESS
     found = {name: value for name, value in body.items() if name not in known and value not in (None, "", [], {})}
-    found = {
-        name: value for name, value in found.items() if name not in REFUSED
-    }  # false or empty, since others are refused
+    # those of `REFUSED` are false or empty here
+    found = {name: value for name, value in found.items() if name not in REFUSED}
     for outer in ("text", "output_config"):
         inner = field_of(body, outer, dict, "an object")
         found |= {f"{outer}.{name}": value for name, value in inner.items() if name != "format" and value is not None}
@@ -441,28 +469,36 @@ def unheeded(body: Item, tools: Iterable[Item] = ()) -> dict[str, Any]:
 
 
 def sampling_params(body: Item, *limits: str) -> dict[str, Any]:
-    """Return the sampling parameters; `limits` are the API's names for the maximum length of a turn."""
+    """Return the sampling parameters under SGLang's names.
+
+    Args:
+        body: The request.
+        *limits: The API's names for the maximum length of a turn.
+
+    Raises:
+        PromptError: A parameter has the wrong type.
+    """
     for name in (*_SAMPLING_FIELDS, *_MIN_LENGTHS, *limits, "seed", "stop", "stop_sequences"):
         try:
-            orjson.dumps(body.get(name))  # the engine gets it as JSON
+            orjson.dumps(body.get(name))  # the client sends it to the engine with orjson
         except TypeError as e:
             raise PromptError(f"got {name}={body[name]!r:.100}, which can't be sent to the engine: {e}") from e
     params = {name: body[name] for name in _SAMPLING_FIELDS if body.get(name) is not None}
     for name, value in params.items():
         if name not in ("stop_token_ids", "ignore_eos") and not _is_number(value):
             raise PromptError(f"got {name}={value!r:.100}; expected a number")
-    ends = params.get("stop_token_ids", [])
-    if not isinstance(ends, list) or not all(type(one) is int and one >= 0 for one in ends):
-        raise PromptError(f"got stop_token_ids={ends!r:.100}; expected a list of token ids")
+    stop_ids = params.get("stop_token_ids", [])
+    if not isinstance(stop_ids, list) or not all(type(token_id) is int and token_id >= 0 for token_id in stop_ids):
+        raise PromptError(f"got stop_token_ids={stop_ids!r:.100}; expected a list of token ids")
     stop = body.get("stop") or body.get("stop_sequences") or []
     stops = [stop] if isinstance(stop, str) else stop
-    if not isinstance(stops, list) or not all(isinstance(one, str) and one for one in stops):
-        raise PromptError(f"got the stop strings {stop!r:.100}; expected a text or a list of texts")
+    if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
+        raise PromptError(f"got the stop strings {stop!r:.100}; expected a string or a list of strings")
     further = {
         "stop": stops or None,
-        "max_new_tokens": _whole(body, limits, at_least=1),
-        "min_new_tokens": _whole(body, _MIN_LENGTHS, at_least=0),
-        "sampling_seed": _whole(body, ("seed",)),
+        "max_new_tokens": _whole_number(body, limits, at_least=1),
+        "min_new_tokens": _whole_number(body, _MIN_LENGTHS, at_least=0),
+        "sampling_seed": _whole_number(body, ("seed",)),
         **_grammar(body),
     }
     return params | {name: value for name, value in further.items() if value is not None}
@@ -472,8 +508,8 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _whole(body: Item, names: Sequence[str], *, at_least: int | None = None) -> int | None:
-    """Return the first of these fields that is given, as a whole number; None if none is."""
+def _whole_number(body: Item, names: Sequence[str], *, at_least: int | None = None) -> int | None:
+    """Return the first of these fields that is given, as a whole number; None if none is given."""
     name = next((name for name in names if body.get(name) is not None), None)
     if name is None:
         return None
@@ -485,15 +521,15 @@ def _whole(body: Item, names: Sequence[str], *, at_least: int | None = None) -> 
 
 
 def _grammar(body: Item) -> dict[str, str]:
-    """Return the grammar of the turn, under SGLang's name of its form; {} for none. A JSON schema may be an object."""
+    """Return the grammar of the turn under SGLang's name; {} for none. A JSON schema may be an object."""
     given = {name: body[name] for name in GRAMMARS if body.get(name)}
     if len(given) > 1:
-        raise PromptError(f"got {' and '.join(given)}; expected one of them, as SGLang does")
+        raise PromptError(f"got {' and '.join(given)}; expected only one of them, since SGLang applies only one")
     found = {}
     for name, value in given.items():
         text = encode_json(value).decode() if isinstance(value, dict) and name in _JSON_GRAMMARS else value
         if not isinstance(text, str):
-            raise PromptError(f"got {name}={value!r:.100}; expected a text")
+            raise PromptError(f"got {name}={value!r:.100}; expected a string")
         try:
             text.encode()
         except UnicodeEncodeError as e:
@@ -513,15 +549,15 @@ def tool_spec(name: object, description: object, schema: object) -> dict[str, An
 def system_texts(blocks: Sequence[Block]) -> list[str]:
     """Return the texts of a system message."""
     if not all("text" in block for block in blocks):
-        raise PromptError("got a system message with something else than text in it; expected text")
+        raise PromptError("got a system message with content other than text; expected text only")
     return [block["text"] for block in blocks]
 
 
-def client_tools(tools: list[dict[str, Any]], own: str) -> list[dict[str, Any]]:
-    """Return the tools, which must be of the type `own` or have no type."""
+def client_tools(tools: list[dict[str, Any]], tool_type: str) -> list[dict[str, Any]]:
+    """Return the tools, which must be of this type, that of tools that the client runs, or have no type."""
     for tool in tools:
-        if tool.get("type", own) != own:
-            raise PromptError(f"got the tool {tool!r:.100}; expected one of the client's own, of type {own}")
+        if tool.get("type", tool_type) != tool_type:
+            raise PromptError(f"got the tool {tool!r:.100}; expected a tool of the client's own, of type {tool_type}")
     return tools
 
 
@@ -530,19 +566,19 @@ def image_block(format_: str, data: str) -> Block:
     try:
         return {"image": {"format": format_, "source": {"bytes": base64.b64decode(data, validate=True)}}}
     except (ValueError, binascii.Error) as e:
-        raise PromptError(f"got an image that is no base64: {e}") from e
+        raise PromptError(f"got an image that is not base64: {e}") from e
 
 
 def image_of_url(url: object) -> Block:
     """Return the block of an image in a data URL."""
     found = _DATA_URL.fullmatch(url) if isinstance(url, str) else None
     if found is None:
-        raise PromptError(f"got the image {url!r:.80}; expected a data URL: images that lie elsewhere are not fetched")
+        raise PromptError(f"got the image {url!r:.80}; expected a data URL: images at other locations are not fetched")
     return image_block(found["format"], found["data"])
 
 
 def _check_depth(value: object, what: str) -> None:
-    """Raise PromptError for a value that is nested more deeply than the policy's calls may be."""
+    """Raise PromptError for a value that is nested deeper than the policy's calls may be."""
     try:
         check_depth(value)
     except StrictJSONError as e:
@@ -550,7 +586,7 @@ def _check_depth(value: object, what: str) -> None:
 
 
 def call_block(use_id: object, name: object, arguments: object) -> Block:
-    """Return the block of a call in a history, whose arguments are an object or JSON text."""
+    """Return the block of a call in a history; the call's arguments are an object or JSON text."""
     if not isinstance(name, str) or not name:
         raise PromptError(f"got a tool call of the tool {name!r:.100}; expected a name")
     if isinstance(arguments, str):
@@ -576,36 +612,36 @@ def reasoning_block(text: str) -> Block:
 
 
 def blocks_of(content: object, convert: Callable[[Item], Block | None]) -> list[Block]:
-    """Return the blocks of a message's content, which is a text or a list of parts."""
+    """Return the blocks of a message's content, which is a string or a list of parts."""
     if content is None or isinstance(content, str):
         return [{"text": content}] if content else []
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
-        raise PromptError(f"got the content {content!r:.100}; expected a text, or a list of parts")
+        raise PromptError(f"got the content {content!r:.100}; expected a string, or a list of parts")
     return [block for part in content if (block := convert(part)) is not None]
 
 
-# prefix of a note that Claude Code adds for its server, which differs in each request
+# prefix of a note for its server that Claude Code adds to the system prompt; the note differs in each request
 _BILLING_NOTE: Final = "x-anthropic-billing-header"
 
 
-class Messages(Protocol):
+class Messages(ApiProtocol):
     """Anthropic's Messages API."""
 
     ping: ClassVar[bytes] = b'event: ping\ndata: {"type": "ping"}\n\n'
 
     def read(self, body: dict[str, Any], cache: ItemCache) -> TurnRequest:
-        """See `Protocol.read`."""
-        # a continued thread has new messages only
+        """See `ApiProtocol.read`."""
+        # a request that continues a thread has new messages only
         thread = field_of(body, "thread", dict, "an object")
         if thread.get("type") == "continue":
-            held = self.held("thread.previous_message_id", thread.get("previous_message_id"))
-            body = {**body, **held, "messages": [*held["messages"], *objects(body, "messages")]}
+            earlier = self.recall("thread.previous_message_id", thread.get("previous_message_id"))
+            body = {**body, **earlier, "messages": [*earlier["messages"], *objects(body, "messages")]}
         refuse(body, tool_choice=("auto", "none"))
         if field_of(body, "output_config", dict, "an object").get("format"):
             raise PromptError("got output_config.format, which this policy can't honour; leave it out")
         system = system_texts(blocks_of(body.get("system"), _messages_part))
         shown = "\n".join(text for text in system if not text.startswith(_BILLING_NOTE))
-        prompt, messages = cache.read(objects(body, "messages"), _of_message, [shown])
+        prompt, messages = cache.read(objects(body, "messages"), _message_pieces, [shown])
         choice = field_of(body, "tool_choice", dict, "an object").get("type")
         tools = client_tools(objects(body, "tools"), "custom")
         return TurnRequest(
@@ -617,15 +653,15 @@ class Messages(Protocol):
             body.get("stream") is True,
             body={name: body.get(name) for name in ("system", "tools", "messages")} if thread else {},
             template_kwargs=field_of(body, "chat_template_kwargs", dict, "an object"),
-            unheeded=unheeded(body, tools),
+            ignored_fields=find_ignored_fields(body, tools),
         )
 
-    def whole(self, request: TurnRequest, reply: Reply) -> dict[str, Any]:
-        """See `Protocol.whole`."""
+    def response_body(self, request: TurnRequest, reply: Reply) -> dict[str, Any]:
+        """See `ApiProtocol.response_body`."""
         message_id, content = new_id("msg_"), _content_blocks(reply)
         if request.body:
             answer = {"role": "assistant", "content": content}
-            self.hold(message_id, {**request.body, "messages": [*request.body["messages"], answer]})
+            self.remember(message_id, {**request.body, "messages": [*request.body["messages"], answer]})
         return {
             "id": message_id,
             "type": "message",
@@ -638,14 +674,14 @@ class Messages(Protocol):
         }
 
     def events(self, request: TurnRequest, reply: Reply) -> Iterator[bytes]:
-        """See `Protocol.events`."""
-        answer = self.whole(request, reply)
+        """See `ApiProtocol.events`."""
+        answer = self.response_body(request, reply)
         usage = {**answer["usage"], "output_tokens": 0}
         first = {**answer, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         yield named_sse({"type": "message_start", "message": first})
         for index, block in enumerate(answer["content"]):
-            opened, deltas = _opened(block)
-            yield named_sse({"type": "content_block_start", "index": index, "content_block": opened})
+            start, deltas = _start_and_deltas(block)
+            yield named_sse({"type": "content_block_start", "index": index, "content_block": start})
             for delta in deltas:
                 yield named_sse({"type": "content_block_delta", "index": index, "delta": delta})
             yield named_sse({"type": "content_block_stop", "index": index})
@@ -654,14 +690,14 @@ class Messages(Protocol):
         yield named_sse({"type": "message_stop"})
 
     def error(self, status: int, kind: str, message: str) -> dict[str, Any]:
-        """See `Protocol.error`. Clients shorten their history if the message has "prompt is too long"."""
+        """See `ApiProtocol.error`. Clients shorten their history if the message contains "prompt is too long"."""
         kinds = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
         type_ = kinds.get(status, "invalid_request_error" if status < 500 else "overloaded_error")
         shown = f"prompt is too long: {message}" if kind == "context_length_exceeded" else message
         return {"type": "error", "error": {"type": type_, "message": shown}}
 
     def error_event(self, status: int, kind: str, message: str) -> bytes:
-        """See `Protocol.error_event`."""
+        """See `ApiProtocol.error_event`."""
         return named_sse(self.error(status, kind, message))
 
 
@@ -679,8 +715,8 @@ def _content_blocks(reply: Reply) -> list[dict[str, Any]]:
     return [*blocks, *uses]
 
 
-def _opened(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return a block at the start of its stream, and the deltas that follow."""
+def _start_and_deltas(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return a block as its stream begins with it, and the deltas that follow."""
     if block["type"] == "text":
         return {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
     if block["type"] == "tool_use":
@@ -700,7 +736,7 @@ def _messages_usage(reply: Reply) -> dict[str, int]:
     }
 
 
-def _of_message(message: Item) -> list[Piece]:
+def _message_pieces(message: Item) -> list[Piece]:
     role = message.get("role")
     if role not in ("user", "assistant", "system"):
         raise PromptError(f"got the role {role!r:.100}; expected user or assistant")

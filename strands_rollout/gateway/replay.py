@@ -1,4 +1,4 @@
-"""Answers a program that was started again from the record of its earlier, aborted attempt."""
+"""Answer a program that was started again from the record of its earlier, aborted attempt."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from strands_rollout.record.branch import Branch, Node, Reply, StrandsMessages
 from strands_rollout.record.client_request import ClientRequest, reply_of
 from strands_rollout.record.tokens import Turn
 
-_OTHER_HEAD: Final = "the system prompt or the tools are others"
+_OTHER_HEAD: Final = "the system prompt or the tools differ"
 
 
 class Replay:
     """The main conversation of an earlier attempt, which a program repeats after it was started again.
 
-    As long as the program repeats its requests, they are answered from the record. The first request that goes beyond
-    the record ends the replay, and the first one that differs from it leaves it (`Session` then begins afresh).
+    As long as the program repeats its requests, they are answered from the record. The replay is over when a request
+    continues where the record ends, or departs from the record; `Session` then restarts the conversation.
 
     Args:
         model: The model, which was resumed with that conversation.
@@ -27,7 +27,7 @@ class Replay:
     Attributes:
         conversation: The resumed conversation.
         branch: Its only branch.
-        is_over: True once the record is used up or left.
+        is_over: True once the program has repeated the whole record, or departed from it.
         position: `Node.position` of the last turn that was answered from the record; None before the first.
     """
 
@@ -50,72 +50,84 @@ class Replay:
 
     @property
     def is_repeated_to_the_end(self) -> bool:
-        """True if the program has repeated all of the record."""
+        """True if the program has repeated the whole record."""
         return self.position is not None and self.position + 1 == len(self.branch.messages) and not self.branch.is_open
 
-    async def difference(self, asked: ClientRequest) -> str:
-        """Describe where a request leaves the record; "" if it repeats it, goes beyond it, or is beside it."""
+    async def difference(self, request: ClientRequest) -> str:
+        """Describe where a request departs from the record; "" if it repeats or continues it, or is a side request."""
         branch = self.branch
-        if branch.head is None:  # the first repeated request tells the system prompt and the tools
-            first = min((node.position for node in branch.nodes if node.reply), default=len(branch.messages))
-            beginning = branch.history()[:first]
-            prompt_ids = await first_prompt(self._template, Branch(), asked.head, beginning)
-            if self.is_over:  # another request has ended it meanwhile
+        if branch.head is None:  # not saved: the first request that renders to the recorded prompt has it
+            has_same_prompt = await self._has_same_prompt(request)
+            if self.is_over:  # a concurrent request ended the replay
                 return ""
-            if prompt_ids != branch.prompt_ids:
-                has_calls = any("toolUse" in block for _, content in branch.messages for block in content)
-                shares_nothing = not asked.match(self.conversation, branch).length
-                is_beside = not asked.head.tools and (has_calls or shares_nothing)
-                return "" if is_beside else _OTHER_HEAD
-            branch.head = asked.head
-        match = asked.match(self.conversation, branch)
+            if not has_same_prompt:
+                return "" if self._is_side_request(request) else _OTHER_HEAD
+            branch.head = request.head
+        match = request.match(self.conversation, branch)
         if not match.has_same_head:
             is_at_end = match.length == len(branch.messages)
-            # the agent's own next request, before the end; one without tools is beside an agent that has some
-            goes_on = self.position is not None and match.length > self.position
-            is_agents = goes_on and bool(asked.head.tools or not branch.head.tools)
-            return _OTHER_HEAD if is_at_end or is_agents else ""
+            # past the last repeated turn, this is the agent's own next request, unless it lacks the agent's tools
+            is_past_repeats = self.position is not None and match.length > self.position
+            is_agents_request = is_past_repeats and bool(request.head.tools or not branch.head.tools)
+            return _OTHER_HEAD if is_at_end or is_agents_request else ""
         if match.extends:
             self.is_over = True
         elif match.length < len(match.given):
             return f"message {match.length}: {match.difference}"
         elif (node := branch.node_at(match.length)) is None or node.reply is None:
-            return f"got {match.length} messages, to which the record has no answer"
+            return f"got {match.length} messages, for which the record has no answer"
         return ""
 
+    async def _has_same_prompt(self, request: ClientRequest) -> bool:
+        """Return whether the recorded first messages, under the request's head, render to the recorded first prompt."""
+        branch = self.branch
+        first = min((node.position for node in branch.nodes if node.reply), default=len(branch.messages))
+        prompt_ids = await first_prompt(self._template, Branch(), request.head, branch.history()[:first])
+        return prompt_ids == branch.prompt_ids
+
+    def _is_side_request(self, request: ClientRequest) -> bool:
+        """Return whether a request with another first prompt comes from beside the agent, such as one for a title."""
+        has_calls = any("toolUse" in block for _, content in self.branch.messages for block in content)
+        shares_nothing = not request.match(self.conversation, self.branch).length
+        return not request.head.tools and (has_calls or shares_nothing)
+
     def restart(self, model: SGLangModel, kept_messages: int = 0) -> list[Node]:
-        """Give the model a new main conversation with the first messages of the record and the turns among them.
+        """Begin the model's main conversation again, with the first messages of the record and the turns among them.
 
         Args:
             model: The model.
             kept_messages: Number of messages to keep; the last is an answer. 0 keeps nothing.
 
         Returns:
-            The turns that were kept.
+            The turns of the record that were kept.
         """
         self.is_over = True
         record, branch = model.record, self.branch
         record.restart_main()
         if not kept_messages:
             return []
-        kept = [node for node in branch.nodes if node.position < kept_messages]
-        turns = len(branch.trajectory.turns) - (len(branch.nodes) - len(kept))
+        kept_nodes = [node for node in branch.nodes if node.position < kept_messages]
+        turn_count = len(branch.trajectory.turns) - (len(branch.nodes) - len(kept_nodes))
         messages = branch.history()[:kept_messages]
-        model.restore_main(branch.trajectory.snapshot(turns), messages, kept_messages - 1)
+        model.restore_main(branch.trajectory.snapshot(turn_count), messages, kept_messages - 1)
         main = record.main
-        for node in kept:
-            if (own := main.branch.node_at(node.position)) is not None:
-                own.reply = node.reply
+        for node in kept_nodes:
+            if (restored := main.branch.node_at(node.position)) is not None:
+                restored.reply = node.reply
         record.touch(main.branch)
         main.branch.head = branch.head
         model.bind_tools(main, branch.head.tools if branch.head is not None else ())
-        return kept
+        return kept_nodes
 
 
 def reply_of_turn(content: Sequence[dict[str, Any]], turn: Turn, usage: Mapping[str, int] | None) -> Reply:
-    """Return a finished turn as its client is sent it."""
+    """Return a finished turn in the form in which it is sent to its client."""
     matched = turn.parts[-1].matched
     stop = matched if isinstance(matched, str) else None
-    has_calls = any("toolUse" in block for block in content)
-    ended = "tool_use" if has_calls else "end_turn" if stop is None else "stop_sequence"
-    return reply_of(content, "max_tokens" if turn.finish_reason == "length" else ended, usage, stop)
+    if turn.finish_reason == "length":
+        stop_reason = "max_tokens"
+    elif any("toolUse" in block for block in content):
+        stop_reason = "tool_use"
+    else:
+        stop_reason = "end_turn" if stop is None else "stop_sequence"
+    return reply_of(content, stop_reason, usage, stop)

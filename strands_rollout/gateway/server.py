@@ -1,4 +1,4 @@
-"""The endpoint over HTTP: which session a request's key belongs to, and answers in its API's form."""
+"""The endpoint over HTTP: find the session of a request by its API key, and answer in the format of its API."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from strands_rollout import errors
 from strands_rollout.aio import LoopCache
 from strands_rollout.files.json_codec import decode_json, encode_json
 from strands_rollout.gateway.openai import ChatCompletions, Responses
-from strands_rollout.gateway.protocols import ItemCache, Messages, Protocol, TurnRequest
+from strands_rollout.gateway.protocols import ApiProtocol, ItemCache, Messages, TurnRequest
 from strands_rollout.gateway.session import BusySessionError, Session, SessionEndedError
 from strands_rollout.model.context import token_count
 from strands_rollout.record.agent_request import AgentRequest
@@ -29,9 +29,9 @@ KEY_HEADER: Final = "X-Strands-Rollout-Key"
 """Header of an episode's key, for clients that send a key of their own in the header of their API."""
 MAX_BODY_BYTES: Final = 64 * 2**20
 _LONG_BODY_BYTES: Final = 4 * 2**20
-_PING_S: Final = 10.0
-_SHUTDOWN_S: Final = 1.0
-_PROTOCOLS: Final[dict[str, type[Protocol]]] = {
+_PING_INTERVAL_S: Final = 10.0
+_SHUTDOWN_TIMEOUT_S: Final = 1.0
+_PROTOCOLS: Final[dict[str, type[ApiProtocol]]] = {
     "/v1/chat/completions": ChatCompletions,
     "/v1/responses": Responses,
     "/v1/messages": Messages,
@@ -56,7 +56,7 @@ class Gateway:
         self.base_url = ""
 
     def add(self, session: Session) -> str:
-        """Serve a session, and return its key."""
+        """Serve a session from now on, and return its key."""
         key = f"sk-{secrets.token_urlsafe(24)}"
         self._sessions[key], self._handlers[key] = session, set()
         return key
@@ -67,113 +67,115 @@ class Gateway:
         return frozenset(self._sessions)
 
     async def remove(self, key: str, error: Exception) -> None:
-        """End a session: refuse its key from here on, and answer its waiting requests with the error."""
+        """End a session: refuse its key from now on, and answer its waiting requests with the error."""
         session, handlers = self._sessions.pop(key), self._handlers.pop(key)
         session.end(error)
         await session.finish()
-        left = [handler for handler in handlers if handler is not None]
-        if left:  # they answer with the error, unless their clients do not read
-            await asyncio.wait(left, timeout=_SHUTDOWN_S)
-        for handler in left:
+        running = [handler for handler in handlers if handler is not None]
+        if running:  # they send the error, which takes long only if a client does not read
+            await asyncio.wait(running, timeout=_SHUTDOWN_TIMEOUT_S)
+        for handler in running:
             handler.cancel()
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes of the APIs."""
         return [
-            web.post(path, partial(self._served, self._counted if path.endswith("count_tokens") else self._answered))
+            web.post(path, partial(self._serve, self._count_tokens if path.endswith("count_tokens") else self._answer))
             for path in _PROTOCOLS
         ]
 
     async def session_of(self, request: web.Request) -> tuple[str, Session] | None:
-        """Return the key and session of a request, whose key is in one of three headers; None if it is not known."""
+        """Return the key and session of a request; None if its key, in one of three headers, is not known."""
         headers = request.headers
         bearer = headers.get("Authorization", "").removeprefix("Bearer ")
-        given = headers.get(KEY_HEADER) or headers.get("x-api-key") or bearer
-        if given in self._sessions:
-            return given, self._sessions[given]
+        key = headers.get(KEY_HEADER) or headers.get("x-api-key") or bearer
+        if key in self._sessions:
+            return key, self._sessions[key]
         return ("", await self._anonymous(request)) if self._anonymous is not None else None
 
     async def models(self, request: web.Request) -> web.Response:
-        """Answer with the model's card for OpenAI's and Anthropic's clients: in a list, or by itself under any name."""
+        """Answer a request for the list of models, or for one model, whose name is not checked."""
         found = await self.session_of(request)
         if found is None:
-            return _refused(ChatCompletions(), _NO_KEY)
-        asked = request.match_info.get("name")
-        name = asked or found[1].model.config["model_id"] or "policy"
-        born = {"created": 0, "created_at": "1970-01-01T00:00:00Z", "owned_by": "strands-rollout"}
-        card = {"id": name, "object": "model", "type": "model", "display_name": name, **born}
-        listed = {"object": "list", "data": [card], "has_more": False, "first_id": name, "last_id": name}
-        return _json(card if asked else listed)
+            return _error_response(ChatCompletions(), _NO_KEY)
+        requested = request.match_info.get("name")
+        name = requested or found[1].model.config["model_id"] or "policy"
+        origin = {"created": 0, "created_at": "1970-01-01T00:00:00Z", "owned_by": "strands-rollout"}
+        # the card has the fields of OpenAI's and Anthropic's APIs
+        card = {"id": name, "object": "model", "type": "model", "display_name": name, **origin}
+        models = {"object": "list", "data": [card], "has_more": False, "first_id": name, "last_id": name}
+        return _json_response(card if requested else models)
 
     async def unknown(self, request: web.Request) -> web.Response:
         """Answer a request to an unknown path."""
-        message = f"there is no {request.method} {request.path} here; expected POST to one of {', '.join(_PROTOCOLS)}"
-        return _refused(ChatCompletions(), (404, "not_found", message))
+        paths = ", ".join(_PROTOCOLS)
+        message = f"{request.method} {request.path} is not supported; expected POST to one of {paths}"
+        return _error_response(ChatCompletions(), (404, "not_found", message))
 
-    async def _served(
+    async def _serve(
         self,
-        answer: Callable[[web.Request, Session, Protocol, TurnRequest], Awaitable[web.StreamResponse]],
+        answer: Callable[[web.Request, Session, ApiProtocol, TurnRequest], Awaitable[web.StreamResponse]],
         request: web.Request,
     ) -> web.StreamResponse:
-        """Parse and answer a request of a known session; answer every failure in the API's format."""
+        """Parse a request and answer it with `answer`; answer every failure in the API's format."""
         kind = _PROTOCOLS[request.path]
         found = await self.session_of(request)
-        if found is None:  # before its body is read
-            return _refused(kind(), _NO_KEY)
+        if found is None:  # checked first, so that the body of a stranger is not read
+            return _error_response(kind(), _NO_KEY)
         key, session = found
         protocol, cache = session.protocols.setdefault(kind.__name__, (kind(), ItemCache()))
         handlers, task = self._handlers.get(key, set()), asyncio.current_task()
         handlers.add(task)
         try:
-            body = await _body(request, cache, protocol.items_name)
+            body = await _read_body(request, cache, protocol.items_name)
             return await answer(request, session, protocol, protocol.read(body, cache))
-        except Exception as e:  # a policy, an engine or a client may cause any error, which the client gets
-            return _refused(protocol, _noted(session, e))
+        except Exception as e:  # whatever the cause (policy, engine, client), the client gets an answer
+            return _error_response(protocol, _note_problem(session, e))
         finally:
             handlers.discard(task)
 
-    async def _answered(
-        self, request: web.Request, session: Session, protocol: Protocol, asked: TurnRequest
+    async def _answer(
+        self, request: web.Request, session: Session, protocol: ApiProtocol, turn_request: TurnRequest
     ) -> web.StreamResponse:
         def is_gone() -> bool:
             return request.transport is None or request.transport.is_closing()
 
-        turn = asyncio.create_task(session.reply(asked, is_gone), context=session.context.copy())
-        if not asked.streams:
-            return _json(protocol.whole(asked, await turn))
-        done, _ = await asyncio.wait([turn], timeout=_PING_S)
-        if done and turn.exception():
-            return _json(protocol.whole(asked, turn.result()))  # which raises
+        turn = asyncio.create_task(session.reply(turn_request, is_gone), context=session.context.copy())
+        if not turn_request.streams:
+            return _json_response(protocol.response_body(turn_request, await turn))
+        done, _ = await asyncio.wait([turn], timeout=_PING_INTERVAL_S)
+        if done:
+            turn.result()  # an error is raised before the status is sent
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
-        # the client may disconnect and ask again: mark the error as retrieved, so that asyncio does not log it
-        turn.add_done_callback(lambda one: one.cancelled() or one.exception())
+        # if the client disconnects, nobody awaits the turn: retrieve its error, so that asyncio does not log it
+        turn.add_done_callback(lambda done_turn: done_turn.cancelled() or done_turn.exception())
         with suppress(ConnectionError):
             while not done:
                 await response.write(protocol.ping)
-                done, _ = await asyncio.wait([turn], timeout=_PING_S)
+                done, _ = await asyncio.wait([turn], timeout=_PING_INTERVAL_S)
             try:
-                written = b"".join(protocol.events(asked, turn.result()))
-            except Exception as e:  # the status has been sent, so the stream gets the error
-                written = protocol.error_event(*_noted(session, e))
+                written = b"".join(protocol.events(turn_request, turn.result()))
+            except Exception as e:  # the status 200 has been sent, so the error is an event
+                written = protocol.error_event(*_note_problem(session, e))
             await response.write(written)
         return response
 
-    async def _counted(
-        self, _request: web.Request, session: Session, _protocol: Protocol, asked: TurnRequest
+    async def _count_tokens(
+        self, _request: web.Request, session: Session, _protocol: ApiProtocol, turn_request: TurnRequest
     ) -> web.StreamResponse:
-        call = AgentRequest(asked.messages, asked.tools, asked.system)
-        return _json({"input_tokens": await token_count(session.model.template, call)})
+        call = AgentRequest(turn_request.messages, turn_request.tools, turn_request.system)
+        return _json_response({"input_tokens": await token_count(session.model.template, call)})
 
 
-_NO_KEY: Final[Problem] = (401, "invalid_api_key", "got no key of a running session; expected the key of this episode")
+_NO_KEY: Final[Problem] = (401, "invalid_api_key", "got no key of a running session; expected the episode's API key")
 
 
 def problem_of(error: BaseException | None) -> Problem:
-    """Return the answer to a client for an error; 429 and 503 mean that the request may be sent again."""
+    """Return the status, code and message for an error; 429 and 503 mean that the request may be sent again."""
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return 413, "request_too_large", f"got a body of more than {MAX_BODY_BYTES} bytes; expected a shorter one"
-    if isinstance(error, RecursionError):  # the policy's own output is not nested so deeply
+    if isinstance(error, RecursionError):  # raised by a client's JSON only: the policy's output is never so deep
         return 400, "invalid_request", "got JSON that is nested too deeply to be read; expected at most 100 levels"
     if isinstance(error, errors.BudgetExhaustedError | ContextWindowOverflowException):
         is_context = getattr(error, "budget", "context") == "context"
@@ -195,10 +197,10 @@ def problem_of(error: BaseException | None) -> Problem:
     return 500, "server_error", f"{type(error).__name__}: {error}"
 
 
-async def _body(request: web.Request, cache: ItemCache, items_name: str) -> dict[str, Any]:
+async def _read_body(request: web.Request, cache: ItemCache, items_name: str) -> dict[str, Any]:
     raw = await request.read()
     try:
-        is_long = len(raw) > _LONG_BODY_BYTES  # parsed in a thread, so that it does not block the loop, and not cached
+        is_long = len(raw) > _LONG_BODY_BYTES  # too long to parse on the event loop, or to cache
         body = await asyncio.to_thread(decode_json, raw) if is_long else cache.parsed(raw, items_name)
     except ValueError as e:
         raise errors.PromptError(f"got a body that is not JSON: {e}") from e
@@ -207,20 +209,20 @@ async def _body(request: web.Request, cache: ItemCache, items_name: str) -> dict
     return body
 
 
-def _noted(session: Session, error: BaseException | None) -> Problem:
+def _note_problem(session: Session, error: BaseException | None) -> Problem:
     problem = problem_of(error)
     session.facts.refused[problem[1]] += 1
     return problem
 
 
-def _json(body: object, status: int = 200) -> web.Response:
+def _json_response(body: object, status: int = 200) -> web.Response:
     return web.Response(body=encode_json(body), status=status, content_type="application/json")
 
 
-def _refused(protocol: Protocol, problem: Problem) -> web.Response:
-    response = _json(protocol.error(*problem), problem[0])
+def _error_response(protocol: ApiProtocol, problem: Problem) -> web.Response:
+    response = _json_response(protocol.error(*problem), problem[0])
     if problem[0] >= web.HTTPInternalServerError.status_code:
-        # the engine was retried for its whole patience; this keeps SDKs from starting that again
+        # the engine was already retried for the whole patience; this header keeps SDKs from retrying again
         response.headers["x-should-retry"] = "false"
     return response
 
@@ -237,7 +239,7 @@ async def start(
     models = [web.get(path, gateway.models) for path in ("/v1/models", "/v1/models/{name:.+}")]
     app.add_routes([*gateway.routes(), *models, *routes])
     app.router.add_route("*", "/{path:.*}", gateway.unknown)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_TIMEOUT_S)
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()
@@ -260,14 +262,14 @@ class SharedGateway:
 
     @classmethod
     async def running(cls) -> Gateway:
-        """Return the gateway of this event loop, started if need be.
+        """Return the gateway of this event loop; start it first if it is not running.
 
         Raises:
             ConfigError: It can't listen on any port.
         """
         shared = cls._CACHE.get(None, cls)
         if shared._starting is None:
-            # a new context: the task outlives the first episode
+            # with an empty context, since the task outlives the first episode
             shared._starting = asyncio.create_task(start(shared.gateway), context=Context())
         await asyncio.shield(shared._starting)
         return shared.gateway

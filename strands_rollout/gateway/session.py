@@ -1,4 +1,4 @@
-"""One episode behind the endpoint. Each request is answered at its place in the record, which `record` finds."""
+"""One episode behind the endpoint: each request is answered at the place in the record where it continues."""
 
 from __future__ import annotations
 
@@ -53,13 +53,14 @@ class SessionFacts:
         requests: Requests that could be read.
         repeats: Requests that were answered from the record.
         forks: Requests whose history, system prompt or tools no branch had.
-        changed_calls: Calls that the client gave back with other values under their own ids, for instance with defaults
-            filled in, or left out. The record keeps them as the policy wrote them.
-        differences: Where the first of these requests left the record, as text.
+        changed_calls: Calls that the client gave back with changed values under their own ids, for instance with
+            defaults filled in, and calls that it omitted. The record keeps them as the policy wrote them.
+        differences: Descriptions of where the first forks and changed calls differ from the record.
         refused: Refused requests by kind of error.
         overridden: By name, fields of requests that the session fixes or that have no effect, with the first value.
-        diverged: Where a program that was started again left the record of its earlier attempt; "" if it did not.
-        dropped_tokens: Tokens that the earlier attempt had sampled and that were dropped then.
+        diverged: Where a program that was started again departed from the record of its earlier attempt; "" if it did
+            not.
+        dropped_tokens: Tokens that the earlier attempt had sampled and that were dropped for that reason.
     """
 
     requests: int = 0
@@ -73,7 +74,7 @@ class SessionFacts:
     dropped_tokens: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return them as JSON values."""
+        """Return the counts as JSON values."""
         return {**asdict(self), "refused": dict(self.refused)}
 
 
@@ -88,10 +89,13 @@ class _Pending:
 
 
 class SessionObserver(Protocol):
-    """Follows a session. `on_request` and `on_turn` may raise `SessionEndedError`, which ends the session."""
+    """Protocol of an object that follows a session.
+
+    `on_request` and `on_turn` may raise `SessionEndedError`, which ends the session.
+    """
 
     def on_request(self, conversation: Conversation, messages: StrandsMessages, waited_s: float | None) -> None:
-        """Handle a request with these new messages, `waited_s` after the last answer; None before the first."""
+        """Handle a request with these new messages, `waited_s` seconds after the last answer; None before the first."""
 
     def on_turn(self, conversation: Conversation, reply: Reply) -> None:
         """Handle a sampled turn."""
@@ -100,7 +104,7 @@ class SessionObserver(Protocol):
         """Handle the abort of a turn by the engine."""
 
     def on_restart(self, conversation: Conversation, messages: StrandsMessages, kept: Sequence[Reply]) -> None:
-        """Handle a new main conversation, which has these messages and turns of an earlier attempt."""
+        """Handle a restarted main conversation, which has kept these messages and turns of an earlier attempt."""
 
 
 class Session:
@@ -112,16 +116,16 @@ class Session:
 
     Attributes:
         facts: Counts of the requests.
-        protocols: By its name, one protocol of each kind, and the cache of what its requests were parsed to.
+        protocols: Class name of an API's protocol -> its protocol in this session, and the cache of parsed requests.
         error: The last error of the episode itself; None after a request that succeeded.
         last_used_at: Time of the last request, by `time.monotonic`.
-        context: Context variables of the episode, which the server's handlers don't have.
+        context: The episode's context variables, for requests that the server's handlers answer.
     """
 
     def __init__(self, model: SGLangModel, observer: SessionObserver | None = None) -> None:
         self.model = model
         self.facts = SessionFacts()
-        self.protocols: dict[str, tuple[protocols.Protocol, ItemCache]] = {}
+        self.protocols: dict[str, tuple[protocols.ApiProtocol, ItemCache]] = {}
         self.error: Exception | None = None
         self.last_used_at = time.monotonic()
         self.context = copy_context()
@@ -129,7 +133,7 @@ class Session:
         self._pending: list[_Pending] = []
         self._tasks: set[asyncio.Task[Reply]] = set()
         self._replay: Replay | None = None
-        self._main_was_interrupted = False  # before its first turn
+        self._main_was_interrupted = False  # true if the main conversation's first turn was interrupted
         self._ended: Exception | None = None
 
     @property
@@ -139,11 +143,11 @@ class Session:
 
     @property
     def main(self) -> Conversation:
-        """The main conversation: the first one with tools; while there is none, the first one."""
+        """The main conversation: the first conversation with tools; until there is one, the first conversation."""
         record = self.model.record
         if self._main_was_interrupted and not record.main.turn_count:
             return record.main
-        return next((one for one in record if record.has_begun(one)), record.main)
+        return next(filter(record.has_begun, record), record.main)
 
     @property
     def main_messages(self) -> list[dict[str, Any]]:
@@ -156,11 +160,11 @@ class Session:
     # ---------------------------------------------------------------------------
 
     def restore(self, messages: StrandsMessages) -> None:
-        """Answer the first requests from the main conversation of an earlier attempt, which the model has resumed."""
+        """Answer requests from the main conversation of an earlier attempt, which the model has resumed."""
         self._replay = Replay(self.model, messages)
 
     def end(self, error: Exception) -> None:
-        """Refuse further requests, and cancel those in progress; both get this error."""
+        """Refuse further requests, and cancel requests in progress; all of them get this error."""
         self._ended = self._ended or error
         for task in self._tasks:
             task.cancel()
@@ -171,34 +175,36 @@ class Session:
         self.settle_main()
 
     def settle_main(self) -> None:
-        """Make the session's main conversation the main one of the model's record."""
+        """Make the session's main conversation that of the model's record."""
         self.model.record.promote(self.main)
 
     def end_replay(self) -> None:
-        """Drop the part of an earlier attempt that the program, which has ended, did not repeat."""
+        """Drop the part of an earlier attempt that the program did not repeat before it ended."""
         replay = self._replay
         if replay is None or replay.is_over:
             return
         if replay.position is None:
-            self._restart("it has asked for nothing of the record")
-            self.settle_main()  # it may have asked something else
+            self._restart("the program repeated no request of the record")
+            self.settle_main()  # the program may have sent other requests
         elif replay.is_repeated_to_the_end:
             replay.is_over = True
         else:
-            reason = f"it has ended after message {replay.position}; the record goes on"
+            reason = f"the program ended after message {replay.position}, before the end of the record"
             self._restart(reason, replay.position + 1)
 
     def _restart(self, reason: str, kept_messages: int = 0) -> None:
-        """Begin the main conversation afresh, with the first messages of the replayed record; drop the rest."""
+        """Begin the main conversation again with the first messages of the replayed record; drop the rest."""
         if self._replay is None:
             return
         before = self.model.conversation
-        kept = self._replay.restart(self.model, kept_messages)
+        kept_nodes = self._replay.restart(self.model, kept_messages)
         main = self.model.conversation
-        sampled = [sum(branch.trajectory.sampled_length for branch in one) for one in (before, main)]
-        self.facts.diverged, self.facts.dropped_tokens = reason, sampled[0] - sampled[1]
+        before_tokens, kept_tokens = (
+            sum(branch.trajectory.sampled_length for branch in conversation) for conversation in (before, main)
+        )
+        self.facts.diverged, self.facts.dropped_tokens = reason, before_tokens - kept_tokens
         if self._observer is not None:
-            replies = [node.reply for node in kept if node.reply is not None]
+            replies = [node.reply for node in kept_nodes if node.reply is not None]
             self._observer.on_restart(main, self._replay.branch.history()[:kept_messages], replies)
 
     # ---------------------------------------------------------------------------
@@ -206,12 +212,12 @@ class Session:
     # ---------------------------------------------------------------------------
 
     async def reply(self, request: TurnRequest, is_gone: Callable[[], bool] = lambda: False) -> Reply:
-        """Return the next turn of the conversation that a request continues, or the turn that it got before.
+        """Return the next turn of the conversation that a request continues, or the turn that already answered it.
 
         Args:
             request: The client's request.
-            is_gone: Returns true once the client has disconnected. If it then sends the same request again, it gets the
-                answer to the first one.
+            is_gone: Returns true once the client has disconnected. If it then sends the same request again, that is
+                answered with the turn that is being sampled.
 
         Raises:
             SessionEndedError: The episode is over.
@@ -225,27 +231,29 @@ class Session:
         self.last_used_at = time.monotonic()
         self._check_fields(request)
         keeps_transient = self.model.config["transient_context"] == "keep"
-        asked = ClientRequest(request.messages, Head(request.system, request.tools), request.grammar, keeps_transient)
+        client_request = ClientRequest(
+            request.messages, Head(request.system, request.tools), request.grammar, keeps_transient
+        )
         if self._replay is not None and not self._replay.is_over:
-            difference = await self._replay.difference(asked)
-            self._check_open()  # it may have ended meanwhile
+            difference = await self._replay.difference(client_request)
+            self._check_open()  # the episode may have ended meanwhile
             if difference:
                 self._restart(difference)
         for pending in self._pending:
-            is_same = pending.branch.head == asked.head and pending.request.is_repeated_by(request)
+            is_same = pending.branch.head == client_request.head and pending.request.is_repeated_by(request)
             if is_same and pending.is_gone():
                 self.facts.repeats += 1
                 pending.is_gone = is_gone
                 return await self._result_of(pending.task)
-        place = self.model.record.place_of(asked)
+        place = self.model.record.place_of(client_request)
         if isinstance(place, RepeatTurn):
             self.facts.repeats += 1
             client = place.branch.client
-            client.answered_at = client.answered_at or time.monotonic()  # in an earlier attempt, if not in this one
+            client.answered_at = client.answered_at or time.monotonic()  # 0.0 for a turn of an earlier attempt
             if self._replay is not None and place.branch is self._replay.branch and not self._replay.is_over:
                 self._replay.note_repeat(place.node)
-            return cast("Reply", place.node.reply)  # clients only repeat turns that have one
-        return await self._result_of(self._begin_turn(request, asked, place, is_gone))
+            return cast("Reply", place.node.reply)  # a client's request only matches turns with a reply
+        return await self._result_of(self._begin_turn(request, client_request, place, is_gone))
 
     def _check_open(self) -> None:
         if self._ended is not None:
@@ -258,7 +266,7 @@ class Session:
     def _begin_turn(
         self,
         request: TurnRequest,
-        asked: ClientRequest,
+        client_request: ClientRequest,
         place: ExtendBranch | BeginBranch,
         is_gone: Callable[[], bool],
     ) -> asyncio.Task[Reply]:
@@ -273,7 +281,7 @@ class Session:
         is_first_with_tools = place.conversation == "agent" and not any(
             branch.head.tools for branch in record.main if branch.head is not None
         )
-        conversation = record.enter(place, asked.head)
+        conversation = record.enter(place, client_request.head)
         if is_first_with_tools:
             self._make_main(conversation)
         branch = conversation.branch
@@ -291,7 +299,7 @@ class Session:
             except SessionEndedError:
                 _release(conversation)
                 raise
-        task = asyncio.create_task(self._sample(conversation, request, asked, place, given))
+        task = asyncio.create_task(self._sample(conversation, request, client_request, place, given))
         pending = _Pending(request, branch, task, is_gone)
         self._pending.append(pending)
         self._tasks.add(task)
@@ -302,30 +310,30 @@ class Session:
         self,
         conversation: Conversation,
         request: TurnRequest,
-        asked: ClientRequest,
+        client_request: ClientRequest,
         place: ExtendBranch | BeginBranch,
         given: StrandsMessages,
     ) -> Reply:
-        """Sample the turn of a request at the place that it has entered, and note the reply in the record."""
+        """Sample the turn of a request at the place that was entered, and store the reply in the record."""
         branch, params = conversation.branch, self._allowed_params(request.params)
         end = len(place.new_messages) + (0 if branch.is_new else len(branch.messages))
         try:
-            answer = await self.model.answer_at(conversation, place, asked.head, params)
+            answer = await self.model.answer_at(conversation, place, client_request.head, params)
         except (EngineAbortedError, asyncio.CancelledError):
             self._main_was_interrupted |= bool(request.tools) and conversation is self.model.conversation
             raise
         except (EngineRejectedError, ConfigError) as e:
-            own = sorted(params.keys() - {"max_new_tokens", "stop"})
-            is_other = isinstance(e, EngineRejectedError) and e.status_code not in _BAD_REQUEST
-            if not own or is_other or isinstance(e, EngineOverlongError):
+            client_params = sorted(params.keys() - {"max_new_tokens", "stop"})
+            is_other_fault = isinstance(e, EngineRejectedError) and e.status_code not in _BAD_REQUEST
+            if not client_params or is_other_fault or isinstance(e, EngineOverlongError):
                 raise
-            raise PromptError(f"a request with the client's own {', '.join(own)} was refused: {e}") from e
+            raise PromptError(f"a request with the client's own {', '.join(client_params)} was refused: {e}") from e
         finally:
             if not conversation.drop_new_branch() and branch.covered == end:
                 branch.client.messages = given
         node = branch.nodes[-1]
         node.reply = reply = reply_of_turn(answer.message["content"], branch.trajectory.turns[-1], answer.usage)
-        node.grammar = asked.grammar
+        node.grammar = client_request.grammar
         branch.client.answered_at = time.monotonic()
         self.model.record.touch(branch)
         if self._observer is not None:
@@ -333,7 +341,7 @@ class Session:
         return reply
 
     async def _result_of(self, task: asyncio.Task[Reply]) -> Reply:
-        """Wait for the reply of a turn, which continues if the waiting handler is cancelled."""
+        """Wait for the reply of a turn; if the waiting handler is cancelled, the turn continues."""
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -350,7 +358,7 @@ class Session:
             return
         error = task.exception()
         if isinstance(error, Exception | None) and not isinstance(error, PromptError | TemplateError):
-            self.error = error  # those two are the client's own errors
+            self.error = error  # a PromptError or TemplateError is the client's fault
         if isinstance(error, EngineAbortedError) and self._observer is not None:
             self._observer.on_abort()
 
@@ -362,15 +370,15 @@ class Session:
             raise
 
     def _make_main(self, conversation: Conversation) -> None:
-        """Make an agent's conversation the main one, instead of the first conversation, which had no tools."""
+        """Make an agent's conversation the main conversation, in place of the first, which had no tools."""
         before = self.model.conversation
         self.model.record.promote(conversation)
         before.kind = "aside"
         if self._replay is None:
             return
         self._replay.is_over = True
-        if before is self._replay.conversation:  # it stays in the record, and its tokens are counted there
-            self.facts.diverged, self.facts.dropped_tokens = "its main conversation is another", 0
+        if before is self._replay.conversation:  # it stays in the record, so no token is dropped
+            self.facts.diverged, self.facts.dropped_tokens = "another conversation became the main one", 0
             if self._observer is not None:
                 self._observer.on_restart(conversation, (), ())
 
@@ -379,12 +387,15 @@ class Session:
     # ---------------------------------------------------------------------------
 
     def _allowed_params(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a client's sampling parameters that the session does not fix; stop strings and limits add up."""
+        """Return a client's sampling parameters that the session does not fix.
+
+        Stop strings are added to the session's; of two limits, the smaller one holds.
+        """
         fixed, params = self.model.config["sampling_params"], dict[str, Any]()
         for name, value in given.items():
             if name == "stop":
-                own = fixed.get("stop") or []
-                params["stop"] = list(dict.fromkeys([*([own] if isinstance(own, str) else own), *value]))
+                stops = fixed.get("stop") or []
+                params["stop"] = list(dict.fromkeys([*([stops] if isinstance(stops, str) else stops), *value]))
             elif name == "max_new_tokens":
                 params[name] = min(value, fixed.get(name) or value)
             elif fixed.get(name) is None:
@@ -394,20 +405,20 @@ class Session:
         return params
 
     def _check_fields(self, request: TurnRequest) -> None:
-        """Check that a request's template arguments are the policy's, and note its fields without effect.
+        """Check that a request's template arguments are the policy's; note its fields that have no effect.
 
         Raises:
             PromptError: A template argument is not the policy's.
         """
-        own = self.model.template_kwargs
+        used = self.model.template_kwargs
         for name, value in request.template_kwargs.items():
-            if own.get(name) != value:
+            if used.get(name) != value:
                 raise PromptError(
-                    f"got chat_template_kwargs with {name}={value!r:.100}; expected {own.get(name)!r:.100}, which is "
-                    "the policy's. Leave it out, or change it in the policy's settings"
+                    f"got chat_template_kwargs with {name}={value!r:.100}; expected {used.get(name)!r:.100}, which the "
+                    "policy uses. Leave it out, or change it in the policy's settings"
                 )
-        for name, value in request.unheeded.items():
-            if own.get(name) != value:
+        for name, value in request.ignored_fields.items():
+            if used.get(name) != value:
                 self._note_overridden(name, value)
 
     def _note_overridden(self, name: str, value: object) -> None:
@@ -426,7 +437,11 @@ class Session:
         Raises:
             BusySessionError: There are too many histories.
         """
-        histories = sum(not branch.is_new or one.is_sampling(branch) for one in self.model.record for branch in one)
+        histories = sum(
+            not branch.is_new or conversation.is_sampling(branch)
+            for conversation in self.model.record
+            for branch in conversation
+        )
         if histories >= MAX_HISTORIES:
             raise BusySessionError(f"got more than {MAX_HISTORIES} histories; expected fewer in one session")
         if place.shared or any(message["role"] == "assistant" for message in request.messages):
@@ -435,6 +450,6 @@ class Session:
 
 
 def _release(conversation: Conversation) -> None:
-    """Leave a conversation that was entered for a turn that is not sampled."""
+    """Undo entering a conversation for a turn that is not sampled."""
     conversation.is_busy = False
     conversation.drop_new_branch()

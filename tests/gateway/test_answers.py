@@ -50,11 +50,11 @@ async def test_chat_stream_ends_with_requested_usage(stage, options):
     assert text.endswith("data: [DONE]\n\n")
 
 
-def test_protocol_hold_drops_the_oldest_answers() -> None:
+def test_protocol_remember_drops_the_oldest_answers() -> None:
     protocol = Responses()
     for number in range(300):
-        protocol.hold(f"resp_{number}", {"input": [number]})
-    assert protocol.held("previous_response_id", "resp_299") == {"input": [299]}
-    assert protocol.held("previous_response_id", "resp_44") == {"input": [44]}
-    with pytest.raises(PromptError, match="resp_43.*expected one of this session's newest"):
-        protocol.held("previous_response_id", "resp_43")
+        protocol.remember(f"resp_{number}", {"input": [number]})
+    assert protocol.recall("previous_response_id", "resp_299") == {"input": [299]}
+    assert protocol.recall("previous_response_id", "resp_44") == {"input": [44]}
+    with pytest.raises(PromptError, match="resp_43.*expected the id of one of this session's last answers"):
+        protocol.recall("previous_response_id", "resp_43")

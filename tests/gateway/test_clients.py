@@ -78,7 +78,7 @@ def test_responses_tool_of_a_namespace_has_both_names() -> None:
     protocol, use = Responses(), {"toolUseId": "call_1_0", "name": "files__read", "input": {}}
     request = protocol.read(body, ItemCache())
     assert [spec["name"] for spec in request.tools] == ["files__read"]
-    [call] = protocol.whole(request, Reply("", "", [use], "tool_use"))["output"]
+    [call] = protocol.response_body(request, Reply("", "", [use], "tool_use"))["output"]
     assert (call["namespace"], call["name"]) == ("files", "read")
     result = {"type": "function_call_output", "call_id": "call_1_0", "output": "a"}
     again = protocol.read({**body, "input": [{"role": "user", "content": "Hi."}, call, result]}, ItemCache())

@@ -60,8 +60,8 @@ BAD: list[tuple[str, Any, str]] = [
     ("chat", {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "'input_audio'"),
     ("responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "not fetched"),
     ("chat", {"messages": [{"role": "user", "content": [IMAGE]}]}, "reads text only"),
-    ("chat", {"messages": [{"role": "system", "content": [IMAGE]}, ASK]}, "else than text"),
-    ("messages", {"messages": [ASK], "system": [{"type": "image", "source": IMAGE_SOURCE}]}, "else than text"),
+    ("chat", {"messages": [{"role": "system", "content": [IMAGE]}, ASK]}, "content other than text"),
+    ("messages", {"messages": [ASK], "system": [{"type": "image", "source": IMAGE_SOURCE}]}, "content other than text"),
     ("chat", {"messages": [ASK, {"role": "assistant", "tool_calls": [
         {"id": "x", "type": "custom", "custom": {"name": "f", "input": "a"}}]}, ASK]}, "of type 'custom'"),
     ("chat", {"messages": [ASK, {"role": "assistant", "tool_calls": [{"id": "x", "function": {}}]}, ASK]}, "a name"),
@@ -224,7 +224,7 @@ async def test_gateway_remove_does_not_wait_for_an_endless_body(shipped_tokenize
 
 
 async def test_gateway_remove_does_not_wait_for_a_stalled_reader(shipped_tokenizer, monkeypatch):
-    monkeypatch.setattr(server, "_PING_S", 0.001)
+    monkeypatch.setattr(server, "_PING_INTERVAL_S", 0.001)
     monkeypatch.setattr(ChatCompletions, "ping", b": " + b"x" * 2**25 + b"\n\n")  # more than sockets hold
     played = await run(shipped_tokenizer, [Reply.hang(), END], settings={"agent_program": f"{__name__}.deaf"})
     assert (played.sample.status.value, len(played.fake.requests)) == ("completed", 2)
@@ -265,7 +265,7 @@ async def trickle(task: Any, endpoint: Any) -> None:
 
 @pytest.mark.parametrize(("api", "ping", "error"), [("chat", ": waiting", "engine_un"), ("messages", "ping", "overl")])
 async def test_waiting_stream_pings_and_ends_with_an_error(stage, monkeypatch, api, ping, error):
-    monkeypatch.setattr(server, "_PING_S", 0.01)
+    monkeypatch.setattr(server, "_PING_INTERVAL_S", 0.01)
     held = asyncio.Event()
     async with stage([Reply.status(503)], held=held, engine_patience_s=0.0) as made:
         url, headers = made.gateway.base_url + programs.PATHS[api], {"Authorization": f"Bearer {made.key}"}

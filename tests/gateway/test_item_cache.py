@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from strands_rollout.errors import PromptError
-from strands_rollout.gateway.openai import _of_chat
+from strands_rollout.gateway.openai import _chat_pieces
 from strands_rollout.gateway.protocols import ItemCache
 
 USER = {"role": "user", "content": 'a "messages":[ and ]},{"x":[1],é'}
@@ -75,7 +75,7 @@ def test_item_cache_read_does_not_depend_on_order(seed: int) -> None:
 def test_item_cache_read_reuses_message_objects() -> None:
     cache = ItemCache()
     bodies = [orjson.dumps({"messages": ITEMS[:n], "model": "policy"}) for n in (2, 4, 5)]
-    first, second, third = (cache.read(cache.parsed(body, "messages")["messages"], _of_chat)[1] for body in bodies)
+    first, second, third = (cache.read(cache.parsed(body, "messages")["messages"], _chat_pieces)[1] for body in bodies)
     assert second[0] is first[0]
     assert third[1] is second[1]
     assert len(third[2]["content"]) == 2  # both results are one message
@@ -84,6 +84,6 @@ def test_item_cache_read_reuses_message_objects() -> None:
 
 def read(cache: ItemCache, items: list[Any]) -> object:
     try:
-        return cache.read(items, _of_chat)
+        return cache.read(items, _chat_pieces)
     except PromptError as e:
         return str(e)

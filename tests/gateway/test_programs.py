@@ -260,7 +260,7 @@ async def test_replay_restarts_for_a_request_before_the_record(shipped_tokenizer
     assert (sample.status.value, facts["error"], asked) == ("completed", None, [2, 1, 3])
     assert sum(sample.loss_mask) == facts["sampled_tokens"] == sum(lengths)
     assert facts["dropped_sampled_tokens"] == lengths[0] + 5 + 6
-    assert facts["gateway"]["diverged"] == "got 1 messages, to which the record has no answer"
+    assert facts["gateway"]["diverged"] == "got 1 messages, for which the record has no answer"
     assert violations(sample) == []
 
 
@@ -319,7 +319,7 @@ async def test_replay_restarts_for_another_system_prompt_or_tools(shipped_tokeni
     assert (sample.status.value, facts["dropped_sampled_tokens"]) == ("completed", sum(lengths[: cut[0]]) + cut[1])
     trained = lengths[:1] if program == "dated" else lengths[1:]
     assert sum(sample.loss_mask) == facts["sampled_tokens"] == sum(trained)
-    assert facts["gateway"]["diverged"] == "the system prompt or the tools are others"
+    assert facts["gateway"]["diverged"] == "the system prompt or the tools differ"
     assert asked == [cut[0] + 1, len(trained)]
     assert len(facts["calls"]) == len(trained) - 1
     assert violations(sample) == []
@@ -373,7 +373,7 @@ async def test_replay_keeps_repeated_turns_of_a_program_that_ends_early(shipped_
     assert (sample.status.value, facts["error"], asked) == ("completed", None, [cut[0] + 1, 0])
     assert (facts["turns"], sum(sample.loss_mask), facts["sampled_tokens"]) == (1, lengths[0], lengths[0])
     assert facts["dropped_sampled_tokens"] == sum(lengths[1 : cut[0]]) + cut[1]
-    assert facts["gateway"]["diverged"] == "it has ended after message 1; the record goes on"
+    assert facts["gateway"]["diverged"] == "the program ended after message 1, before the end of the record"
     assert (facts["tool_calls"], facts["calls"]) == (1, [])
     assert violations(sample) == []
 
@@ -382,7 +382,7 @@ async def test_replay_of_a_program_that_asks_nothing_fails(shipped_tokenizer):
     sample, _ = await _attempts(shipped_tokenizer, "asking_once", (0, 5), resumable="replay")
     facts = sample.metadata["strands_rollout"]
     assert (sample.status.value, facts["dropped_sampled_tokens"]) == ("failed", 5)
-    assert "has ended without asking the policy" in facts["error"]
+    assert "ended without asking the policy" in facts["error"]
     assert violations(sample) == []
 
 
@@ -432,7 +432,7 @@ async def test_agent_command_plays_an_episode(shipped_tokenizer, monkeypatch):
         ({"command": "no-such-command {prompt}"}, "agent_command can't start 'no-such-command'"),
         ({"command": "python -c", "args": ["print('why'); exit(3)", "{prompt}"]}, "exit code 3"),
         ({"command": "python -c pass {prompt}", "exit_codes": [3]}, "exit code 0; expected one of"),
-        ({"command": "python -c exit(3) {prompt}", "exit_codes": [0, 3]}, "has ended without asking the policy"),
+        ({"command": "python -c exit(3) {prompt}", "exit_codes": [0, 3]}, "ended without asking the policy"),
         ({"command": "python -c pass {prompt}", "cwd": "/no/such/folder"}, "can't start"),
     ],
 )

@@ -295,7 +295,7 @@ async def test_journal_ends_if_main_conversation_changes(shipped_tokenizer) -> N
     assert sample.status is Sample.Status.COMPLETED
     assert sum(sample.loss_mask) == len(ids_of(shipped_tokenizer, ANSWER))
     assert [b'"turns"' in record for record in journal.written] == [True, False]
-    assert b"has become another" in journal.written[1]
+    assert b"another conversation became the main one" in journal.written[1]
 
 
 async def test_journal_fails_program_that_is_not_resumable(shipped_tokenizer) -> None:

@@ -1,1 +1,1 @@
-"""The viewer: shows a dump as one page for a browser, which follows a running job, or as text for a terminal."""
+"""The viewer of dumps: a page for the browser, which follows a running job, or text for the terminal."""

@@ -1,6 +1,6 @@
-"""A sample's conversation: the thoughts, text and tool calls of each turn, and the tool results after it.
+"""Read a sample's conversation from its tokens: thoughts, text and calls of each turn, and the tool results after it.
 
-Offsets count UTF-16 units from the start of a turn or context, because the page's script counts them so.
+Offsets are in UTF-16 units from the start of a turn or context, as in the page's JavaScript.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Part = list[Any]
 ["result", start, end, id of its call or None]."""
 
 _DEFAULT_PARSER: Final = "hermes"
-_WRITES_CALLS: Final = re.compile(
+_CALL_SYNTAX: Final = re.compile(
     r"tool_call|tool▁call|DSML|TOOL_CALLS|python_|<\|channel\|>|^\s*\{|<\|open\|>call|functools\[|tools_prefix|<atem:|\[[\w.-]+\("
 )
 _END_OF_TURN: Final = re.compile(
@@ -29,7 +29,7 @@ _END_OF_TURN: Final = re.compile(
 )
 _THOUGHT_TAGS: Final = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 # the first characters of tags; blanked in text that is not a control token, so that forged tags don't match
-_BLANK_TAGS: Final = bytes.maketrans(b"<[", b"\0\0")
+_BLANK_TAG_STARTS: Final = bytes.maketrans(b"<[", b"\0\0")
 # the result of a call, in the chat templates of the parsers' families
 _RESULT_PATTERNS: Final = [
     re.compile(pattern.encode(), re.DOTALL)
@@ -66,7 +66,7 @@ def read_conversation(
     if not texts:
         return []
     turns = [_turn_text(lists.ids[start:end], texts) for start, end in lists.turns]
-    parser = _parser(facts.tool_parser, turns)
+    parser = _choose_parser(facts.tool_parser, turns)
     contexts = dict(lists.contexts)
     found = []
     for number, ((start, end), text) in enumerate(zip(lists.turns, turns, strict=True), start=1):
@@ -90,34 +90,35 @@ def _bytes_of(token: int, texts: Mapping[int, bytes]) -> bytes:
     return texts[token] if token in texts else f"⟨{token}⟩".encode()
 
 
-def _parser(name: object, turns: Sequence[str]) -> ToolParser:
+def _choose_parser(name: object, turns: Sequence[str]) -> ToolParser:
     """Return the episode's parser, else the first parser that reads all calls, else the default parser."""
     try:
         if isinstance(name, str):
             return get_parser(name)
     except ConfigError:
         pass  # the parser was registered in another process
-    texts = [text for text in turns if _WRITES_CALLS.search(text)]
-    for known in sorted(parser_names(), key=lambda known: known != _DEFAULT_PARSER) if texts else ():
-        read = [part for text in texts for part in get_parser(known).parse(text)]
-        if read and all(isinstance(part, ToolCall) for part in read):
-            return get_parser(known)
+    texts = [text for text in turns if _CALL_SYNTAX.search(text)]
+    for candidate in sorted(parser_names(), key=lambda name: name != _DEFAULT_PARSER) if texts else ():
+        parsed = [part for text in texts for part in get_parser(candidate).parse(text)]
+        if parsed and all(isinstance(part, ToolCall) for part in parsed):
+            return get_parser(candidate)
     return get_parser(_DEFAULT_PARSER)
 
 
 def _turn_parts(text: str, parser: ToolParser, number: int, in_reasoning: object) -> Iterator[Part]:
+    """Yield the parts of turn `number`, counted from 1; `in_reasoning` is a bool, or anything else if unknown."""
     at = 0
-    begins_in_thought = in_reasoning if isinstance(in_reasoning, bool) else _begins_in_thought(text, parser)
-    for index, segment in enumerate(parser.segments(text, in_reasoning=begins_in_thought)):
+    is_in_thought = in_reasoning if isinstance(in_reasoning, bool) else _begins_in_thought(text, parser)
+    for index, segment in enumerate(parser.segments(text, in_reasoning=is_in_thought)):
         call = call_id(f"call_{number}_", index, segment)
         if isinstance(segment, ToolCall):
             yield ["call", call, segment.name, segment.arguments]
             continue
-        inside = segment.raw if isinstance(segment, ParseFailure) else segment.text
-        start = text.find(inside, at)
+        content = segment.raw if isinstance(segment, ParseFailure) else segment.text
+        start = text.find(content, at)
         if start < 0:  # a user's parser may return text that is not in the turn
             continue
-        at = start + len(inside)
+        at = start + len(content)
         place = [_utf16(text[:start]), _utf16(text[:at])]
         if isinstance(segment, ParseFailure):
             yield ["malformed", *place, call, segment.name, segment.reason]
@@ -127,11 +128,11 @@ def _turn_parts(text: str, parser: ToolParser, number: int, in_reasoning: object
 
 def _begins_in_thought(text: str, parser: ToolParser) -> bool:
     """Return whether the prompt opened the turn's thought: the turn closes a thought that it did not open."""
-    own: list[tuple[str, str]] = []
+    parser_tags: list[tuple[str, str]] = []
     # in formats without such tags, the closing token ends messages of all kinds
     if isinstance(parser, TaggedParser) and parser.tags.search(parser.close_reasoning):
-        own.append((parser.open_reasoning, parser.close_reasoning))
-    for opening, closing in (*own, *_THOUGHT_TAGS):
+        parser_tags.append((parser.open_reasoning, parser.close_reasoning))
+    for opening, closing in (*parser_tags, *_THOUGHT_TAGS):
         before, found, _ = text.partition(closing)
         if found:
             return opening not in before
@@ -143,12 +144,12 @@ def _results(ids: Sequence[int], texts: Mapping[int, bytes], calls: Sequence[str
     tokens = [_bytes_of(token, texts) for token in ids]
     whole = b"".join(tokens)
     # if the template writes tags as control tokens, a tag in the text of a tool is just text
-    tagged = b"".join(text if is_control(text) else text.translate(_BLANK_TAGS) for text in tokens)
+    tagged = b"".join(text if is_control(text) else text.translate(_BLANK_TAG_STARTS) for text in tokens)
     for source in (tagged, whole):
         for pattern in _RESULT_PATTERNS:
             found = [match.span(1) for match in pattern.finditer(source)]
             if found:
-                named = [*calls, *[None] * len(found)]
+                call_ids = [*calls, *[None] * len(found)]
                 return [
                     [
                         "result",
@@ -156,7 +157,7 @@ def _results(ids: Sequence[int], texts: Mapping[int, bytes], calls: Sequence[str
                         _utf16(whole[:end].decode("utf-8", "replace")),
                         call,
                     ]
-                    for (start, end), call in zip(found, named, strict=False)
+                    for (start, end), call in zip(found, call_ids, strict=False)
                 ]
     return []
 

@@ -1,4 +1,4 @@
-"""A dump as a page: one HTML file with its styles, its script and its data, which uses no network.
+"""Build the page of a dump: one HTML file with its styles, its script and its data, which uses no network.
 
 The content security policy admits the script by its hash alone. Data of a dump enters the page as base64, or as JSON
 with `<` escaped.
@@ -83,23 +83,23 @@ class DumpView:
     @classmethod
     def from_samples(cls, shown: Sequence[SampleView]) -> DumpView:
         """Join the samples of one dump; equal group numbers in two files are two groups, since each counts from 0."""
-        files = {file: number for number, file in enumerate(dict.fromkeys(one.file for one in shown))}
-        named = {file: set_and_step(file) for file in files}
+        files = {file: number for number, file in enumerate(dict.fromkeys(sample.file for sample in shown))}
+        sets_and_steps = {file: set_and_step(file) for file in files}
         rows = [
-            {**one.row, "run": 0, "file": files[one.file], "advantage": None}
-            | {"set": one.row["set"] or named[one.file][0], "step": named[one.file][1]}
-            for one in shown
+            {**sample.row, "run": 0, "file": files[sample.file], "advantage": None}
+            | {"set": sample.row["set"] or sets_and_steps[sample.file][0], "step": sets_and_steps[sample.file][1]}
+            for sample in shown
         ]
         # `normalize_rewards` accepts any hashable value as a group
         rewarded = [
-            (row, replace(one.reward_sample, group_index=(one.file, one.reward_sample.group_index)))  # type: ignore[arg-type]
-            for row, one in zip(rows, shown, strict=True)
-            if one.reward_sample.reward is not None and one.reward_sample.group_index is not None
+            (row, replace(sample.reward_sample, group_index=(sample.file, sample.reward_sample.group_index)))  # type: ignore[arg-type]
+            for row, sample in zip(rows, shown, strict=True)
+            if sample.reward_sample.reward is not None and sample.reward_sample.group_index is not None
         ]
         _, advantages = normalize_rewards(SimpleNamespace(reward_key=None), [sample for _, sample in rewarded])
         for (row, _), advantage in zip(rewarded, advantages, strict=True):
             row["advantage"] = advantage
-        return cls(rows, [one.detail for one in shown])
+        return cls(rows, [sample.detail for sample in shown])
 
     @classmethod
     def side_by_side(cls, views: Mapping[str, DumpView]) -> DumpView:
@@ -122,10 +122,10 @@ def set_and_step(file: str) -> tuple[str, int | None]:
 
 
 def run_names(paths: Sequence[Path]) -> list[str]:
-    """Return a name of each dump: its file name, preceded by the folders that distinguish it from the others."""
-    parts = [path.resolve().parts for path in paths]
-    depth = next((n for n in range(1, 99) if len({one[-n:] for one in parts}) == len(set(parts))), 99)
-    return ["/".join(one[-depth:]) for one in parts]
+    """Return a name for each dump: its file name, preceded by the folders that distinguish it from the others."""
+    all_parts = [path.resolve().parts for path in paths]
+    depth = next((n for n in range(1, 99) if len({parts[-n:] for parts in all_parts}) == len(set(all_parts))), 99)
+    return ["/".join(parts[-depth:]) for parts in all_parts]
 
 
 def view_dump(
@@ -150,7 +150,7 @@ def learn_dump_habits(path: Path, retokeniser: Retokeniser | None) -> TurnHabits
 
 
 def view_record(record: DumpRecord, habits: TurnHabits, retokeniser: Retokeniser | None) -> SampleView:
-    """Return one sample for the page; if that fails, a failed sample with the error."""
+    """Return a sample for the page; if that fails, return a failed sample with the error."""
     try:
         return _view_or_raise(record, habits, retokeniser)
     except Exception as e:  # a dump may hold anything, and one odd sample must not hide the others
@@ -182,14 +182,14 @@ def _reward_sample(record: DumpRecord, reward: float | None) -> Sample:
         number = values.get(name)
         return number if isinstance(number, Hashable) else repr(number)
 
-    known = {status.value: status for status in Sample.Status}
+    statuses = {status.value: status for status in Sample.Status}
     return Sample(
         group_index=hashable("group_index"),
         index=hashable("index"),
         rollout_id=hashable("rollout_id"),
         reward=reward,
         remove_sample=bool(values.get("remove_sample")),
-        status=known.get(str(values.get("status")), Sample.Status.PENDING),
+        status=statuses.get(str(values.get("status")), Sample.Status.PENDING),
         metadata={METADATA_KEY: EpisodeFacts(fan_out=record.facts.fan_out).to_metadata()},
     )
 

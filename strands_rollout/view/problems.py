@@ -1,4 +1,4 @@
-"""Finds problems of a sample: violations of slime's contract, and contradictions to the episode's facts."""
+"""Find problems of a sample: violations of slime's contract, and contradictions to the episode's facts."""
 
 from __future__ import annotations
 
@@ -106,9 +106,9 @@ def _mask_problems(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
         else None
         for place in range(min(len(mask), len(sampled) - offset))
     ]
-    for what, start, end in equal_runs(disagree):
-        if what:
-            yield Problem("mask", f"{what}: the mask disagrees with the turn's span", offset + start, offset + end)
+    for fault, start, end in equal_runs(disagree):
+        if fault:
+            yield Problem("mask", f"{fault}: the mask disagrees with the turn's span", offset + start, offset + end)
     count = record.facts.sampled_tokens
     if count is not None and count != sum(sampled):
         yield Problem("spans", f"spans cover {sum(sampled)} tokens; the episode's facts count {count} sampled tokens")
@@ -136,9 +136,9 @@ def _response_problems(record: DumpRecord, lists: TokenLists) -> Iterator[Proble
         return
     text = b"".join(texts[token] for token in ids).decode("utf-8", "replace")
     if response != text and any(lists.loss_mask):
-        place = next((p for p, (one, two) in enumerate(zip(response, text, strict=False)) if one != two), None)
-        where = "is shorter or longer" if place is None else f"differs from character {place} on"
-        yield Problem("text", f"the response differs from the text of its tokens: it {where}")
+        place = next((p for p, (left, right) in enumerate(zip(response, text, strict=False)) if left != right), None)
+        difference = "one is longer" if place is None else f"at character {place}"
+        yield Problem("text", f"the response differs from the text of its tokens: {difference}")
 
 
 def _turn_problems(lists: TokenLists, habits: TurnHabits) -> Iterator[Problem]:
@@ -152,12 +152,12 @@ def _turn_problems(lists: TokenLists, habits: TurnHabits) -> Iterator[Problem]:
 def _forgery_problems(lists: TokenLists, habits: TurnHabits) -> Iterator[Problem]:
     for start, end in lists.contexts:
         for place in habits.forged(lists.ids[start:end]):
-            text = "a control token in context, where no template writes it: a tool's text may have forged it"
+            text = "a control token in context where no template writes it: a tool's text may have forged it"
             yield Problem("forged control", text, start + place, start + place + 1)
 
 
 def _version_problems(lists: TokenLists) -> Iterator[Problem]:
-    """Find tokens of other weight versions than the sample's last one."""
+    """Find tokens whose weight version is not the sample's last."""
     last = lists.spans[-1].version if lists.spans else None
     for span in lists.spans:
         if last is not None and span.version not in (None, last):

@@ -1,4 +1,4 @@
-"""One sample on the page: its row in the list, and the details that are read when it is opened."""
+"""Build a sample's values for the page: its row in the list, and the details that are read when it is opened."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PART_CHARS: Final = 40
 
 
 class Retokeniser:
-    """Encodes turns again with the policy's tokenizer.
+    """Re-encodes turns with the policy's tokenizer.
 
     Attributes:
         texts: Bytes of the tokenizer's ids.
@@ -135,8 +135,8 @@ def _row(analysis: _Analysis) -> dict[str, Any]:
 def _detail(analysis: _Analysis) -> dict[str, Any]:
     record, lists, kinds, marks, problems, texts = analysis
     values = record.values
-    given = values.get("metadata")
-    metadata = without_secrets(given) if isinstance(given, Mapping) else {}
+    recorded = values.get("metadata")
+    metadata = without_secrets(recorded) if isinstance(recorded, Mapping) else {}
     facts = recorded_facts(metadata)
     if facts:
         del metadata[METADATA_KEY]
@@ -180,8 +180,8 @@ def _grade(record: DumpRecord) -> Mapping[str, Any]:
 def _parts(grade: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of a reward beside `score` and `acc`, by name."""
     numbers = {name: _number(value) for name, value in grade.items() if name not in ("score", "acc")}
-    named = {str(to_plain(name)).removeprefix("parts/")[:_PART_CHARS]: number for name, number in numbers.items()}
-    return {name: number for name, number in list(named.items())[:_MAX_PARTS] if number is not None}
+    parts = {str(to_plain(name)).removeprefix("parts/")[:_PART_CHARS]: number for name, number in numbers.items()}
+    return {name: number for name, number in list(parts.items())[:_MAX_PARTS] if number is not None}
 
 
 def _tools(facts: EpisodeFacts) -> dict[str, list[int]]:

@@ -1,4 +1,4 @@
-"""Serves a dump to a browser on this machine, and follows a run that is still writing.
+"""Serve a dump to a browser on this machine, and follow a run that is still writing.
 
 The server answers only under the URL that it printed, which has a random part. It checks Host and Origin, so that pages
 of other sites can't reach it.
@@ -115,11 +115,11 @@ def _refuse_foreign_requests(root: str, port: int) -> Middleware:
         host, origin = request.headers.get("Host", "").lower(), request.headers.get("Origin")
         is_foreign = host not in hosts or origin not in (None, f"http://{host}")
         if is_foreign or not request.raw_path.startswith(root):
-            return _response(b"not here", "text/plain", status=404)
+            return _response(b"not found", "text/plain", status=404)
         try:
             return await handler(request)
         except web.HTTPNotFound:
-            return _response(b"not here", "text/plain", status=404)
+            return _response(b"not found", "text/plain", status=404)
         except DumpError as e:
             return _response(str(e).encode(), "text/plain", status=409)
 

@@ -1,4 +1,4 @@
-"""Prints a dump in a terminal: the list of samples, then transcripts."""
+"""Print a dump in a terminal: the list of samples, then transcripts."""
 
 from __future__ import annotations
 

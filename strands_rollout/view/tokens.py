@@ -1,4 +1,4 @@
-"""Kinds of a sample's tokens, the turns that sampled them, and the rules that most turns of a dump follow.
+"""Classify a sample's tokens by kind and turn, and infer the rules that most turns of a dump follow.
 
 Nothing in a dump is trusted: people look at dumps when something is wrong.
 """
@@ -63,8 +63,8 @@ class TokenLists:
         values = record.values
         ids, length = _list_of(values.get("tokens"), int), values.get("response_length")
         prompt_length = min(max(len(ids) - (length if isinstance(length, int) else 0), 0), len(ids))
-        given = values.get("loss_mask")
-        mask = [1] * (len(ids) - prompt_length) if given is None else _list_of(given, int)
+        recorded_mask = values.get("loss_mask")
+        mask = [1] * (len(ids) - prompt_length) if recorded_mask is None else _list_of(recorded_mask, int)
         recorded = _recorded_spans(record, len(ids))
         spans = recorded if recorded is not None else _masked_spans(mask, prompt_length, values.get("weight_versions"))
         logprobs = _list_of(values.get("rollout_log_probs"), float)
@@ -143,11 +143,11 @@ def _version_text(version: object = None) -> str | None:
 
 def _masked_spans(mask: Sequence[int], prompt_length: int, versions: object) -> list[TurnSpan]:
     """Return the trained tokens as spans; slime's versions, one per request, are used if their number matches."""
-    stretches = [(start, end) for kind, start, end in equal_runs([bool(value) for value in mask]) if kind]
-    named = versions if isinstance(versions, list) and len(versions) == len(stretches) else [None] * len(stretches)
+    runs = [(start, end) for is_trained, start, end in equal_runs([bool(value) for value in mask]) if is_trained]
+    by_run = versions if isinstance(versions, list) and len(versions) == len(runs) else [None] * len(runs)
     return [
         TurnSpan(turn, prompt_length + start, prompt_length + end, _version_text(version))
-        for turn, ((start, end), version) in enumerate(zip(stretches, named, strict=True))
+        for turn, ((start, end), version) in enumerate(zip(runs, by_run, strict=True))
     ]
 
 
@@ -182,9 +182,9 @@ class TurnHabits:
         is_open = False
         for place, token in enumerate(context):
             is_other_message = token == opens and context[place + 1 : place + 2] == [policy] and place != last
-            is_policys_own = token in self.sampled_controls and place < last
+            is_sampled_control = token in self.sampled_controls and place < last
             closes_nothing = token in self.ends_of_turn and not is_open and place > 0
-            if is_other_message or is_policys_own or closes_nothing:
+            if is_other_message or is_sampled_control or closes_nothing:
                 yield place
             if token == opens:
                 is_open = True
@@ -201,9 +201,9 @@ def learn_habits(records: Sequence[DumpRecord], controls: frozenset[int] | None 
         texts = {token: text for record in records for token, text in record.token_texts.items()}
         controls = frozenset(token for token, text in texts.items() if is_control(text))
     readable = [run_metric("habits", partial(TokenLists.from_record, record), of_sample=True) for record in records]
-    lists = [one for one in readable if one is not None]
-    turns = [turn for one in lists for start, end in one.turns if (turn := one.ids[start:end])]
-    contexts = [one.ids[start:end] for one in lists for start, end in one.contexts]
+    samples = [lists for lists in readable if lists is not None]
+    turns = [turn for lists in samples for start, end in lists.turns if (turn := lists.ids[start:end])]
+    contexts = [lists.ids[start:end] for lists in samples for start, end in lists.contexts]
     ends = _ends_of_turn(turns, controls)
     context_counts = Counter(token for context in contexts for token in set(context))
     common = {token for token, count in context_counts.items() if count > _MAJORITY * len(contexts)}

@@ -75,7 +75,7 @@ async def empty(page: Page, tmp_path: Path) -> Page:
 
 async def show(page: Page, text: str) -> None:
     """Draw a text as Markdown, and lay it out."""
-    await page.run(f"byId('sample').replaceChildren(rendered({json.dumps(text)})), byId('sample').offsetHeight")
+    await page.run(f"byId('sample').replaceChildren(renderMarkdown({json.dumps(text)})), byId('sample').offsetHeight")
 
 
 SHOWN = {
@@ -255,10 +255,10 @@ CODE = [
 
 async def test_colored_code_keeps_characters(empty: Page) -> None:
     for code in CODE:
-        shown = f"make('i', '', '', colored({json.dumps(code)}, name)).textContent"
+        shown = f"make('i', '', '', highlighted({json.dumps(code)}, name)).textContent"
         differing = f"libraries.hljs.listLanguages().filter((name) => {shown} !== visible({json.dumps(code)}))"
         assert await empty.run(differing) == []
-    spans = "make('i', '', '', colored('x = 1', {})).querySelectorAll('.hljs-number').length"
+    spans = "make('i', '', '', highlighted('x = 1', {})).querySelectorAll('.hljs-number').length"
     names = ["python", "py", "python3", "Python", "js", "c++", "klingon", "constructor", ""]
     found = [name for name in names if await empty.run(spans.replace("{}", json.dumps(name)))]
     assert found == names[:6]
@@ -278,6 +278,6 @@ UNCOLORED_CODE = [
 
 async def test_slow_or_deep_code_stays_uncolored(empty: Page) -> None:
     for language, code in UNCOLORED_CODE:
-        assert await empty.run(f"colored({json.dumps(code)}, '{language}')") == code, language
+        assert await empty.run(f"highlighted({json.dumps(code)}, '{language}')") == code, language
     chinese = json.dumps({"a": "\N{CJK UNIFIED IDEOGRAPH-4E2D}" * 300}, ensure_ascii=False)
-    assert await empty.run(f"colored({json.dumps(chinese)}, 'json').querySelectorAll('.hljs-string').length") == 1
+    assert await empty.run(f"highlighted({json.dumps(chinese)}, 'json').querySelectorAll('.hljs-string').length") == 1

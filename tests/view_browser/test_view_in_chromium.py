@@ -43,7 +43,7 @@ async def test_page_shows_each_planted_defect(number, name, page, written) -> No
     of_picked = "'.row.picked .problem, .row.picked .older'"
     badges = await page.run(f"[...document.querySelectorAll({of_picked})].map((b) => b.textContent)")
     assert len(badges) == 1
-    marked = await page.run("document.querySelectorAll('.t.odd, .t.old').length")
+    marked = await page.run("document.querySelectorAll('.t.flagged, .t.old').length")
     assert marked or kind in WHOLE_SAMPLES
 
 
@@ -190,7 +190,7 @@ async def test_page_shows_eval_results(page: Page, tmp_path: Path) -> None:
     await page.until("document.querySelector('.md mfrac')")
     assert "im_end" not in await page.run("document.body.innerText")
     await page.go(f"file://{empty}")
-    assert "this dump holds no samples" in await page.run("byId('sample').textContent")
+    assert "this dump has no samples" in await page.run("byId('sample').textContent")
 
 
 async def test_conversation_shows_calls_and_folds_thoughts(page: Page, written: str) -> None:
@@ -210,12 +210,12 @@ async def test_timeline_without_start_times(page: Page, written: str) -> None:
     call = "run: error, exit 3, ran 0.10 s, waited 50.0 ms"
     assert await page.run("[...document.querySelectorAll('.time span')].map((part) => part.title)") == [
         "turn 1, 0.30 s",
-        "waiting for a place in the sandbox, 50.0 ms",
+        "waiting for a free sandbox, 50.0 ms",
         f"{call}, 0.15 s",
         "turn 2, 0.20 s",
         "the rest of the episode, 0.10 s",
     ]
-    assert await page.run("document.querySelector('.made').textContent") == f"{call}, 0.20 s"
+    assert await page.run("document.querySelector('.outcome').textContent") == f"{call}, 0.20 s"
 
 
 async def test_timeline_stacks_concurrent_steps(page, shipped_tokenizer, tmp_path):
@@ -248,7 +248,7 @@ async def test_groups_show_advantages(page: Page, written: str) -> None:
 async def test_phone_shows_one_pane(dark: bool, page: Page, written: str) -> None:
     await page.screen(*PHONE, dark=dark)
     await page.go(f"{written}#sample={FIRST_DEFECT}&view=tokens")
-    await page.until("document.querySelector('.t.odd')")
+    await page.until("document.querySelector('.t.flagged')")
     assert await page.run("byId('list').offsetParent === null")
     assert await page.run("document.documentElement.scrollWidth") == PHONE[0]
     assert await page.run("document.documentElement.dataset.theme") == ("dark" if dark else "light")
@@ -257,7 +257,7 @@ async def test_phone_shows_one_pane(dark: bool, page: Page, written: str) -> Non
         assert await page.run("document.documentElement.scrollWidth") == PHONE[0]
     await page.run("showGroups()")
     assert await page.run("document.documentElement.scrollWidth") == PHONE[0]
-    await page.run("state.rows[0].parts = {['a_long_name_of_a_part_'.repeat(9)]: 1}, takeParts(), showOverview()")
+    await page.run("state.rows[0].parts = {['a_long_name_of_a_part_'.repeat(9)]: 1}, addRewardParts(), showOverview()")
     assert await page.run("byId('sample').scrollWidth <= byId('sample').clientWidth")
     await page.run("byId('back').click()")
     list_alone = "byId('list').offsetParent !== null && byId('sample').offsetParent === null"

@@ -1,7 +1,7 @@
 // Charts of plain elements: bars, histograms and lines, with a color for each run; a click filters the list.
 
-const MOST_BINS = 16;
-const MOST_BARS = 8;
+const MAX_BINS = 16;
+const MAX_BARS = 8;
 const STACK_HEIGHT = 110;
 
 function vector(tag, attributes) {
@@ -16,7 +16,7 @@ function panel(title, ...children) {
 
 function mean(values) { return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null; }
 
-function known(rows, valueOf) { return rows.map(valueOf).filter((value) => value !== null && value !== undefined && Number.isFinite(value)); }
+function knownValues(rows, valueOf) { return rows.map(valueOf).filter((value) => value !== null && value !== undefined && Number.isFinite(value)); }
 
 function share(value) { return value === null ? "–" : `${(100 * value).toFixed(value > 0 && value < 0.1 ? 1 : 0)}%`; }
 
@@ -26,12 +26,12 @@ function compact(value) {
   return size >= 10000 ? `${(value / 1000).toFixed(0)}k` : Number.isInteger(value) ? String(value) : size >= 100 ? value.toFixed(0) : size >= 10 ? value.toFixed(1) : value.toFixed(2);
 }
 
-// Named bars, the longest first; each may have a part in another tone.
-function bars(title, entries, ...more) {
+// Draw named bars, the longest first, with a bar per run.
+function barChart(title, entries, ...more) {
   if (!entries.length) return null;
   const most = Math.max(...entries.flatMap(({ counts }) => counts));
   const list = make("div", "bars");
-  for (const { name, counts, tone, words, act, marked } of entries.slice(0, MOST_BARS)) {
+  for (const { name, counts, tone, words, act, marked } of entries.slice(0, MAX_BARS)) {
     const lines = counts.map((count, run) => {
       const fill = make("span", `fill ${tone || "run" + run}`);
       fill.style.width = (most ? (100 * count) / most : 0) + "%";
@@ -43,7 +43,7 @@ function bars(title, entries, ...more) {
     if (marked) entry.setAttribute("aria-pressed", "true");
     list.append(entry);
   }
-  if (entries.length > MOST_BARS) list.append(make("span", "dim", `and ${entries.length - MOST_BARS} more`));
+  if (entries.length > MAX_BARS) list.append(make("span", "dim", `and ${entries.length - MAX_BARS} more`));
   return panel(title, list, ...more);
 }
 
@@ -52,19 +52,19 @@ function roundWidth(least) {
   return unit * [1, 2, 5, 10].find((times) => times * unit >= least);
 }
 
-// round numbers between two values, up to a maximum count
+// Return round numbers between two values, about `most` of them and at least `least` apart.
 function ticks(low, high, most, least = 0) {
   const width = Math.max(least, roundWidth((high - low || 1) / most));
   const first = Math.ceil(low / width);
   return Array.from({ length: Math.floor(high / width) - first + 1 }, (_, place) => Number(((first + place) * width).toPrecision(8)));
 }
 
-// edges of bins at round numbers, up to a maximum count; few distinct values get one bin each
-function binsOf(values) {
+// Return bins with edges at round numbers; at most 8 distinct values get a bin each.
+function chooseBins(values) {
   const distinct = [...new Set(values)].sort((a, b) => a - b);
   if (distinct.length <= 8) return distinct.map((value) => ({ from: value, to: value, name: compact(value) }));
   const [low, high] = [distinct[0], distinct[distinct.length - 1]];
-  const width = roundWidth((high - low) / MOST_BINS);
+  const width = roundWidth((high - low) / MAX_BINS);
   const bins = [];
   for (let step = Math.floor(low / width); step * width <= high; step += 1) {
     const [from, to] = [step * width, (step + 1) * width].map((edge) => Number(edge.toPrecision(8)));
@@ -74,13 +74,13 @@ function binsOf(values) {
 }
 
 function histogram(title, byRun, field, toneOfBin = () => "") {
-  const all = byRun.flatMap((rows) => known(rows, FIELDS[field]));
+  const all = byRun.flatMap((rows) => knownValues(rows, FIELDS[field]));
   if (!all.length) return null;
-  const bins = binsOf(all);
+  const bins = chooseBins(all);
   const inBin = (value, { from, to }) => (from === to ? value === from : value >= from && value < to);
-  const counts = bins.map((bin) => byRun.map((rows) => known(rows, FIELDS[field]).filter((value) => inBin(value, bin)).length));
+  const counts = bins.map((bin) => byRun.map((rows) => knownValues(rows, FIELDS[field]).filter((value) => inBin(value, bin)).length));
   // shares make runs of different sizes comparable
-  const sizes = byRun.map((rows) => Math.max(1, known(rows, FIELDS[field]).length));
+  const sizes = byRun.map((rows) => Math.max(1, knownValues(rows, FIELDS[field]).length));
   const most = Math.max(...counts.flatMap((one) => one.map((count, run) => count / sizes[run])));
   const columns = make("div", "columns-chart");
   bins.forEach((bin, place) => {
@@ -101,12 +101,12 @@ function histogram(title, byRun, field, toneOfBin = () => "") {
     column.append(make("span", "stack", "", ...fills), make("span", "tick", bins.length <= 8 || place % 2 === 0 ? bin.name : ""));
     columns.append(column);
   });
-  const values = byRun.map((rows) => known(rows, FIELDS[field])).map((own) => (own.length ? `mean ${compact(mean(own))}, highest ${compact(own.reduce((a, b) => Math.max(a, b)))}` : "none"));
+  const values = byRun.map((rows) => knownValues(rows, FIELDS[field])).map((own) => (own.length ? `mean ${compact(mean(own))}, highest ${compact(own.reduce((a, b) => Math.max(a, b)))}` : "none"));
   return panel(title, columns, make("p", "note dim", values.join(" | ")));
 }
 
-// Lines over steps: [{name, color, points: [{x, y, count}]}].
-function lines2d(series, shown, picked, onPick) {
+// Draw lines over steps; `series` is [{name, color, points: [{x, y, count}]}].
+function lineChart(series, shown, picked, onPick) {
   const points = series.flatMap((one) => one.points);
   const [left, right] = [Math.min(...points.map(({ x }) => x)), Math.max(...points.map(({ x }) => x))];
   const [least, most] = [Math.min(...points.map(({ y }) => y)), Math.max(...points.map(({ y }) => y))];
@@ -123,14 +123,14 @@ function lines2d(series, shown, picked, onPick) {
       const dot = button(`dot ${color}` + (picked === String(point.x) ? " picked" : ""), "", () => onPick(point.x));
       const [across, down] = place(point);
       Object.assign(dot.style, { left: across + "%", top: down + "%" });
-      dot.title = `${name}, step ${point.x}: ${shown(point.y)}, ${counted(point.count, "sample")}`;
+      dot.title = `${name}, step ${point.x}: ${shown(point.y)}, ${pluralize(point.count, "sample")}`;
       dot.setAttribute("aria-label", dot.title);
       plot.append(dot);
     }
   }
-  const named = (side, at, text) => { const label = make("span", "", text); label.style[side] = at + "%"; return label; };
+  const axisLabel = (side, at, text) => { const label = make("span", "", text); label.style[side] = at + "%"; return label; };
   const exact = (y) => (shown === share ? `${Number((100 * y).toPrecision(6))}%` : Math.abs(y) < 10000 ? String(y) : compact(y));
-  const axis = make("div", "axis dim", "", ...heights.map(([y, at]) => named("top", at, exact(y))));
-  const below = make("div", "axis axis-x dim", "", ...ticks(left, right, 8, 1).map((x) => named("left", place({ x, y: low })[0], String(x))));
+  const axis = make("div", "axis dim", "", ...heights.map(([y, at]) => axisLabel("top", at, exact(y))));
+  const below = make("div", "axis axis-x dim", "", ...ticks(left, right, 8, 1).map((x) => axisLabel("left", place({ x, y: low })[0], String(x))));
   return [make("div", "chart", "", axis, plot), below];
 }

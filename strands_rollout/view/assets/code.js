@@ -1,17 +1,17 @@
-// Colored code, by highlight.js; code in an unknown language stays plain.
+// Code with colors, by highlight.js; code in an unknown language stays plain.
 
 const MAX_COLORED_CHARS = 20000;
-// other grammars take quadratic time in the length of a word or a gap
+// in other languages, highlighting takes quadratic time in the length of a word or a gap
 const LONG_RUN = /[\w\u0080-\uffff]{200}|\s{200}/;
 const LINEAR_GRAMMARS = new Set(["JSON", "Python"]);
 
-// the characters of the text, in spans
-function colored(text, language) {
+// Return the text as an element of colored spans, or the plain text if that is too slow or fails.
+function highlighted(text, language) {
   const shown = visible(text);
   const grammar = libraries.hljs.getLanguage(language);
   const isSlow = shown.length > MAX_COLORED_CHARS || (grammar && !LINEAR_GRAMMARS.has(grammar.name) && LONG_RUN.test(shown));
   if (!grammar || isSlow) return shown;
-  // the result's `value` is markup, and not used
+  // build elements from the parsed nodes: the result's `value` is markup, which never enters the page
   const { rootNode } = libraries.hljs.highlight(shown, { language, ignoreIllegals: true })._emitter;
   if (isTooDeep(rootNode)) return shown;
   const element = spanOf(rootNode);
@@ -23,11 +23,11 @@ function spanOf({ scope, children }) {
 }
 
 function codeBlock(text, language) {
-  return make("pre", "code", "", colored(text.replace(/\n$/, ""), language));
+  return make("pre", "code", "", highlighted(text.replace(/\n$/, ""), language));
 }
 
-// the input of a call: code as code, values as JSON
-function givenBlock(key, value) {
+// Show an argument of a call: code with colors, other values as JSON.
+function argumentBlock(key, value) {
   if (typeof value !== "string") return codeBlock(JSON.stringify(value, null, 1), "json");
   if (/^(code|script|python|program|source)$/i.test(key)) return codeBlock(value, "python");
   if (/^(command|cmd|bash|shell)$/i.test(key)) return codeBlock(value, "bash");

@@ -1,6 +1,6 @@
 "use strict";
-// The page's data: rows of the index, and details, which are unpacked when a sample is opened.
-// Text of a dump enters the page by textContent only, never as markup.
+// The page's state, its data and helpers for elements. Rows come with the page or from the server; the details of a
+// sample are read when it is opened. Text of a dump enters the page by textContent only, never as markup.
 
 const state = { rows: [], shown: [], title: "", live: false, picked: null, view: "talk", token: null, onlyProblems: false,
   runs: [], parts: new Set(), ofAnyStep: [], pane: "overview", place: null, metric: null, isPlain: false };
@@ -17,7 +17,7 @@ function make(tag, className, text, ...children) {
   return element;
 }
 
-// makes control and bidirectional characters visible, except line ends and tabs
+// Make control and bidirectional characters visible, except line ends and tabs.
 function visible(text) {
   return text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g, (c) => {
     const code = c.charCodeAt(0);
@@ -25,15 +25,15 @@ function visible(text) {
   });
 }
 
-// whether a tree of nodes with `children` is too deep for browsers, which lay out each level within the one above
+// Return whether a tree of nodes with `children` is too deep: browsers lay out nested elements recursively.
 function isTooDeep(root) {
   let level = [root];
   for (let depth = 0; depth < MAX_DEPTH; depth += 1) level = level.flatMap(({ children = [] }) => [...children]);
   return level.length > 0;
 }
 
-// an entry of a legend: a color and its meaning, which no line break separates
-function keyed(className, text) { return make("span", "keyed", "", make("span", "key " + className), visible(text)); }
+// An entry of a legend: a color and its meaning, without a line break between them.
+function legendItem(className, text) { return make("span", "keyed", "", make("span", "key " + className), visible(text)); }
 
 function button(className, text, act) {
   const element = make("button", className, text);
@@ -49,12 +49,13 @@ function timed(name, work) {
   performance.measure(name, { start });
 }
 
-// Details follow the script, so that a large page is usable while it loads. An element with a next sibling is complete.
-async function heldDetail(position) {
+// Return the element with a sample's details; null on a live page. Details follow the script, so that a large page is
+// usable while it loads; an element with a next sibling has loaded completely.
+async function embeddedDetail(position) {
   if (state.live) return null;
   for (;;) {
-    const held = byId("d" + position);
-    if (held && (held.nextElementSibling || document.readyState !== "loading")) return held;
+    const element = byId("d" + position);
+    if (element && (element.nextElementSibling || document.readyState !== "loading")) return element;
     if (document.readyState !== "loading") throw new Error("the page is incomplete");
     await new Promise((next) => setTimeout(next, 50));
   }
@@ -66,34 +67,36 @@ function showLoading(done, all) {
   if (all) { bar.max = all; bar.value = done; } else bar.removeAttribute("value");
 }
 
-function watchPage(seen = 0) {
+// Show how many details have loaded, until the page is complete.
+function trackPageLoad(seen = 0) {
   let now = seen;
   while (byId("d" + now)) now += 1;
-  const isWhole = document.readyState !== "loading";
-  showLoading(isWhole ? state.rows.length : now, state.rows.length);
-  if (!isWhole) setTimeout(() => watchPage(now), 100);
+  const isLoaded = document.readyState !== "loading";
+  showLoading(isLoaded ? state.rows.length : now, state.rows.length);
+  if (!isLoaded) setTimeout(() => trackPageLoad(now), 100);
 }
 
 async function readDetail(position) {
   if (detailCache.has(position)) return detailCache.get(position);
-  const held = await heldDetail(position);
-  const packed = held ? Uint8Array.from(atob(held.textContent), (c) => c.charCodeAt(0))
+  const element = await embeddedDetail(position);
+  const packed = element ? Uint8Array.from(atob(element.textContent), (c) => c.charCodeAt(0))
     : new Uint8Array(await (await fetch("sample/" + position)).arrayBuffer());
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const detail = prepared(JSON.parse(await new Response(stream).text()));
+  const detail = indexDetail(JSON.parse(await new Response(stream).text()));
   if (detailCache.size > 20) detailCache.delete(detailCache.keys().next().value);
   detailCache.set(position, detail);
   return detail;
 }
 
-function prepared(detail) {
+// Add the values that views look up: bytes by token id, kind and mask by position, turns.
+function indexDetail(detail) {
   const encoder = new TextEncoder();
   detail.bytes = new Map();
   for (const [id, text] of Object.entries(detail.texts)) {
     detail.bytes.set(Number(id), typeof text === "string" ? encoder.encode(text) : Uint8Array.from(text));
   }
-  detail.kindOf = spread(detail.kinds, detail.ids.length, 0);
-  detail.maskOf = spread(detail.mask, detail.ids.length, detail.prompt);
+  detail.kindOf = expandRuns(detail.kinds, detail.ids.length, 0);
+  detail.maskOf = expandRuns(detail.mask, detail.ids.length, detail.prompt);
   detail.talkAt = new Map(detail.talk);
   detail.turns = [];
   for (const [turn, start, end, version] of detail.spans) {
@@ -104,7 +107,8 @@ function prepared(detail) {
   return detail;
 }
 
-function spread(runs, length, offset) {
+// Return an array of `length` from runs [value, start, end].
+function expandRuns(runs, length, offset) {
   const values = new Array(length);
   for (const [value, start, end] of runs) values.fill(value, start + offset, end + offset);
   return values;
@@ -118,8 +122,8 @@ function textOf(detail, start, end) {
   return new TextDecoder("utf-8", { ignoreBOM: true }).decode(whole);
 }
 
-// The prompt, the turns and the contexts between them, in order; they cover all tokens.
-function stretches(detail) {
+// Return the prompt, the turns and the contexts between them, in order; together they cover all tokens.
+function sectionsOf(detail) {
   const found = [];
   const add = (kind, start, end, turn) => { if (end > start) found.push({ kind, start, end, turn }); };
   add("prompt", 0, detail.prompt, null);
@@ -134,7 +138,7 @@ function stretches(detail) {
   return found;
 }
 
-function grouped(items, keyOf) {
+function groupBy(items, keyOf) {
   const groups = new Map();
   for (const item of items) {
     const key = keyOf(item);

@@ -11,7 +11,7 @@ const COMPARE = { "<": (a, b) => a < b, ">": (a, b) => a > b, "<=": (a, b) => a 
 const SORTS = [["", "in the dump's order"], ["-problems", "most problems"], ["reward", "lowest reward"], ["-reward", "highest reward"],
   ["-turns", "most turns"], ["-length", "longest"], ["length", "shortest"], ["-drift", "most drift"], ["-dropped", "most dropped"],
   ["-seconds", "slowest"], ["status", "status"], ["stop", "stop reason"]];
-// the select lists: id, text for all values, value of a row, name of a value
+// select lists: [id, label for all values, value of a row, name of a value]
 const CHOICES = [
   ["status", "any status", (row) => row.status, (value) => value], ["stop", "any stop reason", (row) => row.stop, (value) => value],
   ["step", "any step", (row) => (row.step === null ? "" : String(row.step)), (value) => `step ${value}`],
@@ -19,19 +19,19 @@ const CHOICES = [
 ];
 const CONTROLS = ["query", ...CHOICES.map(([id]) => id), "sort"];
 
-// adds the parts of a reward to the fields
-function takeParts() {
+// Add the parts of rewards to the fields and metrics.
+function addRewardParts() {
   for (const name of new Set(state.rows.flatMap((row) => Object.keys(row.parts)))) {
     if (state.parts.has(name)) continue;
     state.parts.add(name);
     const field = name.toLowerCase().replace(/[^\w/]/g, "_");
     const isTaken = Object.hasOwn(FIELDS, field) || Object.hasOwn(TEXT_FIELDS, field);
     FIELDS[isTaken ? `parts/${field}` : field] = (row) => row.parts[name];
-    METRICS.splice(2, 0, [name, (rows) => mean(known(rows, (row) => row.parts[name])), compact]);
+    METRICS.splice(2, 0, [name, (rows) => mean(knownValues(rows, (row) => row.parts[name])), compact]);
   }
 }
 
-// failed calls by tool, which include code that exits with an error; else the episode's own count
+// Return the number of failed calls: by tool, which includes code that exits with an error, else the episode's count.
 function failedCalls(row) {
   const ofTools = Object.values(row.tools).reduce((sum, [, failed]) => sum + failed, 0);
   return ofTools || row.errors === null ? ofTools : row.errors;
@@ -39,12 +39,12 @@ function failedCalls(row) {
 
 const WORD = /(?:([a-z_][\w/]*)=)?"([^"]*)"?|\S+/gi;
 
-// Reads words, `field<number`, `field=value` and `field="a value"`. An unknown field becomes a hint, and is searched as text.
-function matcher(text) {
+// Parse words, `field<number`, `field=value` and `field="a value"`; an unknown field gives a hint and is searched as text.
+function parseQuery(text) {
   const [tests, hints] = [[], []];
   for (const [word, name, quoted] of text.toLowerCase().matchAll(WORD)) {
     const found = name ? ["", name, "=", quoted] : quoted === undefined ? /^([a-z_][\w/]*)(<=|>=|<|>|=)(.*)$/.exec(word) : null;
-    const [test, hint] = found ? fieldTest(...found.slice(1)) : [null, ""];
+    const [test, hint] = found ? parseFieldTest(...found.slice(1)) : [null, ""];
     if (hint) hints.push(hint);
     const sought = quoted ?? word;
     tests.push(test || ((row) => haystack(row).includes(sought)));
@@ -52,11 +52,11 @@ function matcher(text) {
   return { matches: (row) => tests.every((test) => test(row)), hints };
 }
 
-function fieldTest(name, sign, value) {
+function parseFieldTest(name, sign, value) {
   const known = [...Object.keys(FIELDS), ...Object.keys(TEXT_FIELDS)];
   const limit = Number(value);
   if (!Object.hasOwn(FIELDS, name) && !Object.hasOwn(TEXT_FIELDS, name)) {
-    const near = known.map((other) => [distance(name, other), other]).sort((a, b) => a[0] - b[0])[0];
+    const near = known.map((other) => [editDistance(name, other), other]).sort((a, b) => a[0] - b[0])[0];
     return [null, `unknown field "${name}"` + (near[0] <= 2 ? `; did you mean "${near[1]}"?` : ";") + ` searched as text. Fields: ${known.join(", ")}`];
   }
   const isText = Object.hasOwn(TEXT_FIELDS, name) || name === "group";
@@ -70,8 +70,8 @@ function fieldTest(name, sign, value) {
   return [(row) => { const found = field(row); return found !== null && found !== undefined && holds(found, limit); }, ""];
 }
 
-// edit distance of two words
-function distance(one, other) {
+// Return the edit distance of two words.
+function editDistance(one, other) {
   let before = [...Array(other.length + 1).keys()];
   for (let i = 1; i <= one.length; i += 1) {
     const now = [i];
@@ -89,26 +89,26 @@ function haystack(row) {
 }
 
 function applyFilters() {
-  const { matches, hints } = matcher(byId("query").value);
+  const { matches, hints } = parseQuery(byId("query").value);
   const chosen = CHOICES.map(([id, , valueOf]) => [id, byId(id).value, valueOf]).filter(([, value]) => value);
-  const left = state.rows.filter((row) => (!state.onlyProblems || row.problems.length) && matches(row));
-  const holding = (but) => left.filter((row) => chosen.every(([id, value, valueOf]) => id === but || valueOf(row) === value));
-  state.shown = holding("").map((row) => row.position);
-  state.ofAnyStep = holding("step");
+  const searched = state.rows.filter((row) => (!state.onlyProblems || row.problems.length) && matches(row));
+  const chosenExcept = (ignored) => searched.filter((row) => chosen.every(([id, value, valueOf]) => id === ignored || valueOf(row) === value));
+  state.shown = chosenExcept("").map((row) => row.position);
+  state.ofAnyStep = chosenExcept("step");
   sortShown(byId("sort").value);
-  byId("count").textContent = state.shown.length === state.rows.length ? counted(state.rows.length, "sample") : `${state.shown.length} of ${state.rows.length}`;
+  byId("count").textContent = state.shown.length === state.rows.length ? pluralize(state.rows.length, "sample") : `${state.shown.length} of ${state.rows.length}`;
   byId("hint").textContent = hints.join("\n");
   byId("hint").hidden = !hints.length;
   byId("rows").style.height = state.shown.length * ROW_HEIGHT + "px";
   drawRows();
 }
 
-// adds a field's words to the query, or removes them if all are present
+// Add a field's words to the query, or remove them if all are present.
 function toggleWords(name, words) {
   const before = byId("query").value.match(WORD) || [];
-  const isThere = words.every((word) => before.includes(word));
+  const hasWords = words.every((word) => before.includes(word));
   const others = before.filter((word) => !new RegExp(`^${name}[<>=]`).test(word));
-  byId("query").value = [...others, ...(isThere ? [] : words)].join(" ");
+  byId("query").value = [...others, ...(hasWords ? [] : words)].join(" ");
   filtersChanged();
 }
 

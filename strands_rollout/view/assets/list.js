@@ -21,8 +21,8 @@ function rowElement(row, place) {
   element.id = "row" + row.position;
   element.setAttribute("role", "option");
   element.setAttribute("aria-selected", String(row.position === state.picked));
-  const above = make("div", "", "", ...runBadge(row), make("span", "dim", nameOf(row)), make("span", "asked", row.asked || spoken(row) || row.final));
-  const facts = [counted(row.turns, "turn"), `${number(row.length)} tok`];
+  const above = make("div", "", "", ...runBadge(row), make("span", "dim", nameOf(row)), make("span", "asked", row.asked || finalAnswer(row) || row.final));
+  const facts = [pluralize(row.turns, "turn"), `${number(row.length)} tok`];
   if (row.step !== null) facts.push(`step ${row.step}`);
   if (row.group !== null) facts.push(`group ${row.group}`);
   if (row.part) facts.push(row.part);
@@ -30,7 +30,7 @@ function rowElement(row, place) {
   if (row.problems.length) below.append(make("span", "badge " + problemTone(row.problems[0]), row.problems.length > 1 ? `${row.problems[0]} +${row.problems.length - 1}` : row.problems[0]));
   if (row.drift) below.append(make("span", "badge drifted", `drift ${row.drift}`));
   below.append(make("span", "facts", facts.join(" · ")));
-  element.append(above, make("div", "small", "", ...verdict(row)), below);
+  element.append(above, make("div", "small", "", ...verdictParts(row)), below);
   return element;
 }
 
@@ -38,41 +38,41 @@ function nameOf(row) { return "#" + (row.index ?? row.position); }
 
 function runBadge(row) { return state.runs.length ? [make("span", `badge run run${row.run}`, state.runs[row.run])] : []; }
 
-// Right and wrong as the reward says; where it says a number alone, what is above 0 is right.
+// Return "right" or "wrong" by the reward's accuracy; if the reward is only a number, above 0 is right.
 function toneOf(row) {
   if (row.right !== null) return row.right > 0 ? "right" : "wrong";
   return row.reward === null ? "dim" : row.reward > 0 ? "right" : "wrong";
 }
 
-// the reward, the answer and the label
-function verdict(row) {
+// Return elements for the reward, the answer and the label.
+function verdictParts(row) {
   const parts = [rewardBadge(row)];
   if (row.answer) parts.push(make("span", "answer " + toneOf(row), "", make("span", "dim", "answered "), make("b", "", row.answer)));
   else if (row.answer === "") parts.push(make("span", "answer " + toneOf(row), "no answer"));
-  else if (row.label && spoken(row)) parts.push(make("span", "answer " + toneOf(row), "", make("span", "dim", "said "), visible(spoken(row))));
+  else if (row.label && finalAnswer(row)) parts.push(make("span", "answer " + toneOf(row), "", make("span", "dim", "said "), visible(finalAnswer(row))));
   if (row.label) parts.push(make("span", "answer", "", make("span", "dim", "label "), visible(row.label)));
   return parts;
 }
 
-// tokens of older weights are no fault, since a run may ask for them
+// tokens of older weights are not a fault: partial and asynchronous rollouts have them
 function problemTone(kind) { return kind === "stale version" ? "older" : "problem"; }
 
-// the final text, without thoughts and the end-of-turn token
-function spoken(row) { return row.final.split("</think>").pop().replace(LAST_CONTROL, "").trim(); }
+// Return the final text without thoughts and the end-of-turn token.
+function finalAnswer(row) { return row.final.split("</think>").pop().replace(LAST_CONTROL, "").trim(); }
 
-function counted(count, name) { return `${number(count)} ${name}${count === 1 ? "" : "s"}`; }
+function pluralize(count, name) { return `${number(count)} ${name}${count === 1 ? "" : "s"}`; }
 
-// The stop reason if it says more than the status; both if they contradict each other.
+// Show the stop reason if it says more than the status, and both if they contradict each other.
 function endBadge(row) {
-  const says = row.stop && row.stop !== row.status && row.stop !== "completed";
-  return make("span", "badge " + row.status, !says ? row.status : row.status === "completed" ? `${row.status}: ${row.stop}` : row.stop);
+  const isInformative = row.stop && row.stop !== row.status && row.stop !== "completed";
+  return make("span", "badge " + row.status, !isInformative ? row.status : row.status === "completed" ? `${row.status}: ${row.stop}` : row.stop);
 }
 
 function rewardBadge(row) {
   return make("span", "reward " + toneOf(row), "", make("span", "dim", "reward "), number(row.reward));
 }
 
-function revealPicked() {
+function scrollToPicked() {
   const place = state.shown.indexOf(state.picked);
   if (place < 0) return;
   const viewport = byId("viewport");

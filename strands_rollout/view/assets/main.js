@@ -1,4 +1,4 @@
-// Starts the page: keys, permalinks, theme, and new samples of a running job.
+// Start of the page, keys, permalinks, theme, and new samples of a running job.
 
 const KEYS = [["o", "overview of the run"], ["j / k", "next, previous sample"], ["Enter", "open"], ["Esc", "back to the list"], ["/", "filter"], ["t", "conversation or tokens"], ["m", "conversation as Markdown or raw"],
   ["f", "facts"], ["n", "next marked token"], ["← / →", "previous, next token, with its details"], ["p", "only samples with problems"], ["g", "groups, or runs, side by side"], ["d", "light or dark"], ["?", "these keys"]];
@@ -14,7 +14,7 @@ function writeHash() {
   }
   for (const id of CONTROLS) if (byId(id).value) parts.set(id, byId(id).value);
   if (state.onlyProblems) parts.set("problems", "1");
-  // a new pane is a history entry with its scroll position; a phone shows the list alone
+  // opening another pane adds a history entry, and the old one keeps its scroll position; a phone shows only the list
   const place = byId("sample").offsetParent ? state.pane : "list";
   const here = { list: place === "list" };
   if (state.place && state.place !== place) {
@@ -33,7 +33,7 @@ function readHash() {
   for (const id of CONTROLS) byId(id).value = parts.get(id) || "";
   setOnlyProblems(parts.get("problems") === "1");
   timed("filter", applyFilters);
-  if (!state.rows.length) { drawOverview(); return; } // the address is read again when samples arrive
+  if (!state.rows.length) { drawOverview(); return; } // `poll` reads the hash again when samples arrive
   if (parts.get("groups")) { showGroups(); byId("sample").scrollTop = top; return; }
   const position = parts.has("sample") ? Number(parts.get("sample")) : null;
   if (position === null || !state.rows[position]) {
@@ -56,7 +56,7 @@ function filtersChanged() {
   writeHash();
 }
 
-// draws the overview or the groups again
+// Redraw the overview or the groups.
 function drawRun() {
   if (state.pane === "groups") timed("groups", drawGroups);
   else if (state.pane === "overview") timed("overview", drawOverview);
@@ -95,12 +95,12 @@ function step(by) {
   if (state.shown[next] === undefined) return;
   if (document.body.classList.contains("opened") && state.pane === "sample") { void openSample(state.shown[next]); return; }
   state.picked = state.shown[next];
-  revealPicked();
+  scrollToPicked();
   drawRows();
 }
 
 function nextMarked() {
-  const marked = [...document.querySelectorAll(".t.odd[data-i], .t.drift[data-i], .t.old[data-i]")];
+  const marked = [...document.querySelectorAll(".t.flagged[data-i], .t.drift[data-i], .t.old[data-i]")];
   const after = marked.find((t) => Number(t.dataset.i) > (state.token ?? -1)) || marked[0];
   if (!after) return;
   for (const other of document.querySelectorAll(".t.picked")) other.classList.remove("picked");
@@ -135,15 +135,15 @@ function setTheme(theme) {
 function toggleTheme() {
   const theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
   setTheme(theme);
-  try { localStorage.setItem("theme", theme); } catch { /* a page from a file may have no store */ }
+  try { localStorage.setItem("theme", theme); } catch { /* a page from a file may have no storage */ }
 }
 
-function beginTheme() {
-  let kept = null;
-  try { kept = localStorage.getItem("theme"); } catch { /* as above */ }
+function initTheme() {
+  let stored = null;
+  try { stored = localStorage.getItem("theme"); } catch { /* as above */ }
   const prefers = matchMedia("(prefers-color-scheme: dark)");
-  setTheme(kept || (prefers.matches ? "dark" : "light"));
-  prefers.addEventListener("change", () => { if (!kept) setTheme(prefers.matches ? "dark" : "light"); });
+  setTheme(stored || (prefers.matches ? "dark" : "light"));
+  prefers.addEventListener("change", () => { if (!stored) setTheme(prefers.matches ? "dark" : "light"); });
 }
 
 const ON_KEY = {
@@ -152,9 +152,9 @@ const ON_KEY = {
   t: () => openPicked({ view: state.view === "tokens" ? "talk" : "tokens" }), f: () => openPicked({ view: "facts" }),
 };
 
-// if no sample was opened yet, the one most worth seeing
+// Open the picked sample; if none was picked, the most notable one.
 function openPicked(options) {
-  const [first] = worth(state.shown.map((position) => state.rows[position]));
+  const [first] = notableSamples(state.shown.map((position) => state.rows[position]));
   const position = state.picked ?? (first ? first[1].position : null);
   if (position !== null) void openSample(position, options);
 }
@@ -173,14 +173,14 @@ function onKey(event) {
   }
   if (event.key === "Enter" && event.target.matches("button, summary")) return;
   if (event.target.id === "viewport" && (event.key === "ArrowDown" || event.key === "ArrowUp")) { event.preventDefault(); step(event.key === "ArrowDown" ? 1 : -1); return; }
-  const act = ON_KEY[event.key];
-  if (act && !(byId("keys").open && event.key !== "Escape")) { event.preventDefault(); act(); }
+  const action = ON_KEY[event.key];
+  if (action && !(byId("keys").open && event.key !== "Escape")) { event.preventDefault(); action(); }
 }
 
-function takeIndex(index) {
+function loadIndex(index) {
   Object.assign(state, { rows: index.rows, title: index.title, live: index.live, runs: index.runs });
   state.rows.forEach((row, position) => { row.position = position; });
-  takeParts();
+  addRewardParts();
   document.title = index.title;
   byId("title").textContent = index.title;
   if (index.runs.length) byId("groups").textContent = "questions";
@@ -196,30 +196,30 @@ async function poll(tag) {
     if (answer.ok) {
       next = answer.headers.get("ETag");
       const before = identity(state.rows[state.picked]);
-      takeIndex(await answer.json());
+      loadIndex(await answer.json());
       detailCache.clear();
       if (tag === null) readHash(); else { applyFilters(); drawRun(); }
-      const isOther = before !== null && before !== identity(state.rows[state.picked]);
-      if (isOther && state.pane === "sample") void openSample(state.picked);
+      const isReplaced = before !== null && before !== identity(state.rows[state.picked]);
+      if (isReplaced && state.pane === "sample") void openSample(state.picked);
     }
     if (answer.status !== 304) banner(answer.ok ? "" : await answer.text());
-  } catch { banner("the server has ended; what is here stays"); }
+  } catch { banner("the server has stopped; this page shows the last state"); }
   clearInterval(waiting);
   showLoading(1, 1);
   setTimeout(() => void poll(next), POLL_MS);
 }
 
-// identifies a sample by its row; a replaced sample is another one
+// Return a text that identifies a sample by its row; null without a row.
 function identity(row) { return row ? JSON.stringify([row.where, row.index, row.status, row.length, row.reward, row.final]) : null; }
 
-// shows the server's progress while it reads a large dump
+// Show the server's progress while it reads a large dump.
 async function showReading() {
   try {
     const read = Number(await (await fetch("progress", { cache: "no-store" })).text());
     if (state.rows.length) return;
     showLoading(0, 0);
     byId("count").textContent = `reading, ${read} samples`;
-  } catch { /* the list's own request tells */ }
+  } catch { /* `poll` reports a failing server */ }
 }
 
 function banner(text) {
@@ -227,10 +227,10 @@ function banner(text) {
   byId("banner").hidden = !text;
 }
 
-function begin() {
-  beginTheme();
+function start() {
+  initTheme();
   fillSelect("sort", SORTS[0][1], SORTS.slice(1));
-  takeIndex(JSON.parse(byId("index").textContent));
+  loadIndex(JSON.parse(byId("index").textContent));
   for (const id of CONTROLS) byId(id).addEventListener("input", filtersChanged);
   byId("viewport").addEventListener("scroll", () => requestAnimationFrame(drawRows));
   byId("rows").addEventListener("click", (event) => { const row = event.target.closest(".row"); if (row) void openSample(Number(row.dataset.position)); });
@@ -243,7 +243,7 @@ function begin() {
   addEventListener("resize", drawRows);
   addEventListener("popstate", readHash);
   readHash();
-  if (state.live) void poll(null); else watchPage();
+  if (state.live) void poll(null); else trackPageLoad();
 }
 
-begin();
+start();

@@ -1,6 +1,5 @@
-// Markdown, parsed by markdown-it, with formulas, parsed by Temml. The page makes elements of their tokens one by one: text
-// of a sample is never parsed as HTML, and links are inactive. Text that is too long, nests too deeply or can't be parsed
-// stays raw.
+// Markdown, parsed by markdown-it, with formulas, parsed by Temml. The page creates an element for each token, so that
+// text of a sample is never parsed as HTML; links are inactive. Text that is too long or too deeply nested stays raw.
 
 const MAX_MARKDOWN_CHARS = 60000;
 const MAX_TOKENS = 20000;
@@ -11,18 +10,18 @@ const MAX_FORMULA_CHARS = 2000;
 const MAX_FORMULA_LINES = 40;
 const MAX_PRICE_CHARS = 400; // two dollar signs further apart don't enclose a formula
 const FORMULAS = [/^\$\$((?:[^\\$]|\\.|\$(?!\$))+)\$\$/s, /^\$((?:[^\\$]|\\.)+)\$(?!\d)/s, /^\\\(((?:[^\\]|\\[^()])+)\\\)/s, /^\\\[((?:[^\\]|\\[^[\]])+)\\\]/s];
-// macros that a formula defines could expand without bounds
+// formulas that define macros stay raw: these could expand without bounds
 const DEFINITION = /\\(?:[egx]?def|(?:future)?let|(?:re)?newcommand|providecommand|global)(?![A-Za-z])/;
 const TEMML_OPTIONS = { trust: false, maxExpand: 200, maxSize: [30, 300], errorColor: "currentColor" };
 
 const markdown = libraries.MarkdownIt({ html: false, linkify: false, maxNesting: MAX_NESTING });
-// both would hide characters: link definitions disappear, entities are replaced
+// off, because both hide characters: link definitions disappear, entities are replaced
 markdown.disable(["reference", "entity"]);
 markdown.normalizeLink = (address) => address;
 markdown.block.ruler.before("code", "formula_block", formulaBlock, { alt: ["paragraph", "blockquote", "list"] });
 markdown.inline.ruler.before("escape", "formula", inlineFormula);
 
-function rendered(text) {
+function renderMarkdown(text) {
   const target = make("div", "md");
   const tokens = text.length > MAX_MARKDOWN_CHARS ? null : markdown.parse(text, { formulas: 0, charsOfFormulas: 0 });
   // markdown-it drops blocks at deeper levels
@@ -54,30 +53,30 @@ function depthOf(tokens) {
   return most;
 }
 
-// the nodes of a token; the first one takes the token's children
+// Return the nodes of a token; children of the token go into the first.
 function nodesOf(token) {
   switch (token.type) {
     case "heading_open": return [make("p", "h " + token.tag)];
     case "ordered_list_open": { const list = make("ol"); list.start = token.attrGet("start") ?? 1; return [list]; }
-    case "link_open": return token.info === "auto" ? [make("span", "link")] : [make("span", "link"), address(token, "href")];
-    case "image": return [make("span", "link", "image: " + token.content), address(token, "src")];
+    case "link_open": return token.info === "auto" ? [make("span", "link")] : [make("span", "link"), linkTarget(token, "href")];
+    case "image": return [make("span", "link", "image: " + token.content), linkTarget(token, "src")];
     case "fence": return [codeBlock(token.content, token.info.trim().split(/\s/)[0])];
     case "code_block": return [codeBlock(token.content, "")];
     case "code_inline": return [make("code", "", token.content)];
-    case "formula": return [formula(token.content, token.meta.isDisplay), visible(token.meta.rest)];
+    case "formula": return [formulaElement(token.content, token.meta.isDisplay), visible(token.meta.rest)];
     case "softbreak": case "hardbreak": return ["\n"];
     case "hr": return [make("hr")];
     default: return [token.nesting > 0 ? make(token.tag) : visible(token.content)];
   }
 }
 
-// the target is shown beside the inactive link
-function address(token, name) {
+// Return the target of an inactive link, which is shown beside it.
+function linkTarget(token, name) {
   const title = token.attrGet("title");
   return make("span", "dim", ` (${token.attrGet(name)}${title ? ` "${title}"` : ""})`);
 }
 
-// $$ ... $$ and \[ ... \] from the start of a line to the end of a line; without an end it is text
+// Rule of markdown-it for $$ ... $$ and \[ ... \] from the start of a line to the end of a line; unclosed, it is text.
 function formulaBlock(state, first, last, silent) {
   const lineAt = (line) => state.src.slice(state.bMarks[line] + state.tShift[line], state.eMarks[line]);
   const close = { $$: "$$", "\\[": "\\]" }[lineAt(first).slice(0, 2)];
@@ -104,7 +103,7 @@ function inlineFormula(state, silent) {
   return true;
 }
 
-// Returns false after too many formulas, which would freeze the page. With `silent`, markdown-it only tests.
+// Add a formula; return false after too many formulas, which would freeze the page. With `silent`, markdown-it only tests.
 function pushFormula(state, content, meta, silent) {
   const { env } = state;
   if (env.formulas >= MAX_FORMULAS || env.charsOfFormulas + content.length > MAX_CHARS_OF_FORMULAS) return false;
@@ -115,7 +114,7 @@ function pushFormula(state, content, meta, silent) {
   return true;
 }
 
-// the formula at the start of a text, and its length including delimiters
+// Return the formula at the start of a text, and its length including delimiters; null without a formula.
 function formulaAt(text) {
   const boxed = /^\\boxed\s*\{/.exec(text); // the usual answer, also outside of a formula
   if (boxed) {
@@ -137,8 +136,8 @@ function lengthToBrace(text, from) {
   return 0;
 }
 
-// The formula as MathML, or its source if Temml can't parse it or returns other elements.
-function formula(source, isDisplay) {
+// Return a formula as MathML, or its source if Temml can't parse it or returns other elements.
+function formulaElement(source, isDisplay) {
   const written = visible(source);
   const plain = make("code", "formula", source);
   if (source.length > MAX_FORMULA_CHARS || DEFINITION.test(source)) return plain;

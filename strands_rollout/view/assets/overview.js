@@ -1,15 +1,15 @@
 // The overview: numbers, charts that filter the list, and samples worth seeing.
 
 const METRICS = [
-  ["accuracy", (rows) => mean(known(rows, (row) => row.right)), share],
-  ["mean reward", (rows) => mean(known(rows, (row) => row.reward)), compact],
-  ["tokens of a response", (rows) => mean(known(rows, (row) => row.length)), compact],
-  ["turns", (rows) => mean(known(rows, (row) => row.turns)), compact],
-  ["tool calls", (rows) => mean(known(rows, (row) => row.calls)), compact],
+  ["accuracy", (rows) => mean(knownValues(rows, (row) => row.right)), share],
+  ["mean reward", (rows) => mean(knownValues(rows, (row) => row.reward)), compact],
+  ["tokens of a response", (rows) => mean(knownValues(rows, (row) => row.length)), compact],
+  ["turns", (rows) => mean(knownValues(rows, (row) => row.turns)), compact],
+  ["tool calls", (rows) => mean(knownValues(rows, (row) => row.calls)), compact],
   ["tool calls with an error", errorShare, share],
   ["truncated", (rows) => statusShare(rows, "truncated"), share],
-  ["groups with spread", (rows) => spreadOf(rows)[2], share],
-  ["seconds of an episode", (rows) => mean(known(rows, FIELDS.seconds)), compact],
+  ["groups with spread", (rows) => groupSpread(rows)[2], share],
+  ["seconds of an episode", (rows) => mean(knownValues(rows, FIELDS.seconds)), compact],
 ];
 
 function statusShare(rows, status) { return rows.length ? rows.filter((row) => row.status === status).length / rows.length : null; }
@@ -26,13 +26,13 @@ function toolSums(rows) {
 function errorShare(rows) {
   const [calls, failed] = [...toolSums(rows).values()].reduce((sum, one) => [sum[0] + one[0], sum[1] + one[1]], [0, 0]);
   if (calls) return failed / calls;
-  const told = known(rows, (row) => row.calls).reduce((sum, count) => sum + count, 0); // results of eval don't name tools
-  return told ? known(rows, (row) => row.errors).reduce((sum, count) => sum + count, 0) / told : null;
+  const total = knownValues(rows, (row) => row.calls).reduce((sum, count) => sum + count, 0); // results of eval don't name tools
+  return total ? knownValues(rows, (row) => row.errors).reduce((sum, count) => sum + count, 0) / total : null;
 }
 
-// groups whose rewards differ, from which GRPO learns: their number, the number of all groups, and their share
-function spreadOf(rows) {
-  const groups = grouped(rows.filter((row) => row.group !== null && row.reward !== null), groupKey);
+// Return the number of groups whose rewards differ, from which GRPO learns, the number of groups, and the share.
+function groupSpread(rows) {
+  const groups = groupBy(rows.filter((row) => row.group !== null && row.reward !== null), groupKey);
   const several = [...groups.values()].filter((own) => own.length > 1);
   const spread = several.filter((own) => own.some((row) => row.reward !== own[0].reward)).length;
   return [spread, several.length, several.length ? spread / several.length : null];
@@ -53,11 +53,11 @@ function drawOverview() {
   const pane = byId("sample");
   pane.replaceChildren(overviewHead(rows), ...runLegend());
   if (!rows.length) {
-    pane.append(make("p", "empty", state.rows.length ? "no sample matches the filters" : state.live ? "no samples yet; they are shown as they come" : "this dump holds no samples"));
+    pane.append(make("p", "empty", state.rows.length ? "no sample matches the filters" : state.live ? "no samples yet; new samples appear here" : "this dump has no samples"));
     return;
   }
   const columns = make("div", "panels", "",
-    ...[worthSeeing(rows), ...setBars(byRun), rewardChart(byRun), histogram("response lengths, in tokens", byRun, "length"), stopBars(byRun), toolBars(byRun),
+    ...[notablePanel(rows), ...setBars(byRun), rewardChart(byRun), histogram("response lengths, in tokens", byRun, "length"), stopBars(byRun), toolBars(byRun),
       problemBars(byRun), driftPanel(byRun), timeSplit(runs, byRun)].filter(Boolean));
   pane.append(tiles(byRun), ...[stepChart(runs)].filter(Boolean), columns);
 }
@@ -65,31 +65,31 @@ function drawOverview() {
 function overviewHead(rows) {
   const back = button("", "‹ samples", closeSample);
   back.id = "back";
-  const head = make("div", "head", "", back, make("h2", "", state.runs.length ? "How the runs are" : "How the run is"));
-  if (rows.length < state.rows.length) head.append(make("span", "dim", `${rows.length} of ${counted(state.rows.length, "sample")}, as filtered`), button("", "all samples", clearFilters));
+  const head = make("div", "head", "", back, make("h2", "", state.runs.length ? "Overview of the runs" : "Overview"));
+  if (rows.length < state.rows.length) head.append(make("span", "dim", `${rows.length} of ${pluralize(state.rows.length, "sample")}, as filtered`), button("", "all samples", clearFilters));
   return head;
 }
 
 function runLegend() {
   if (!state.runs.length) return [];
-  return [make("div", "time-words", "", ...state.runs.map((name, run) => keyed(`run${run}`, name)), button("", "question by question", showGroups))];
+  return [make("div", "time-words", "", ...state.runs.map((name, run) => legendItem(`run${run}`, name)), button("", "question by question", showGroups))];
 }
 
 function tiles(byRun) {
   const found = METRICS.map(([name, valueOf, shown]) => [name, byRun.map(valueOf), shown]).filter(([, values]) => values.some((value) => value !== null)).map(([name, values, shown]) => [name, values.map(shown)]);
-  const spread = byRun.map((rows) => spreadOf(rows));
-  const drifted = byRun.map((rows) => known(rows, (row) => row.drift));
+  const spread = byRun.map((rows) => groupSpread(rows));
+  const drifted = byRun.map((rows) => knownValues(rows, (row) => row.drift));
   const more = [["samples", byRun.map((rows) => rows.length)], ...found];
   if (drifted.some((values) => values.length)) more.push(["samples with drift", drifted.map((values) => share(mean(values.map((value) => Number(value > 0)))))]);
   if (byRun.flat().some((row) => row.problems.length)) more.push(["samples with problems", byRun.map((rows) => rows.filter((row) => row.problems.length).length)]);
   return make("div", "tiles", "", ...more.map(([name, values]) => {
     const tile = make("div", "tile", "", make("b", "", "", ...values.map((value, run) => make("span", values.length > 1 ? "of run" + run : "", value))), make("span", "dim", name));
-    if (name === "groups with spread") tile.title = `${spread.map(([some, all]) => `${some} of ${all}`).join(" | ")}: rewards differ within them; GRPO learns from no other`;
+    if (name === "groups with spread") tile.title = `${spread.map(([some, all]) => `${some} of ${all}`).join(" | ")}: groups whose rewards differ; GRPO learns only from these`;
     return tile;
   }));
 }
 
-// a line for each run and set, of the chosen metric; a click filters by step
+// Draw the chosen metric over steps, a line per run and set; a click filters by step.
 function stepChart(runs) {
   const rows = state.ofAnyStep.filter((row) => row.step !== null);
   if (new Set(rows.map((row) => row.step)).size < 2) return null;
@@ -97,22 +97,22 @@ function stepChart(runs) {
   const [name, valueOf, shown] = metrics.find(([one]) => one === state.metric) || metrics[0];
   const series = [];
   for (const [run, runName] of runs.entries()) {
-    const sets = [...grouped(rows.filter((row) => row.run === run), (row) => row.set)];
+    const sets = [...groupBy(rows.filter((row) => row.run === run), (row) => row.set)];
     sets.forEach(([set, ofSet], place) => {
-      const points = [...grouped(ofSet, (row) => row.step)].map(([x, held]) => ({ x, y: valueOf(held), count: held.length })).filter(({ y }) => y !== null).sort((a, b) => a.x - b.x);
+      const points = [...groupBy(ofSet, (row) => row.step)].map(([x, held]) => ({ x, y: valueOf(held), count: held.length })).filter(({ y }) => y !== null).sort((a, b) => a.x - b.x);
       if (points.length) series.push({ name: [runName, sets.length > 1 || !runName ? set : ""].filter(Boolean).join(" "), color: `run${runs.length > 1 ? run : place % 4}${runs.length > 1 && place ? " dashed" : ""}`, points });
     });
   }
   const choice = make("select");
-  choice.setAttribute("aria-label", "what is drawn");
+  choice.setAttribute("aria-label", "metric");
   choice.append(...metrics.map(([one]) => { const o = make("option", "", one); o.value = one; return o; }));
   choice.value = name;
   choice.addEventListener("input", () => { state.metric = choice.value; drawOverview(); document.querySelector(".panel select").focus(); });
-  const chart = lines2d(series, shown, byId("step").value, (x) => toggleChoice("step", String(x)));
-  const legend = series.length > 1 ? make("div", "time-words", "", ...series.map((one) => keyed(one.color, one.name))) : null;
-  const made = panel("", ...chart, legend);
-  made.firstChild.append(choice, " per step");
-  return made;
+  const chart = lineChart(series, shown, byId("step").value, (x) => toggleChoice("step", String(x)));
+  const legend = series.length > 1 ? make("div", "time-words", "", ...series.map((one) => legendItem(one.color, one.name))) : null;
+  const chartPanel = panel("", ...chart, legend);
+  chartPanel.firstChild.append(choice, " per step");
+  return chartPanel;
 }
 
 function setBars(byRun) {
@@ -124,12 +124,12 @@ function setBars(byRun) {
     const values = byRun.map((rows) => valueOf(rows.filter((row) => row.set === set)));
     return { name: set, counts: values.map((value) => Math.max(0, value ?? 0)), words: values.map(shown), act: () => toggleChoice("set", set), marked: byId("set").value === set };
   });
-  return [bars(`${name} by set`, entries)];
+  return [barChart(`${name} by set`, entries)];
 }
 
 function rewardChart(byRun) {
   const rows = byRun.flat().filter((row) => row.right === null);
-  const wrongBelow = rows.length ? 0 : known(byRun.flat().filter((row) => !(row.right > 0)), (row) => row.reward).reduce((a, b) => Math.max(a, b), -Infinity);
+  const wrongBelow = rows.length ? 0 : knownValues(byRun.flat().filter((row) => !(row.right > 0)), (row) => row.reward).reduce((a, b) => Math.max(a, b), -Infinity);
   return histogram("rewards", byRun, "reward", (bin) => (bin.from > wrongBelow ? "good" : bin.to <= wrongBelow || bin.from === bin.to ? "bad" : ""));
 }
 
@@ -150,11 +150,11 @@ function stopBars(byRun) {
     const tone = name === "completed" ? "" : name.endsWith("error") || name === "failed" ? "bad" : "warn";
     return { name, counts, tone: byRun.length === 1 ? tone : "", act: () => toggleChoice(id, name), marked: byId(id).value === name };
   });
-  return bars("how episodes ended", entries);
+  return barChart("how episodes ended", entries);
 }
 
-// bars that filter by their name as the value of a field
-function narrows(field, name) {
+// Return the action of a bar whose name is a value of a field: filter by it.
+function filterByName(field, name) {
   const word = `${field}="${name}"`;
   return { act: () => toggleWords(field, [word]), marked: byId("query").value.includes(word) };
 }
@@ -163,24 +163,24 @@ function toolBars(byRun) {
   const sums = byRun.map(toolSums);
   const names = [...new Set(sums.flatMap((one) => [...one.keys()]))];
   const of = (name) => sums.map((one) => one.get(name) || [0, 0]);
-  const entries = names.map((name) => ({ name, counts: of(name).map(([calls]) => calls), words: of(name).map(([calls, failed], run) => (sums[run].size ? `${calls}, ${failed} failed` : "not recorded")), ...narrows("tool", name) }));
+  const entries = names.map((name) => ({ name, counts: of(name).map(([calls]) => calls), words: of(name).map(([calls, failed], run) => (sums[run].size ? `${calls}, ${failed} failed` : "not recorded")), ...filterByName("tool", name) }));
   const anyFailed = names.some((name) => of(name).some(([, failed]) => failed));
-  return bars("tool calls", entries.sort((a, b) => Math.max(...b.counts) - Math.max(...a.counts)), anyFailed && make("p", "note dim", "failed: an error, a timeout, no such tool, or code that exits with an error"), anyFailed && button("", "samples with a failed call", () => toggleWords("errors", ["errors>0"])));
+  return barChart("tool calls", entries.sort((a, b) => Math.max(...b.counts) - Math.max(...a.counts)), anyFailed && make("p", "note dim", "failed: an error, a timeout, no such tool, or code that exits with an error"), anyFailed && button("", "samples with a failed call", () => toggleWords("errors", ["errors>0"])));
 }
 
 function problemBars(byRun) {
-  const entries = countsBy(byRun, (row) => row.problems).map(([name, counts]) => ({ name, counts, tone: byRun.length === 1 ? (problemTone(name) === "older" ? "aged" : "bad") : "", ...narrows("problem", name) }));
-  return bars("problems, in samples", entries);
+  const entries = countsBy(byRun, (row) => row.problems).map(([name, counts]) => ({ name, counts, tone: byRun.length === 1 ? (problemTone(name) === "older" ? "aged" : "bad") : "", ...filterByName("problem", name) }));
+  return barChart("problems, in samples", entries);
 }
 
 function driftPanel(byRun) {
-  const drifted = byRun.map((rows) => known(rows, (row) => row.drift));
+  const drifted = byRun.map((rows) => knownValues(rows, (row) => row.drift));
   if (!byRun.flat().some((row) => row.trained + row.dropped)) return null; // without tokens, as in results of eval
-  if (!drifted.some((values) => values.length)) return panel("drift", make("p", "note dim", "Not measured: open the dump with --tokenizer to see the tokens that encoding the text again would change."));
+  if (!drifted.some((values) => values.length)) return panel("drift", make("p", "note dim", "Not measured: open the dump with --tokenizer to see which tokens change when the text is re-encoded."));
   const words = drifted.map((values, run) => {
     const tokens = values.reduce((sum, value) => sum + value, 0);
-    const sampled = known(byRun[run], (row) => row.trained).reduce((sum, value) => sum + value, 0);
-    return `${tokens} of ${sampled} trained tokens, in ${values.filter(Boolean).length} of ${counted(values.length, "sample")}`;
+    const sampled = knownValues(byRun[run], (row) => row.trained).reduce((sum, value) => sum + value, 0);
+    return `${tokens} of ${sampled} trained tokens, in ${values.filter(Boolean).length} of ${pluralize(values.length, "sample")}`;
   });
   const some = drifted.flat().some(Boolean);
   return panel("drift", make("p", some ? "" : "note dim", words.join(" | ")), some ? button("", "samples with drift", () => toggleWords("drift", ["drift>0"])) : null);
@@ -200,28 +200,28 @@ function timeSplit(runs, byRun) {
       const part = make("span", kind);
       part.style.flex = `${(1000 * sums[place]) / all} 1 0`;
       bar.append(part);
-      words.append(keyed(kind, `${kind} ${seconds(sums[place])} (${share(sums[place] / all)})`));
+      words.append(legendItem(kind, `${kind} ${seconds(sums[place])} (${share(sums[place] / all)})`));
     });
     return make("div", "", "", bar, words);
   });
-  return panel("where an episode's time goes, on average", ...lines, button("", "slowest first", () => { byId("sort").value = "-seconds"; filtersChanged(); }));
+  return panel("mean time of an episode", ...lines, button("", "slowest first", () => { byId("sort").value = "-seconds"; filtersChanged(); }));
 }
 
-// At most one sample for each reason, the most informative first.
-function worth(rows) {
+// Return [reason, row] pairs, at most 6, with at most one sample per reason, the most informative reasons first.
+function notableSamples(rows) {
   const mixed = new Set();
-  for (const [key, own] of grouped(rows.filter((row) => row.group !== null), groupKey)) {
+  for (const [key, own] of groupBy(rows.filter((row) => row.group !== null), groupKey)) {
     const tones = own.map(toneOf);
     if (tones.includes("right") && tones.includes("wrong")) mixed.add(key);
   }
   const isWrong = (row) => toneOf(row) === "wrong";
   const reasons = [
     ["has a problem", (row) => row.problems.some((kind) => problemTone(kind) === "problem"), (row) => row.problems.length],
-    ["wrong where others of its group are right", (row) => isWrong(row) && mixed.has(groupKey(row)), (row) => row.calls || 0],
+    ["wrong, but others of its group are right", (row) => isWrong(row) && mixed.has(groupKey(row)), (row) => row.calls || 0],
     ["failed tool calls", (row) => failedCalls(row) > 0, failedCalls],
-    ["wrong, and stopped by itself", (row) => isWrong(row) && row.status === "completed", (row) => row.length],
+    ["wrong, and not cut off", (row) => isWrong(row) && row.status === "completed", (row) => row.length],
     ["right, with most calls", (row) => toneOf(row) === "right", (row) => row.calls || 0],
-    ["was cut", (row) => row.status === "truncated", (row) => row.length],
+    ["truncated", (row) => row.status === "truncated", (row) => row.length],
     ["failed", (row) => row.status === "failed", () => 0],
     ["most drift", (row) => row.drift > 0, (row) => row.drift],
     ["longest", () => true, (row) => row.length || 0],
@@ -235,11 +235,11 @@ function worth(rows) {
   return [...found].map(([row, reason]) => [reason, row]);
 }
 
-function worthSeeing(rows) {
-  const list = worth(rows).map(([reason, row]) => {
+function notablePanel(rows) {
+  const list = notableSamples(rows).map(([reason, row]) => {
     const entry = button("worth", "", () => void openSample(row.position, { view: "talk" }));
-    entry.append(make("span", "", reason), make("span", "small", "", ...runBadge(row), make("span", "dim", nameOf(row)), ...verdict(row)));
+    entry.append(make("span", "", reason), make("span", "small", "", ...runBadge(row), make("span", "dim", nameOf(row)), ...verdictParts(row)));
     return entry;
   });
-  return panel("samples worth seeing", ...list);
+  return panel("notable samples", ...list);
 }

@@ -6,7 +6,7 @@ async function openSample(position, { view = state.view, token = null } = {}) {
   if (!state.rows[position]) return;
   Object.assign(state, { picked: position, view, token, pane: "sample" });
   document.body.classList.add("opened");
-  revealPicked();
+  scrollToPicked();
   drawRows();
   writeHash();
   let detail = null;
@@ -24,7 +24,7 @@ function openToken(token) { void openSample(state.picked, { view: "tokens", toke
 function drawSample(row, detail) {
   const pane = byId("sample");
   const body = make("div");
-  pane.replaceChildren(sampleHead(row), ...verdictLine(row, detail), ...errorLine(detail), ...foundBox(detail), ...tokenBar(detail), ...timeline(row, detail), ...siblings(row), tabs(), body);
+  pane.replaceChildren(sampleHead(row), ...verdictLine(row, detail), ...errorLine(detail), ...problemBox(detail), ...tokenBar(detail), ...timeline(row, detail), ...rewardStrips(row), tabs(), body);
   ({ talk: talkView, tokens: tokensView, facts: factsView })[state.view](detail, body);
   body.addEventListener("mouseover", (event) => { const t = event.target.closest(".t[data-i]"); if (t) showTip(detail, t); });
   body.addEventListener("mouseout", () => { byId("tip").hidden = true; });
@@ -51,16 +51,16 @@ function sampleHead(row) {
   if (row.part) head.append(make("span", "badge", row.part));
   if (row.step !== null) head.append(make("span", "dim", `step ${row.step}`));
   if (row.advantage !== null) head.append(make("span", "dim", "advantage " + signed(row.advantage)));
-  const counts = `${counted(row.turns, "turn")} · ${counted(row.calls, "call")} · ${counted(row.length, "token")}, ${row.trained} trained` + (row.drift === null ? "" : ` · drift ${row.drift}`);
+  const counts = `${pluralize(row.turns, "turn")} · ${pluralize(row.calls, "call")} · ${pluralize(row.length, "token")}, ${row.trained} trained` + (row.drift === null ? "" : ` · drift ${row.drift}`);
   head.append(make("span", "dim", counts), make("span", "where", row.where));
   return head;
 }
 
-// reward, answer, label, and the other numbers of the reward
+// A line with the reward, answer, label, and further numbers of the reward.
 function verdictLine(row, detail) {
-  const given = detail.reward && typeof detail.reward === "object" ? detail.reward : {};
-  const line = make("div", "verdict", "", ...verdict(row), ...Object.entries(row.parts).map(([name, value]) => make("span", "", "", make("span", "dim", name + " "), number(value, 3))));
-  if (typeof given.error === "string" && given.error) line.append(make("span", "wrong", "not graded: " + given.error));
+  const reward = detail.reward && typeof detail.reward === "object" ? detail.reward : {};
+  const line = make("div", "verdict", "", ...verdictParts(row), ...Object.entries(row.parts).map(([name, value]) => make("span", "", "", make("span", "dim", name + " "), number(value, 3))));
+  if (typeof reward.error === "string" && reward.error) line.append(make("span", "wrong", "not graded: " + reward.error));
   return [line];
 }
 
@@ -68,7 +68,7 @@ function errorLine(detail) {
   return detail.facts && detail.facts.error ? [make("p", "error", String(detail.facts.error))] : [];
 }
 
-function foundBox(detail) {
+function problemBox(detail) {
   if (!detail.problems.length) return [];
   const list = make("ul");
   const counts = new Map();
@@ -78,13 +78,13 @@ function foundBox(detail) {
     list.append(make("li", "", "", make("b", problemTone(kind) === "older" ? "older" : "wrong", kind + ": "), start === null ? make("span", "", words) : button("", words, () => openToken(start))));
   }
   if (detail.problems.length > first.length) list.append(make("li", "dim", `and ${detail.problems.length - first.length} more`));
-  const isAge = detail.problems.every(([kind]) => problemTone(kind) === "older");
-  const title = isAge ? make("b", "older", "several weight versions") : make("b", "wrong", counted(detail.problems.length, "problem"));
-  return [make("div", "found" + (isAge ? " aged" : ""), "", title, list)];
+  const isOnlyOlder = detail.problems.every(([kind]) => problemTone(kind) === "older");
+  const title = isOnlyOlder ? make("b", "older", "several weight versions") : make("b", "wrong", pluralize(detail.problems.length, "problem"));
+  return [make("div", "found" + (isOnlyOlder ? " aged" : ""), "", title, list)];
 }
 
-// the rewards of the sample's group, and those of other runs for the same question
-function siblings(row) {
+// Show the rewards of the sample's group, and other runs' rewards for the same question.
+function rewardStrips(row) {
   const strips = [];
   const ofGroup = row.group === null || row.group === undefined ? [] : state.rows.filter((other) => groupKey(other) === groupKey(row));
   if (ofGroup.length > 1) strips.push(rewardStrip(row, `group ${row.group}, rewards${row.advantage === null ? "" : " (advantages)"}:`, ofGroup));
@@ -116,7 +116,7 @@ function tabs() {
   }));
   if (state.view === "talk") {
     const toggle = button("", "Markdown", togglePlain);
-    toggle.title = "Markdown, formulas and colors, or the text as it was written (m)";
+    toggle.title = "Markdown, formulas and colors, or the raw text (m)";
     toggle.setAttribute("aria-pressed", String(!state.isPlain));
     bar.append(make("span", "gap"), toggle);
   }
@@ -126,6 +126,6 @@ function tabs() {
 function factsView(detail, target) {
   for (const name of ["facts", "reward", "label", "metadata"]) {
     if (detail[name] === null || detail[name] === undefined) continue;
-    target.append(card("", [name === "facts" ? "facts of the episode" : name], codeBlock(JSON.stringify(detail[name], null, 2), "json")));
+    target.append(makeCard("", [name === "facts" ? "facts of the episode" : name], codeBlock(JSON.stringify(detail[name], null, 2), "json")));
   }
 }

@@ -7,26 +7,26 @@ const ONLY_MARKUP = /^(?:<\|[^|<>]*\|>|<\/?[a-z_]+>|<｜[^｜<>]*｜>|\[\/?[A-Z_
 function talkView(detail, target) {
   for (const message of messagesOf(detail.messages)) target.append(message);
   if (!detail.ids.length || !detail.bytes.size) {
-    const response = card("turn", ["response"]);
+    const response = makeCard("turn", ["response"]);
     const text = detail.response.replace(LAST_CONTROL, "") || "(no text in this dump; open it with --tokenizer)";
-    // without token texts, calls and results are part of the response, which is then shown raw
+    // without token texts, calls and results can't be told apart in the response, so it is shown raw
     const isProse = !/<\|[^|<>\s]{1,60}\|>|<tool_call>/.test(text);
     const thought = isProse ? /^\s*(?:<think>)?([^]*)<\/think>/.exec(text) : null;
-    if (thought) response.append(think(thought[1]));
+    if (thought) response.append(thoughtBox(thought[1]));
     appendText(response, thought ? text.slice(thought[0].length) : text, isProse);
     target.append(response);
     return;
   }
   const marks = tokenMarks(detail);
-  const pieces = stretches(detail).map((stretch) => ({ stretch, text: textOf(detail, stretch.start, stretch.end), parts: detail.talkAt.get(stretch.start) || null }));
+  const pieces = sectionsOf(detail).map((section) => ({ section, text: textOf(detail, section.start, section.end), parts: detail.talkAt.get(section.start) || null }));
   const results = new Map();
   for (const { text, parts } of pieces) {
     for (const part of parts || []) if (part[0] === "result" && part[3] !== null) results.set(part[3], text.slice(part[1], part[2]));
   }
-  for (const { stretch, text, parts } of pieces) {
-    if (stretch.kind === "prompt") target.append(folded(`the prompt as the policy read it, ${stretch.end} tokens`, text));
-    else if (stretch.turn) target.append(turnCard(detail, marks, stretch, text, parts, results));
-    else target.append(contextCard(detail, marks, stretch, text, parts || []));
+  for (const { section, text, parts } of pieces) {
+    if (section.kind === "prompt") target.append(collapsible(`prompt as the policy read it, ${section.end} tokens`, text));
+    else if (section.turn) target.append(turnCard(detail, marks, section, text, parts, results));
+    else target.append(contextCard(detail, marks, section, text, parts || []));
   }
 }
 
@@ -35,14 +35,14 @@ function messagesOf(prompt) {
   return messages.map((message) => {
     const content = contentOf(message);
     const role = String((message && message.role) || "message");
-    if (role === "system" || content.length > FOLDED_CHARS) return folded(role, content, "", true);
-    const shown = card("", [role]);
+    if (role === "system" || content.length > FOLDED_CHARS) return collapsible(role, content, "", true);
+    const shown = makeCard("", [role]);
     appendText(shown, content, true);
     return shown;
   });
 }
 
-// texts of a message's parts; images by their type
+// Return the text of a message's parts, with images as their type.
 function contentOf(message) {
   const content = message && message.content !== undefined ? message.content : message;
   if (typeof content === "string") return content;
@@ -55,74 +55,74 @@ function contentOf(message) {
   }).join("\n");
 }
 
-function headed(detail, marks, stretch, className, facts) {
-  const element = card(className, facts);
+function cardWithBadges(detail, marks, section, className, facts) {
+  const element = makeCard(className, facts);
   const head = element.firstChild;
   const seek = (i, label, tone) => head.append(button("badge " + tone, label, () => openToken(i)));
-  const drifted = [...marks.drift.keys()].filter((i) => stretch.start <= i && i < stretch.end);
+  const drifted = [...marks.drift.keys()].filter((i) => section.start <= i && i < section.end);
   if (drifted.length) seek(drifted[0], `drift ${drifted.length}`, "drifted");
   const first = new Map();
-  for (const [name, , start] of detail.problems) if (start !== null && stretch.start <= start && start < stretch.end && !first.has(name)) first.set(name, start);
+  for (const [name, , start] of detail.problems) if (start !== null && section.start <= start && start < section.end && !first.has(name)) first.set(name, start);
   for (const [name, start] of first) seek(start, name, problemTone(name));
   return element;
 }
 
-function turnCard(detail, marks, stretch, text, parts, results) {
-  const { turn, versions } = stretch.turn;
-  const kinds = [...new Set(detail.kindOf.slice(stretch.start, stretch.end))];
+function turnCard(detail, marks, section, text, parts, results) {
+  const { turn, versions } = section.turn;
+  const kinds = [...new Set(detail.kindOf.slice(section.start, section.end))];
   const dropped = kinds.filter((kind) => kind !== "trained");
-  const facts = [`turn ${turn + 1}`, `${stretch.end - stretch.start} tokens`];
+  const facts = [`turn ${turn + 1}`, `${section.end - section.start} tokens`];
   if (versions.some((version) => version !== null)) facts.push("weights " + versions.join(" → "));
   if (dropped.length) facts.push((kinds.length > 1 ? "partly " : "") + (dropped[0] === "context" ? "not trained" : "dropped: " + dropped.join(", ")));
-  const element = headed(detail, marks, stretch, !dropped.length ? "turn" : dropped.includes("stale") ? "stale" : "dropped", facts);
+  const element = cardWithBadges(detail, marks, section, !dropped.length ? "turn" : dropped.includes("stale") ? "stale" : "dropped", facts);
   element.dataset.turn = turn;
   const isCut = turn === detail.turns.length - 1 && CUT.has(detail.facts && detail.facts.stop_reason);
-  const made = new Map(callsOf(detail, turn).map((call) => [String(call.id), call]));
+  const callById = new Map(callsOf(detail, turn).map((call) => [String(call.id), call]));
   if (!parts) appendText(element, text, true);
   for (const part of parts || []) {
     const [kind] = part;
     if (kind === "text") appendText(element, text.slice(part[1], part[2]), true);
-    else if (kind === "think") element.append(think(text.slice(part[1], part[2])));
-    else if (kind === "call") element.append(callBox(part[2], part[3], outcomeOf(detail, made, part[1]), results.get(part[1])));
-    else if (kind === "malformed") element.append(malformedBox(text.slice(part[1], part[2]), isCut ? "the turn was cut here" : part[5], results.get(part[3]), isCut));
-    made.delete(kind === "call" ? part[1] : "");
+    else if (kind === "think") element.append(thoughtBox(text.slice(part[1], part[2])));
+    else if (kind === "call") element.append(callBox(part[2], part[3], outcomeOf(detail, callById, part[1]), results.get(part[1])));
+    else if (kind === "malformed") element.append(malformedBox(text.slice(part[1], part[2]), isCut ? "the turn was cut off here" : part[5], results.get(part[3]), isCut));
+    callById.delete(kind === "call" ? part[1] : "");
   }
-  for (const call of made.values()) element.append(make("div", "made " + tone(call), `${callWords(call)}, ${seconds(call.s)}`));
+  for (const call of callById.values()) element.append(make("div", "outcome " + tone(call), `${describeCall(call)}, ${seconds(call.s)}`));
   return element;
 }
 
-function outcomeOf(detail, made, id) {
-  const call = made.get(id);
-  if (call) return { tone: tone(call), words: `${callWords(call)}, ${seconds(call.s)}` };
-  const isTold = detail.facts && Array.isArray(detail.facts.calls) && !(detail.facts.segments > 1);
-  return isTold ? { tone: "wrong", words: "not run" } : null;
+function outcomeOf(detail, callById, id) {
+  const call = callById.get(id);
+  if (call) return { tone: tone(call), words: `${describeCall(call)}, ${seconds(call.s)}` };
+  const hasRecords = detail.facts && Array.isArray(detail.facts.calls) && !(detail.facts.segments > 1);
+  return hasRecords ? { tone: "wrong", words: "not run" } : null;
 }
 
 function tone(call) { return call.status === "success" ? "dim" : "wrong"; }
 
-function callBox(name, given, outcome, output) {
+function callBox(name, args, outcome, output) {
   const box = make("div", "call", "", make("b", "", "calls " + name));
-  for (const [key, value] of Object.entries(given)) box.append(make("div", "dim", key), state.isPlain && typeof value === "string" ? make("pre", "", value) : givenBlock(key, value));
-  if (outcome) box.append(make("div", "made " + outcome.tone, outcome.words));
+  for (const [key, value] of Object.entries(args)) box.append(make("div", "dim", key), state.isPlain && typeof value === "string" ? make("pre", "", value) : argumentBlock(key, value));
+  if (outcome) box.append(make("div", "outcome " + outcome.tone, outcome.words));
   if (output !== undefined) box.append(resultBox(output));
   return box;
 }
 
 function malformedBox(text, reason, output, isCut) {
-  const box = make("div", "call", "", make("b", isCut ? "dim" : "wrong", isCut ? "a call that was not finished" : "malformed call"), make("div", isCut ? "dim" : "wrong", reason), make("pre", "", text.trim()));
+  const box = make("div", "call", "", make("b", isCut ? "dim" : "wrong", isCut ? "unfinished call" : "malformed call"), make("div", isCut ? "dim" : "wrong", reason), make("pre", "", text.trim()));
   if (output !== undefined) box.append(resultBox(output));
   return box;
 }
 
 function resultBox(text) {
-  const box = make("div", "output", "", make("div", "dim", text.trim() ? "output, read as context" : "output: nothing"));
+  const box = make("div", "output", "", make("div", "dim", text.trim() ? "output, read as context" : "no output"));
   appendText(box, text);
   return box;
 }
 
-// Context that is not the result of a call; folded if it is only markup.
-function contextCard(detail, marks, stretch, text, parts) {
-  const element = headed(detail, marks, stretch, "context", ["context", `${stretch.end - stretch.start} tokens`]);
+// Draw a context: results of calls without a turn here, other text, and the whole context folded away.
+function contextCard(detail, marks, section, text, parts) {
+  const element = cardWithBadges(detail, marks, section, "context", ["context", `${section.end - section.start} tokens`]);
   let at = 0;
   const rest = (piece) => { if (!ONLY_MARKUP.test(piece)) appendText(element, piece); };
   for (const [, start, end, call] of parts) {
@@ -131,24 +131,24 @@ function contextCard(detail, marks, stretch, text, parts) {
     at = end;
   }
   rest(text.slice(at));
-  element.append(folded("as the policy read it", text));
+  element.append(collapsible("as the policy read it", text));
   return element;
 }
 
-// control tokens as chips, repeated ones as a single chip; other text as Markdown or raw
+// Append a text: control tokens as chips, repeated ones as one chip; other text as Markdown or raw.
 function appendText(target, text, isProse = false) {
   if (!text.trim()) return;
   const isRendered = isProse && !state.isPlain;
   const pre = make(isRendered ? "div" : "pre", isRendered ? "prose" : "");
   for (const piece of text.replace(/^\n+|\n+$/g, "").split(/((?:<\|[^|<>\s]{1,60}\|>)+)/)) {
     if (!piece) continue;
-    if (!(piece.startsWith("<|") && piece.endsWith("|>"))) { pre.append(isRendered ? rendered(piece) : visible(piece)); continue; }
-    for (const [chip, count] of alike(piece.match(/<\|[^|<>\s]+\|>/g) || [piece])) pre.append(make("span", "control", count > 1 ? `${chip} × ${count}` : chip));
+    if (!(piece.startsWith("<|") && piece.endsWith("|>"))) { pre.append(isRendered ? renderMarkdown(piece) : visible(piece)); continue; }
+    for (const [chip, count] of collapseRepeats(piece.match(/<\|[^|<>\s]+\|>/g) || [piece])) pre.append(make("span", "control", count > 1 ? `${chip} × ${count}` : chip));
   }
   target.append(pre);
 }
 
-function alike(items) {
+function collapseRepeats(items) {
   const found = [];
   for (const item of items) {
     const last = found[found.length - 1];
@@ -157,16 +157,16 @@ function alike(items) {
   return found;
 }
 
-function think(text) {
+function thoughtBox(text) {
   const words = text.trim().split(/\s+/).filter(Boolean).length;
-  return folded(words ? `thought, ${words} word${words === 1 ? "" : "s"}` : "thought nothing", text.trim(), "think", true);
+  return collapsible(words ? `thought, ${words} word${words === 1 ? "" : "s"}` : "empty thought", text.trim(), "think", true);
 }
 
-function card(className, facts, ...children) {
+function makeCard(className, facts, ...children) {
   return make("div", "card " + className, "", make("header", "", "", ...facts.map((fact) => make("span", "", fact))), ...children);
 }
 
-function folded(title, text, className = "", isProse = false) {
+function collapsible(title, text, className = "", isProse = false) {
   const element = make("details", className, "", make("summary", "", title));
   element.addEventListener("toggle", () => { if (element.open && element.childElementCount === 1) { const pre = make("pre"); appendText(pre, text, isProse); element.append(pre.firstChild || pre); } });
   return element;

@@ -46,7 +46,7 @@ class LoopCache(Generic[T]):
         loop = asyncio.get_running_loop()
         if loop not in self._loops:
             # values refer to their loop, so that the weak key would never be collected
-            for closed in [known for known in self._loops if known.is_closed()]:
+            for closed in [other for other in self._loops if other.is_closed()]:
                 del self._loops[closed]
             self._loops[loop] = {}
         values = self._loops[loop]
@@ -57,7 +57,7 @@ class LoopCache(Generic[T]):
 
 
 def _close_with_loop(value: Closable) -> AsyncGenerator[None, None]:
-    """Start a generator that closes the value when the loop shuts down its generators; the caller must keep it."""
+    """Start a generator that closes the value when the loop shuts down its generators; keep a reference to it."""
 
     async def guard() -> AsyncGenerator[None, None]:
         try:
@@ -104,7 +104,7 @@ def _next_pass(loop: asyncio.AbstractEventLoop) -> None:
     del _WAITING[loop]
 
 
-# waiting callers, by loop whose current pass is taken
+# waiting callers by loop; a loop is in it while its current pass has admitted a caller
 _WAITING: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, deque[asyncio.Future[None]]]] = (
     weakref.WeakKeyDictionary()
 )
@@ -129,10 +129,10 @@ async def run_once(key: Hashable, work: Callable[[], object]) -> None:
     if task is None:
         task = running[key] = asyncio.create_task(asyncio.to_thread(work))
 
-        def note_end(ended: asyncio.Task[object]) -> None:
+        def on_done(ended: asyncio.Task[object]) -> None:
             del running[key]
             if not ended.cancelled() and ended.exception() is None:
                 _FINISHED_KEYS.add(key)
 
-        task.add_done_callback(note_end)
+        task.add_done_callback(on_done)
     await asyncio.shield(task)  # a cancelled caller must not cancel the task of the others

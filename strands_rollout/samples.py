@@ -183,7 +183,7 @@ class Sample:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Sample:
-        """Build a sample from the result of `to_dict`; keys that are no fields become attributes, as in slime."""
+        """Build a sample from the result of `to_dict`; keys that are not fields become attributes, as in slime."""
         names = {item.name for item in fields(cls)}
         values = {key: value for key, value in data.items() if key in names}
         values["status"] = cls.Status(data["status"])

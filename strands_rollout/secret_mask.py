@@ -80,8 +80,8 @@ def mask_settings(value: object, secret_key: re.Pattern[str] = _NAME) -> Json:
 
 
 def _find_in_arguments(words: Iterable[Any]) -> Iterator[tuple[Any, str]]:
-    """Yield each word of a command and the secret in it, which its own name or the flag before it tells; else ""."""
-    is_awaited = False  # the word before is the name of a secret
+    """Yield each word of a command and the secret in it, known by its name or by the flag before it; else ""."""
+    is_awaited = False  # True if the previous word is the name of a secret
     for word in words:
         bare = word.strip("\"'") if isinstance(word, str) else ""
         assigned, flag = _ASSIGNED.fullmatch(bare), _FLAG.fullmatch(bare)
@@ -112,12 +112,12 @@ def _masked_setting(key: str, item: Json, secret_key: re.Pattern[str]) -> Json:
     return mask_settings(item, secret_key)
 
 
-def find_secrets(*named: Json) -> frozenset[str]:
+def find_secrets(*mappings: Json) -> frozenset[str]:
     """Return the secrets of 8 or more characters in mappings, such as the environment and settings.
 
     Secrets are values whose key means a secret, and the parts of texts that `mask_text` masks.
     """
-    return frozenset(text for value in named for text in _secrets(value) if len(text) >= 8)
+    return frozenset(text for value in mappings for text in _secrets(value) if len(text) >= 8)
 
 
 def _secrets(value: object, key: str = "") -> Iterator[str]:

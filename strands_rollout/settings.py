@@ -310,7 +310,7 @@ class EpisodeWorkers(_Settings):
 def _workers_of_environment() -> int:
     if (given := os.environ.get("STRANDS_ROLLOUT_EPISODE_WORKERS") or "0").isdecimal():
         return int(given)
-    raise ConfigError(f"got STRANDS_ROLLOUT_EPISODE_WORKERS={given!r} in the environment; expected a whole number")
+    raise ConfigError(f"got STRANDS_ROLLOUT_EPISODE_WORKERS={given!r} in the environment; expected an integer")
 
 
 CODE_TOOL_PATH: Final = "strands_rollout.tools.execute_python_code"
@@ -544,7 +544,7 @@ def read_config_file(path: Path | None, changes: Sequence[str] | None = None) ->
     Each change is `setting=value` and overrides the file; `reward.correct=2` sets a key of a mapping.
 
     Raises:
-        ConfigError: The file can't be read, is no YAML mapping or lacks the key, or a setting in the file or in
+        ConfigError: The file can't be read, is not a YAML mapping or lacks the key, or a setting in the file or in
             `changes` is unknown or invalid.
     """
     given = {} if path is None else _read_key(path)
@@ -566,7 +566,7 @@ def _apply_change(given: Mapping[str, Json], change: str) -> tuple[RolloutSettin
     if not equals or not text.strip():
         raise ConfigError(f"got --set {change}; expected --set KEY=VALUE, such as --set max_tool_iterations=8 or =null")
     fault = None
-    # on a command line, ` #` is text and no YAML comment
+    # on a command line, ` #` is text, not a YAML comment
     for read in (str if " #" in text else yaml.safe_load, str, lambda text: text.split(",")):
         try:
             values = _with_value(given, name.strip().removeprefix(f"{KEY}.").split("."), read(text))
@@ -579,7 +579,7 @@ def _apply_change(given: Mapping[str, Json], change: str) -> tuple[RolloutSettin
 
 
 def _with_value(given: Mapping[str, Json], path: Sequence[str], value: Json) -> dict[str, Json]:
-    """Return the mapping with a value at a path of keys; values on the path that are no mappings are replaced."""
+    """Return the mapping with a value at a path of keys; values on the path that are not mappings are replaced."""
     key, *rest = path
     current = given.get(key)
     inner = current if isinstance(current, Mapping) else {}
@@ -591,9 +591,9 @@ def _read_key(path: Path) -> Json:
     try:
         content = yaml.safe_load(yaml_text(path))
     except (yaml.YAMLError, ValueError, ArithmeticError) as e:
-        raise ConfigError(f"{path} is no YAML: {e}") from e
+        raise ConfigError(f"{path} is not valid YAML: {e}") from e
     if not isinstance(content, Mapping):
-        raise ConfigError(f"{path} holds {type(content).__name__}; expected a mapping with the key {KEY}:")
+        raise ConfigError(f"{path} contains a {type(content).__name__}; expected a mapping with the key {KEY}:")
     if KEY not in content:
         near = get_close_matches(KEY, map(str, content), n=1)
         hint = f"did you mean {KEY!r} by {near[0]!r}?" if near else f"got {', '.join(map(str, content)) or 'none'}"

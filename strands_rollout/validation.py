@@ -82,7 +82,7 @@ def expectation(fault: ErrorDetails) -> str:
 
 def _model_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:
     """Return the innermost model on a path of keys."""
-    for name in path:  # skip keys of mappings and indices of lists, which are no fields
+    for name in path:  # keys of mappings and indices of lists are not fields
         if name in model.model_fields:
             model = next(_models_in(model.model_fields[name].annotation), model)
     return model

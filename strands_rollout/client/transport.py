@@ -372,7 +372,7 @@ async def post_generate(
         return load_json(content)
     except NotJsonError as e:
         got = f"{content[:80]!r} ({len(content)} bytes)"
-        return Fault(FaultKind.BAD_BODY, f"HTTP 200 with a body that is not JSON: {got}: {e}")
+        return Fault(FaultKind.BAD_BODY, f"HTTP 200 with a body that is not valid JSON: {got}: {e}")
 
 
 def _error_text(error: Exception) -> str:

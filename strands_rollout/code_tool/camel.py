@@ -38,7 +38,7 @@ from strands_rollout.user_code import resolve
 
 Interpreter = Any  # camel's classes can't be named here: camel may not be installed
 
-_HOME: Final = "camel.interpreters"
+_CAMEL_MODULE: Final = "camel.interpreters"
 _DEFAULTS: Final[dict[str, Any]] = {"require_confirm": False, "print_stderr": False, "raise_error": True}
 # these raise InterpreterError for faults of their own only; they report the code's errors in their answer
 _OUT_OF_PROCESS: Final = ("DockerInterpreter", "JupyterKernelInterpreter", "E2BInterpreter", "MicrosandboxInterpreter")
@@ -54,7 +54,7 @@ def import_camel() -> ModuleType:
         ConfigError: camel-ai is not installed.
     """
     try:
-        return importlib.import_module(_HOME)
+        return importlib.import_module(_CAMEL_MODULE)
     except ImportError as e:
         raise ConfigError(
             f"a camel interpreter needs camel-ai, which can't be imported ({e}): pip install 'strands-rollout[camel]'"
@@ -85,12 +85,12 @@ def _make_factory(interpreter: object, options: Mapping[str, object] | None) -> 
         return lambda: found
     if callable(found):
         return found
-    raise ConfigError(f"interpreter is {found!r:.80}; expected a name, class, function or instance of {_HOME}")
+    raise ConfigError(f"interpreter is {found!r:.80}; expected a name, class, function or instance of {_CAMEL_MODULE}")
 
 
 def _load_interpreter(path: str) -> object:
     try:
-        return resolve(path if "." in path else f"{_HOME}.{path}")
+        return resolve(path if "." in path else f"{_CAMEL_MODULE}.{path}")
     except ToolError as e:
         raise ConfigError(f"there is no interpreter {path!r}: {e}") from e
 

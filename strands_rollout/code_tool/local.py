@@ -301,10 +301,10 @@ class LocalExecutor(CodeExecutor):
                 supervisor = SandboxProcesses(self._supervisor_settings(), self._scratch_dir)
             except (OSError, RuntimeError) as e:  # out of descriptors, processes, memory or threads
                 raise SandboxError(f"the code sandbox could not be started: {type(e).__name__}: {e}") from e
-            with contextlib.ExitStack() as unless_accepted:
-                unless_accepted.callback(supervisor.close)
+            with contextlib.ExitStack() as on_failure:
+                on_failure.callback(supervisor.close)
                 self._check_isolation(supervisor.report)
-                unless_accepted.pop_all()
+                on_failure.pop_all()
             self._supervisor = supervisor
             self.facts = replace(self.facts, isolated="syscalls" in supervisor.report.enforced)
             if self._finalizer is not None:
@@ -343,7 +343,7 @@ def _check_settings(limits: Mapping[str, float], isolation: object, libraries: o
     executors.check_positive(**limits)
     for name, value in limits.items():
         if name != "timeout_s" and not isinstance(value, int):
-            raise ConfigError(f"{name} is {value!r}; expected a whole number")
+            raise ConfigError(f"{name} is {value!r}; expected an integer")
     if isolation not in LAYERS:
         raise ConfigError(f"isolation is {isolation!r}; expected one of {', '.join(LAYERS)}")
     if isinstance(libraries, str):

@@ -146,7 +146,7 @@ class SandboxFusionExecutor(LoopExecutor):
                 outcome = await self._call_server(other, code, timeout_s)
                 faults += f"; {other.redacted_url}: {outcome.message}" if isinstance(outcome, _Fault) else ""
         if isinstance(outcome, _Fault):
-            return infra_failure(f"no SandboxFusion server run_result the code: {faults}")
+            return infra_failure(f"no SandboxFusion server ran the code: {faults}")
         return replace(outcome, queued_s=max(0.0, time.monotonic() - began_at - outcome.duration_s))
 
     def _pick_server(self, *, failed: _Server | None) -> _Server:
@@ -209,7 +209,7 @@ def _server_urls(urls: str | Sequence[str]) -> list[httpx.URL]:
         raise ConfigError("urls is empty; expected the URL of at least one SandboxFusion server")
     for url in listed:
         if not isinstance(url, str):
-            raise ConfigError(f"urls holds {url!r:.80}; expected strings such as 'http://127.0.0.1:8080'")
+            raise ConfigError(f"urls contains {url!r:.80}; expected strings such as 'http://127.0.0.1:8080'")
     parsed = (parse_base_url(url.strip().rstrip("/").removesuffix(_ENDPOINT)) for url in listed)
     return list({str(url): url for url in parsed}.values())
 
@@ -222,7 +222,7 @@ def _parse_response(response: httpx.Response, program: RemoteProgram) -> Executi
     try:
         answer: Any = response.json()
     except ValueError:
-        return _Fault(f"an answer that is not JSON: {_one_line(response.text)}")
+        return _Fault(f"an answer that is not valid JSON: {_one_line(response.text)}")
     run_result = answer.get("run_result") if isinstance(answer, dict) else None
     if isinstance(answer, dict) and answer.get("status") == "SandboxError":
         return _Fault(f"SandboxError: {_one_line(str(answer.get('message')))}")

@@ -123,14 +123,14 @@ class SupervisorLink:
         self._messages = FrameReader(self._socket)
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended
         self._process: subprocess.Popen[bytes] | None = None
-        with contextlib.ExitStack() as unless_started:
-            unless_started.callback(self.close)
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(self.close)
             with theirs:
                 self._process = _start_supervisor(settings, theirs, self._stderr)
             self.facts = self._receive_facts()
             for work in (self._write, self._read):
                 threading.Thread(target=work, name="code-executor", daemon=True).start()
-            unless_started.pop_all()
+            on_failure.pop_all()
 
     async def run(self, code: str, timeout_s: float, session: str | None) -> dict[str, Any]:
         """Have the supervisor run code, and return the fields of an `ExecutionResult`.
@@ -314,10 +314,10 @@ class SandboxProcesses:
         self._closed = False
         self._root = ScratchRoot(scratch_dir)
         settings["root"] = settings["fork_server"]["root"] = self._root.path
-        with contextlib.ExitStack() as unless_started:
-            unless_started.callback(self._root.delete)
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(self._root.delete)
             self.link = SupervisorLink(settings)
-            unless_started.pop_all()
+            on_failure.pop_all()
         enforced, missing, start_s = (self.link.facts[name] for name in ("enforced", "missing", "start_s"))
         available = (mode for mode, layers in LAYERS.items() if mode == "rlimits" or not set(layers) & set(missing))
         self.report = SandboxReport(enforced, missing, next(available), start_s)

@@ -32,7 +32,7 @@ import numpy as np
 from strands_rollout.dump.record import HEAD_KEY, DumpRecord, read_line, record_line, slime_record
 from strands_rollout.errors import ConfigError, DumpError
 from strands_rollout.files.json_codec import Json
-from strands_rollout.files.safe_files import open_regular, write_whole
+from strands_rollout.files.safe_files import open_regular, write_all
 from strands_rollout.samples import SampleLike
 from strands_rollout.secret_mask import find_secrets
 
@@ -218,7 +218,7 @@ class DumpWriter:
         record = sample if isinstance(sample, DumpRecord) else DumpRecord.from_sample(sample, token_texts)
         line = record_line(record, self._secrets)
         try:
-            write_whole(self._file, line)
+            write_all(self._file, line)
             self._file.flush()
         except OSError as e:
             raise self._unwritten(e) from e

@@ -34,8 +34,8 @@ class TextCodec:
     @property
     def eos_token_id(self) -> int | None:
         """Id of the tokenizer's end-of-sequence token; None if it has none."""
-        found: int | None = self._tokenizer.token_to_id(self._eos_token) if self._eos_token else None
-        return found
+        token_id: int | None = self._tokenizer.token_to_id(self._eos_token) if self._eos_token else None
+        return token_id
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`; the text of a special token becomes that token."""
@@ -158,10 +158,10 @@ class InFlightGeneration:
         """
         if self.request.stream:
             return
-        kept = len(self.output_ids) // _FRONT_END_INTERVAL_TOKENS * _FRONT_END_INTERVAL_TOKENS
-        del self.output_ids[kept:], self.output_logprobs[kept:]
-        spans = [span for span in self.weight_spans if span.start < kept or span.start == 0]
-        self.weight_spans = [VersionSpan(span.version, span.start, min(span.end, kept)) for span in spans]
+        sent = len(self.output_ids) // _FRONT_END_INTERVAL_TOKENS * _FRONT_END_INTERVAL_TOKENS
+        del self.output_ids[sent:], self.output_logprobs[sent:]
+        spans = [span for span in self.weight_spans if span.start < sent or span.start == 0]
+        self.weight_spans = [VersionSpan(span.version, span.start, min(span.end, sent)) for span in spans]
 
     def output(self, current_version: str) -> GenerationOutput:
         """Return a snapshot; safe to call from another thread. An unfinished one reports `current_version`."""
@@ -470,7 +470,7 @@ class DecodeBatch:
         return [(row, finish) for row, finish in checked if finish is not None]
 
     def _check_finish(self, row: int) -> dict[str, Any] | None:
-        """Do a row's own work after a token; return the finish reason if its generation ends, else None."""
+        """Update a row after its token; return the finish reason if its generation ends, else None."""
         generation, token = self.generations[row], int(self.last_tokens[row])
         if (penalties := self._penalties[row]) is not None:
             penalties.observe(token)

@@ -62,13 +62,13 @@ def _refuse_browsers(host: str) -> Middleware:
 
     @web.middleware
     async def refuse(request: web.Request, handler: Handler) -> web.StreamResponse:
-        given, origin = request.headers.getall("Host", []), request.headers.get("Origin")
-        name = re.sub(r":\d*$", "", given[0]).lower() if len(given) == 1 else ""
+        hosts, origin = request.headers.getall("Host", []), request.headers.get("Origin")
+        name = re.sub(r":\d*$", "", hosts[0]).lower() if len(hosts) == 1 else ""
         is_browser = origin is not None or "Sec-Fetch-Site" in request.headers
         if name not in names and (is_local or (is_browser and not _is_address(name.strip("[]")))):
-            reason = f"the Host header {given!r:.200} does not name this server; use its address, or localhost"
+            reason = f"the Host header {hosts!r:.200} does not name this server; use its address, or localhost"
             raise web.HTTPForbidden(reason="Forbidden", text=reason)
-        is_foreign = origin is not None and re.sub("^https?://", "", origin) != given[0]
+        is_foreign = origin is not None and re.sub("^https?://", "", origin) != hosts[0]
         if is_foreign or request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
             reason = f"requests from pages of another origin ({origin!r:.200}) are refused"
             raise web.HTTPForbidden(reason="Forbidden", text=reason)

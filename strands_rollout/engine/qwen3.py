@@ -69,7 +69,7 @@ def read_model_config(folder: Path) -> ModelConfig:
     """Read and check the configuration of the model in `folder`.
 
     Raises:
-        ConfigError: It is missing or unreadable, or the model is no Qwen3 causal LM that this engine supports.
+        ConfigError: A file is missing or unreadable, or the model is not a Qwen3 causal LM that this engine supports.
     """
     try:
         is_folder = folder.is_dir()
@@ -223,7 +223,7 @@ def _tensors_of_file(path: Path) -> dict[str, _StoredTensor]:
         with open_regular(path) as file:
             raw = np.memmap(file, dtype=np.uint8, mode="r")
         header_bytes = int.from_bytes(raw[:8].tobytes(), "little")
-        # a longer header is cut, and then is no JSON
+        # a longer header is cut off, and then is not valid JSON
         header = json.loads(raw[8 : 8 + min(header_bytes, _MAX_HEADER_BYTES)].tobytes())
         body = raw[8 + header_bytes :]
         return {name: _stored_tensor(body, spec, path) for name, spec in header.items() if name != "__metadata__"}
@@ -241,7 +241,7 @@ def _stored_tensor(body: npt.NDArray[np.uint8], spec: dict[str, Any], path: Path
         raise ValueError(f"tensor of dtype {dtype!r:.40}; expected one of {', '.join(_DTYPES)}")
     numbers = [*shape, start, end]
     if any(type(number) is not int or number < 0 for number in numbers):
-        raise ValueError(f"tensor with the shape and offsets {numbers!r:.80}; expected whole numbers")
+        raise ValueError(f"tensor with the shape and offsets {numbers!r:.80}; expected integers of at least 0")
     stored_bytes = math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize
     if stored_bytes != end - start or end > len(body):
         raise ValueError(f"tensor of {stored_bytes} bytes at {start} to {end} of {len(body)}; is the file complete?")
@@ -250,7 +250,7 @@ def _stored_tensor(body: npt.NDArray[np.uint8], spec: dict[str, Any], path: Path
         try:
             data = np.frombuffer(body[start:end].tobytes(), _DTYPES[dtype]).reshape(shape)
         except ValueError as e:  # too many dimensions
-            raise ConfigError(f"{path} holds a tensor of shape {shape!r:.80}: {e}") from e
+            raise ConfigError(f"{path} has a tensor of shape {shape!r:.80}: {e}") from e
         if dtype == "BF16":
             # bf16 is the upper half of an fp32.
             return (data.astype(np.uint32) << 16).view(np.float32)

@@ -21,8 +21,8 @@ MAX_GENERATIONS = 1024
 # SGLang reserves a token of the context for itself and one for each request, and five more of a prompt.
 _CONTEXT_RESERVE = 2
 _PROMPT_RESERVE = 6
-# More characters per token than in any text: this many times the context length, encoded, shows that a text is too
-# long.
+# Upper bound on characters per token in any text: a text is too long if its first _CHARS_PER_TOKEN * context_length
+# characters have too many tokens.
 _CHARS_PER_TOKEN = 32
 _GREEDY_BELOW = 1e-6
 _MAX_STOP_STRINGS = 32
@@ -98,7 +98,7 @@ class SamplingParams:
 
 
 def read_sampling_params(raw: dict[str, Any]) -> SamplingParams:
-    """Turn the JSON object `sampling_params` of a request into checked parameters; null stands for the default.
+    """Turn the JSON object `sampling_params` of a request into checked parameters; null means the default.
 
     Raises:
         ContractError: A name is unknown, or a type is wrong.
@@ -232,7 +232,7 @@ def read_generate_call(body: dict[str, Any], limits: RequestLimits, encode: Enco
             raise RequestRefusedError(f"{name} is not supported by the embedded engine")
     if _read_field(body, "logprob_start_len", int) not in (-1, None):
         raise RequestRefusedError("logprob_start_len is not supported by the embedded engine: output logprobs only")
-    inputs, is_batch = _inputs(body)
+    inputs, is_batch = _read_prompts(body)
     raw_params = _sampling_params(body, len(inputs))
     copies = _samples_per_prompt(raw_params)
     if len(inputs) * copies > MAX_GENERATIONS:
@@ -243,8 +243,8 @@ def read_generate_call(body: dict[str, Any], limits: RequestLimits, encode: Enco
     names = ("stream", "return_logprob", "return_text_in_logprobs")
     flags = {name: bool(_read_field(body, name, bool)) for name in names}
     requests: list[EngineRequest] = []
-    for given, raw in zip(inputs, raw_params, strict=True):
-        prompt = encode_within_limits(given, limits, encode) if isinstance(given, str) else given
+    for text_or_ids, raw in zip(inputs, raw_params, strict=True):
+        prompt = encode_within_limits(text_or_ids, limits, encode) if isinstance(text_or_ids, str) else text_or_ids
         sampling, max_new_tokens = check_generation(prompt, raw, limits)
         input_ids = tuple(prompt)
         own_rids = rids[len(requests) : len(requests) + copies]
@@ -310,11 +310,11 @@ def _too_long(count: int | str, limits: RequestLimits) -> RequestRefusedError:
     )
 
 
-def _inputs(body: dict[str, Any]) -> tuple[Sequence[list[int] | str], bool]:
+def _read_prompts(body: dict[str, Any]) -> tuple[Sequence[list[int] | str], bool]:
     """Return the prompts as ids or text, and True if they are a batch."""
     ids, text = body.get("input_ids"), body.get("text")
     if ids is not None:
-        return _id_prompts(ids)
+        return _read_id_prompts(ids)
     if text is None:
         raise RequestRefusedError("Either text, input_ids or input_embeds should be provided.")
     texts = text if isinstance(text, list) else [text]
@@ -325,7 +325,7 @@ def _inputs(body: dict[str, Any]) -> tuple[Sequence[list[int] | str], bool]:
     return texts, isinstance(text, list)
 
 
-def _id_prompts(ids: object) -> tuple[list[list[int]], bool]:
+def _read_id_prompts(ids: object) -> tuple[list[list[int]], bool]:
     if not isinstance(ids, list):
         raise SchemaError(f"1 validation error: input_ids must be a list, got {type(ids).__name__}")
     if not ids:
@@ -354,7 +354,7 @@ def _sampling_params(body: dict[str, Any], count: int) -> list[dict[str, Any]]:
 
 
 def _samples_per_prompt(raw_params: list[dict[str, Any]]) -> int:
-    """Return the number of answers per prompt; `read_sampling_params` refuses an `n` that is no integer."""
+    """Return the number of answers per prompt; `read_sampling_params` refuses an `n` that is not an integer."""
     counts = {raw["n"] if type(raw.get("n")) is int else 1 for raw in raw_params}
     if len(counts) > 1:
         raise RequestRefusedError("The parallel_sample_num should be the same for all samples in sample params.")

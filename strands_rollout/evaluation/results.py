@@ -27,7 +27,7 @@ from strands_rollout.client.client import ServerInfo
 from strands_rollout.errors import ConfigError
 from strands_rollout.evaluation.plan import EvalSet, SampleKey
 from strands_rollout.files.json_files import differences, read_json, write_json
-from strands_rollout.files.json_log import JsonLog, whole_lines
+from strands_rollout.files.json_log import JsonLog, complete_lines
 from strands_rollout.grading import NO_ANSWER
 from strands_rollout.grading.comparison import compare
 from strands_rollout.play.options import EvalOptions
@@ -229,7 +229,7 @@ class ResultsFile:
         Raises:
             ConfigError: A line is not a result, or its sample is not planned.
         """
-        for number, line in enumerate(whole_lines(self.path), start=1):
+        for number, line in enumerate(complete_lines(self.path), start=1):
             if not line.strip():
                 continue
             where = f"{self.path}:{number}"

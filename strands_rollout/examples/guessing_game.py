@@ -1,4 +1,4 @@
-"""An environment with state: a number to guess, a tool to guess it, replies of a user, and a score.
+"""An environment with a state: a number to guess, a tool, messages of a user, and a score.
 
 Used by `configs/guessing_game.yaml`. Each episode makes a new `GuessingGame`, which is always closed.
 """
@@ -13,7 +13,7 @@ HIGHEST: Final = 100
 
 
 class GuessingGame:
-    """A game with the row's label as the number; each guess after the first costs a tenth of the score."""
+    """A game whose number is the row's label; each guess after the first lowers the score by 0.1."""
 
     def __init__(self, task: Task) -> None:
         self.number = int(task.label)

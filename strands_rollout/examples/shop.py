@@ -27,8 +27,11 @@ PRICES: Final[Mapping[str, int]] = MappingProxyType(
 
 MAX_CHARS: Final = 200
 MAX_BITS: Final = 256
-_ALLOWED: Final = re.compile(r"[0-9+\-*/%() ]*")
-_UNARY: Final[Mapping[type[ast.unaryop], Callable[[int], int]]] = {ast.USub: operator.neg, ast.UAdd: operator.pos}
+_ALLOWED_TEXT: Final = re.compile(r"[0-9+\-*/%() ]*")
+_UNARY_OPERATORS: Final[Mapping[type[ast.unaryop], Callable[[int], int]]] = {
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
 
 
 @tool
@@ -57,54 +60,54 @@ def calculate(expression: str) -> str:
     """
     if len(expression) > MAX_CHARS:
         raise ValueError(f"the expression has {len(expression)} characters; at most {MAX_CHARS} are allowed")
-    if not _ALLOWED.fullmatch(expression):
-        raise ValueError(f"{expression!r} has other signs than digits, + - * // % ** and brackets")
+    if not _ALLOWED_TEXT.fullmatch(expression):
+        raise ValueError(f"{expression!r} has other characters than digits, + - * // % ** and brackets")
     try:
         tree = ast.parse(expression.strip(), mode="eval")
     except SyntaxError as e:
-        raise ValueError(f"{expression!r} is no expression") from e
-    return str(_value(tree.body))
+        raise ValueError(f"{expression!r} is not an expression") from e
+    return str(_evaluate(tree.body))
 
 
-def _value(node: ast.expr) -> int:
+def _evaluate(node: ast.expr) -> int:
     match node:
         case ast.Constant(value=int(value)):
-            return _bounded(value)
-        case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
-            return _UNARY[type(op)](_value(operand))
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            return _bounded(_BINARY[type(op)](_value(left), _value(right)))
+            return _check_size(value)
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY_OPERATORS:
+            return _UNARY_OPERATORS[type(op)](_evaluate(operand))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY_OPERATORS:
+            return _check_size(_BINARY_OPERATORS[type(op)](_evaluate(left), _evaluate(right)))
     raise ValueError(f"{ast.unparse(node)!r} is not allowed; use integers, + - * // % ** and brackets")
 
 
-def _divided(left: int, right: int) -> int:
+def _floor_divide(left: int, right: int) -> int:
     if right == 0:
         raise ValueError(f"{left} // 0: nothing can be divided by zero")
     return left // right
 
 
 def _remainder(left: int, right: int) -> int:
-    return left - _divided(left, right) * right
+    return left - _floor_divide(left, right) * right
 
 
 def _power(base: int, exponent: int) -> int:
     """Return a power; refuse a result that is too large before it is computed."""
     if exponent < 0 or exponent * base.bit_length() > MAX_BITS:
-        raise ValueError(f"{base} ** {exponent} is no integer, or too large; at most {MAX_BITS} bits are allowed")
+        raise ValueError(f"{base} ** {exponent} is not an integer or too large; at most {MAX_BITS} bits are allowed")
     return int(base**exponent)
 
 
-def _bounded(value: int) -> int:
+def _check_size(value: int) -> int:
     if value.bit_length() > MAX_BITS:
         raise ValueError(f"a number is too large; at most {MAX_BITS} bits are allowed")
     return value
 
 
-_BINARY: Final[Mapping[type[ast.operator], Callable[[int, int], int]]] = {
+_BINARY_OPERATORS: Final[Mapping[type[ast.operator], Callable[[int, int], int]]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.FloorDiv: _divided,
+    ast.FloorDiv: _floor_divide,
     ast.Mod: _remainder,
     ast.Pow: _power,
 }

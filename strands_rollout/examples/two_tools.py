@@ -1,7 +1,7 @@
-"""Two tools for a warehouse, which `configs/two_tools.yaml` names by their dotted paths.
+"""Two tools of a warehouse; `configs/two_tools.yaml` names them by their dotted paths.
 
-A tool is a function with type hints and a docstring, which the policy reads. An exception that it raises becomes an
-error result, which the policy reads, too.
+A tool is a function with type hints and a docstring, which the policy reads. If it raises an exception, the policy gets
+an error result with the message.
 """
 
 from types import MappingProxyType

@@ -40,7 +40,7 @@ def decode_json(text: bytes | str, *, is_finite: bool = True) -> Json:
     Raises:
         ValueError: The text is not JSON, is nested too deeply, or has an integer of more than 4,300 digits.
     """
-    import orjson  # as above
+    import orjson  # imported on use, as above
 
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     if _LONG_INTEGER not in raw.translate(_AS_ZEROS):  # orjson would convert them to floats

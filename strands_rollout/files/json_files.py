@@ -21,8 +21,8 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         ConfigError: It can't be written.
     """
     try:
-        with replaced(path) as beside:
-            beside.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        with replaced(path) as temporary:
+            temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as e:
         raise ConfigError(f"can't write {path}: {e.strerror}; choose another folder with --out") from e
 
@@ -31,30 +31,30 @@ def read_json(path: Path, *, advice: str = "choose another folder with --out") -
     """Return the object in a JSON file; `advice` ends the message of an error.
 
     Raises:
-        ConfigError: The file can't be read, or holds no JSON object.
+        ConfigError: The file can't be read, or contains no JSON object.
     """
     try:
         value = json.loads(read_regular(path, MAX_JSON_BYTES))
     except OSError as e:
         raise ConfigError(f"can't read {path}: {e.strerror}; {advice}") from e
     except ValueError as e:
-        raise ConfigError(f"{path} is no JSON: {e}; {advice}") from e
+        raise ConfigError(f"{path} is not valid JSON: {e}; {advice}") from e
     if not isinstance(value, dict):
-        raise ConfigError(f"{path} holds {type(value).__name__}; expected an object; {advice}")
+        raise ConfigError(f"{path} contains a {type(value).__name__}; expected an object; {advice}")
     return value
 
 
-def differences(there: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    """Return the first 10 differences between a file's content and a new content, as text; "" if equal."""
-    found = list(_differences(there, json.loads(json.dumps(asked)), ""))
+def differences(recorded: Mapping[str, Any], requested: Mapping[str, Any]) -> str:
+    """Return the first 10 differences between recorded and requested values as text; "" if all are equal."""
+    found = list(_iter_differences(recorded, json.loads(json.dumps(requested)), ""))
     more = f" and {len(found) - 10} more" if len(found) > 10 else ""
     return "; ".join(found[:10]) + more
 
 
-def _differences(there: Mapping[str, Any], asked: Mapping[str, Any], where: str) -> Iterator[str]:
-    for key in dict.fromkeys([*there, *asked]):
-        first, second = there.get(key, "nothing"), asked.get(key, "nothing")
-        if isinstance(first, dict) and isinstance(second, dict):
-            yield from _differences(first, second, f"{where}{key}.")
-        elif first != second:
-            yield f"{where}{key} was {first!r:.120} and is {second!r:.120}"
+def _iter_differences(recorded: Mapping[str, Any], requested: Mapping[str, Any], where: str) -> Iterator[str]:
+    for key in dict.fromkeys([*recorded, *requested]):
+        old, new = recorded.get(key, "nothing"), requested.get(key, "nothing")
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from _iter_differences(old, new, f"{where}{key}.")
+        elif old != new:
+            yield f"{where}{key} was {old!r:.120} and is {new!r:.120}"

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from strands_rollout.errors import ConfigError, RolloutError
-from strands_rollout.files.safe_files import open_alone, write_whole
+from strands_rollout.files.safe_files import open_exclusive, write_all
 
 
 class JsonLog:
@@ -26,15 +26,15 @@ class JsonLog:
         dropped_bytes: Bytes of the partial last line that was dropped.
 
     Raises:
-        ConfigError: It can't be opened or written to, or another process has it open.
+        ConfigError: The file can't be opened or written to, or another process has it open.
     """
 
     def __init__(self, path: Path, *, remedy: str) -> None:
         self.path = path
         self._remedy = remedy
         with ExitStack() as stack:
-            self._file = stack.enter_context(os.fdopen(open_alone(path), "ab", buffering=0))
-            self.dropped_bytes = self._drop_half_line()
+            self._file = stack.enter_context(os.fdopen(open_exclusive(path), "ab", buffering=0))
+            self.dropped_bytes = self._drop_partial_line()
             stack.pop_all()
 
     def close(self) -> None:
@@ -50,28 +50,28 @@ class JsonLog:
         """Write a line, which must end with a line feed.
 
         Raises:
-            RolloutError: It can't be written, or not all of it.
+            RolloutError: The line can't be written, or not all of it.
         """
         try:
-            write_whole(self._file, line)
+            write_all(self._file, line)
         except OSError as e:
             raise RolloutError(f"can't write to {self.path}: {e.strerror}; {self._remedy}") from e
 
-    def keep(self, count: int) -> None:
+    def keep_first(self, count: int) -> None:
         """Drop all lines after the first `count`.
 
         Raises:
-            ConfigError: It can't be written to.
+            ConfigError: The file can't be written to.
         """
-        self._truncate(sum(map(len, islice(whole_lines(self.path), count))))
+        self._truncate(sum(map(len, islice(complete_lines(self.path), count))))
 
-    def _drop_half_line(self) -> int:
+    def _drop_partial_line(self) -> int:
         if self.is_empty:
             return 0
         with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            size, kept = len(content), content.rfind(b"\n") + 1
-        self._truncate(kept)
-        return size - kept
+            size, complete = len(content), content.rfind(b"\n") + 1
+        self._truncate(complete)
+        return size - complete
 
     def _truncate(self, size: int) -> None:
         try:
@@ -80,11 +80,11 @@ class JsonLog:
             raise ConfigError(f"can't write {self.path}: {e.strerror}; choose another folder with --out") from e
 
 
-def whole_lines(path: Path) -> Iterator[bytes]:
-    """Return the complete lines of a log, which may be growing; a partial last line is left out.
+def complete_lines(path: Path) -> Iterator[bytes]:
+    """Yield the complete lines of a log, which may be growing; a partial last line is left out.
 
     Raises:
-        OSError: It can't be read.
+        OSError: The file can't be read.
     """
     with path.open("rb") as lines:
         yield from (line for line in lines if line.endswith(b"\n"))

@@ -64,7 +64,7 @@ def _check_regular(status: os.stat_result, path: Path | str) -> None:
         raise OSError(errno.EINVAL, f"it is {kind}; expected a regular file", str(path))
 
 
-def open_alone(path: Path) -> int:
+def open_exclusive(path: Path) -> int:
     """Open or create a file for reading and appending, with a lock that ends when the file is closed.
 
     Returns:
@@ -85,11 +85,11 @@ def open_alone(path: Path) -> int:
     return file
 
 
-def write_whole(file: io.RawIOBase | io.BufferedIOBase, data: bytes) -> None:
+def write_all(file: io.RawIOBase | io.BufferedIOBase, data: bytes) -> None:
     """Write data with one call and check that all of it was written.
 
     Raises:
-        OSError: It can't be written, or not all of it.
+        OSError: The data can't be written, or not all of it.
     """
     if file.write(data) != len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -97,12 +97,12 @@ def write_whole(file: io.RawIOBase | io.BufferedIOBase, data: bytes) -> None:
 
 @contextlib.contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside a file, which replaces the file if the block ends without an error."""
-    beside = path.with_name(f".{path.name}.part")
+    """Yield a temporary path beside a file; it replaces the file if the block ends without an error."""
+    temporary = path.with_name(f".{path.name}.part")
     try:
-        yield beside
-        beside.replace(path)
+        yield temporary
+        temporary.replace(path)
     except BaseException:  # remove the incomplete file, whatever ended the block
         with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise

@@ -31,9 +31,9 @@ def yaml_text(path: Path) -> str:
     except OSError as e:
         raise ConfigError(f"can't read {path}: {e.strerror}") from e
     except (yaml.YAMLError, ValueError, RecursionError) as e:
-        raise ConfigError(f"{path} is no YAML: {e}") from e
+        raise ConfigError(f"{path} is not valid YAML: {e}") from e
     if count > _MAX_VALUES:
-        raise ConfigError(f"{path} stands for {count} values, with its aliases written out; expected a config")
+        raise ConfigError(f"{path} has {count} values after its aliases are expanded; expected at most {_MAX_VALUES}")
     return text
 
 
@@ -53,7 +53,7 @@ def _expanded_size(root: yaml.Node) -> int:
         if key in sizes:
             return sizes[key]
         if key in entered:
-            raise ValueError("it holds itself")
+            raise ValueError("it contains itself")
         if len(entered) >= _MAX_DEPTH:
             raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")
         entered.add(key)

@@ -203,7 +203,7 @@ async def _read_body(request: web.Request, cache: ItemCache, items_name: str) ->
         is_long = len(raw) > _LONG_BODY_BYTES  # too long to parse on the event loop, or to cache
         body = await asyncio.to_thread(decode_json, raw) if is_long else cache.parsed(raw, items_name)
     except ValueError as e:
-        raise errors.PromptError(f"got a body that is not JSON: {e}") from e
+        raise errors.PromptError(f"got a body that is not valid JSON: {e}") from e
     if not isinstance(body, dict):
         raise errors.PromptError(f"got a body of type {type(body).__name__}; expected a JSON object")
     return body

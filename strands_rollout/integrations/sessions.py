@@ -217,7 +217,7 @@ def _decode_body(body: bytes) -> Json:
     try:
         return decode_json(body or b"{}")
     except ValueError as e:
-        raise PromptError(f"the body is no JSON: {e}") from e
+        raise PromptError(f"the body is not valid JSON: {e}") from e
 
 
 def _error_response(status: int, message: str) -> web.Response:

@@ -24,8 +24,8 @@ from rich.console import Console
 from strands_rollout.dump.terminal import progress_bar
 from strands_rollout.errors import ConfigError, RolloutError
 from strands_rollout.files.json_files import differences, read_json, write_json
-from strands_rollout.files.json_log import JsonLog, whole_lines
-from strands_rollout.files.safe_files import open_alone, replaced
+from strands_rollout.files.json_log import JsonLog, complete_lines
+from strands_rollout.files.safe_files import open_exclusive, replaced
 from strands_rollout.integrations.table import check_wandb, start_run
 from strands_rollout.play.options import TrainOptions
 from strands_rollout.play.rows import json_line
@@ -73,7 +73,7 @@ class StepLog:
                 "checkpoint resumes; restore the log, or choose another --out"
             )
         self._log = JsonLog(path, remedy="free disk space and resume the run")
-        self._log.keep(first_step)
+        self._log.keep_first(first_step)
 
     def __enter__(self) -> Self:
         return self
@@ -102,7 +102,7 @@ def read_steps(path: Path) -> list[StepRecord]:
         ConfigError: The file can't be read, or a line is not the next step's record.
     """
     try:
-        lines = [*whole_lines(path)]
+        lines = [*complete_lines(path)]
     except OSError as e:
         raise ConfigError(f"can't read {path}: {e.strerror}; expected the log of a training run") from e
     records = []
@@ -217,7 +217,7 @@ class TrainFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as e:
             raise ConfigError(f"can't create {self.path}: {e.strerror}; choose another folder with --out") from e
-        lock = open_alone(self.path / "lock")
+        lock = open_exclusive(self.path / "lock")
         try:
             yield
         finally:

@@ -510,7 +510,7 @@ async def test_start_names_library_that_is_not_installed() -> None:
     ("options", "message"),
     [
         *(({name: 0}, name) for name in ("memory_mb", "disk_mb", "max_files", "max_threads")),
-        ({"memory_mb": 512.5}, "memory_mb is 512.5; expected a whole number"),
+        ({"memory_mb": 512.5}, "memory_mb is 512.5; expected an integer"),
         ({"isolation": "none"}, "expected one of full, files, seccomp, rlimits"),
         ({"libraries": "numpy"}, r"expected a list of names: \['numpy'\]"),
     ],

@@ -63,20 +63,20 @@ def test_calculate_small_powers() -> None:
     ("expression", "words"),
     [
         ("9 ** 9 ** 9", f"at most {MAX_BITS} bits"),
-        ("2 ** -1", "no integer"),
+        ("2 ** -1", "not an integer"),
         ("9" * 199, f"at most {MAX_BITS} bits"),
         ("(9 ** 80) * (9 ** 80)", f"at most {MAX_BITS} bits"),
         ("1 // 0", "divided by zero"),
         ("7 / 2", "'7 / 2' is not allowed"),
         ("3(4)", r"'3\(4\)' is not allowed"),
-        ("*1", "'\\*1' is (no expression|not allowed)"),
-        ("1 +", "is no expression"),
-        ("", "is no expression"),
-        ("__import__('os').abort()", "other signs"),
-        ("٣", "other signs"),
-        ("2.5", "other signs"),
+        ("*1", "'\\*1' is not (an expression|allowed)"),
+        ("1 +", "is not an expression"),
+        ("", "is not an expression"),
+        ("__import__('os').abort()", "other characters"),
+        ("٣", "other characters"),
+        ("2.5", "other characters"),
         ("(" * 100 + ")" * 101, "at most 200 are allowed"),
-        ("(" * 100 + "1" + ")" * 99, "is no expression"),
+        ("(" * 100 + "1" + ")" * 99, "is not an expression"),
     ],
 )
 def test_calculate_refuses_all_but_small_calculations(expression: str, words: str) -> None:
@@ -103,6 +103,6 @@ async def test_shop_episode_calls_both_tools_and_reads_errors(shipped_tokenizer:
     shown = [shipped_tokenizer.decode(done.context_ids_after(turn)) for turn in range(4)]
     assert "Did you mean 35?" in shown[0]
     assert "\n51\n" in shown[1]
-    assert "other signs" in shown[2]
+    assert "other characters" in shown[2]
     assert "\n150\n" in shown[3]
     assert (done.facts["tool_calls"], done.facts["tool_errors"]) == (4, 2)

@@ -9,7 +9,7 @@ import pytest
 
 import strands_rollout
 from strands_rollout.errors import ConfigError
-from strands_rollout.files.json_log import JsonLog, whole_lines
+from strands_rollout.files.json_log import JsonLog, complete_lines
 from strands_rollout.files.safe_files import replaced
 
 
@@ -33,14 +33,17 @@ def test_replaced_replaces_the_whole_file_or_nothing(tmp_path: Path) -> None:
 def test_json_log_appends_after_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(b'{"a": 1}\n{"a": 2}\n{"a"')
-    assert [*whole_lines(path)] == [b'{"a": 1}\n', b'{"a": 2}\n']  # another process may still be writing the third line
+    assert [*complete_lines(path)] == [
+        b'{"a": 1}\n',
+        b'{"a": 2}\n',
+    ]  # the third may still be in progress
     log = JsonLog(path, remedy="make room")
     assert (log.dropped_bytes, log.is_empty) == (4, False)
     with pytest.raises(ConfigError, match="in use by another run"):
         JsonLog(path, remedy="make room")
     log.append(b'{"a": 3}\n')
-    assert [*whole_lines(path)] == [b'{"a": 1}\n', b'{"a": 2}\n', b'{"a": 3}\n']
-    log.keep(1)
+    assert [*complete_lines(path)] == [b'{"a": 1}\n', b'{"a": 2}\n', b'{"a": 3}\n']
+    log.keep_first(1)
     log.append(b'{"a": 4}\n')
     assert path.read_bytes() == b'{"a": 1}\n{"a": 4}\n'
     log.close()

@@ -1,6 +1,7 @@
 """The agent's tools: functions that the policy may call. Replace them with your own.
 
-The shipped model knows a single tool, by its name and parameter: `execute_python_code(code)`. Here it is a shop's till.
+A tool is a function with type hints and a docstring, which the policy reads. The model that ships with strands-rollout
+knows only `execute_python_code(code)`, so the calculator has this name here.
 """
 
 import ast
@@ -9,7 +10,8 @@ import operator
 from strands import tool
 
 PRICES = {"cards": 46, "cookies": 84, "lamps": 79}
-SIGNS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+MAX_CHARS = 100
 
 
 @tool
@@ -31,16 +33,16 @@ def execute_python_code(code: str) -> int:
     Args:
         code: The Python code to run.
     """
-    if len(code) > 100:
-        raise ValueError(f"got {len(code)} characters; the till takes 100")
-    return value(ast.parse(code.strip().removeprefix("print"), mode="eval").body)
+    if len(code) > MAX_CHARS:
+        raise ValueError(f"got {len(code)} characters; expected at most {MAX_CHARS}")
+    return calculate(ast.parse(code.strip().removeprefix("print"), mode="eval").body)
 
 
-def value(node: ast.expr) -> int:
-    """Evaluate arithmetic without `eval`, which must never receive text of the policy."""
+def calculate(node: ast.expr) -> int:
+    """Return the value of an expression with integers; never pass text of a policy to `eval` or `exec`."""
     match node:
         case ast.Constant(value=int(number)):
             return number
-        case ast.BinOp(left, sign, right) if type(sign) in SIGNS:
-            return SIGNS[type(sign)](value(left), value(right))
-    raise ValueError("the till takes one line, such as print(3 * 12 + 4)")
+        case ast.BinOp(left, op, right) if type(op) in OPERATORS:
+            return OPERATORS[type(op)](calculate(left), calculate(right))
+    raise ValueError("expected one line of arithmetic, such as print(3 * 12 + 4)")

@@ -1,4 +1,4 @@
-"""An environment with a state, created anew for each episode: it counts the uses of the till and lowers the score."""
+"""An environment: tools with a state, and a score. Each episode creates its own `Shop`."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from strands_rollout import Task
 
 
 class Shop:
-    """The row's label is the amount; each use of the till after the first costs 0.1."""
+    """Counts the uses of the calculator; each use after the first lowers the score by 0.1."""
 
     def __init__(self, task: Task) -> None:
-        self.label = str(task.label)
+        self.label = str(task.label)  # the right amount
         self.uses = 0
         self.reply = ""
         self.tools = [agent.look_up_price, self.execute_python_code]
@@ -29,7 +29,7 @@ class Shop:
         return agent.execute_python_code(code=code)
 
     def answer(self, reply: str) -> None:
-        """Receives each answer; returns the user's next message, or None to end the episode."""
+        """Receive an answer of the policy; return the user's next message, or None to end the episode."""
         self.reply = reply
 
     def score(self) -> dict[str, Any]:

@@ -11,13 +11,18 @@ EXECUTOR = {"name": "local", "isolation": "files", "programs": True}
 
 
 def scratch(task: Task) -> CodeExecutorSandbox:
-    """A temporary folder for the shell and files of an episode; the kernel keeps them from all other files."""
+    """Return an episode's temporary folder and shell, which can't reach other files."""
     del task  # the same for each row
     return CodeExecutorSandbox(shared_executor(EXECUTOR), max_timeout_s=60)
 
 
 def build(model: SGLangModel, task: Task) -> Agent:
-    """Build the agent; `model` is the policy, of sub-agents too, and `task` is the row with rollout.yaml's tools."""
+    """Build the agent of one episode.
+
+    Args:
+        model: The policy, which also plays sub-agents.
+        task: The row, with the tools of rollout.yaml.
+    """
     agent: Agent = create_harness(
         model=model,
         instructions=task.system_prompt,

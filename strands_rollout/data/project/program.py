@@ -1,4 +1,4 @@
-"""An agent as a program that calls OpenAI's or Anthropic's API; here a Strands agent with an OpenAI model."""
+"""An agent program, which calls the policy through OpenAI's or Anthropic's API; here a Strands agent on OpenAI's."""
 
 from agent import execute_python_code, look_up_price
 from strands import Agent
@@ -8,7 +8,12 @@ from strands_rollout import Endpoint, Task
 
 
 async def run(task: Task, endpoint: Endpoint) -> str:
-    """Play an episode and return the answer; `endpoint` is the policy, whose tokens are trained."""
+    """Play one episode and return the answer.
+
+    Args:
+        task: The row: its prompt, label and metadata.
+        endpoint: The API of the policy, whose tokens are trained.
+    """
     client = {"base_url": endpoint.base_url, "api_key": endpoint.api_key}
     agent = Agent(
         model=OpenAIModel(client_args=client, model_id=endpoint.model),

@@ -5,15 +5,15 @@ from typing import Any
 
 
 def score(response: str, label: str) -> dict[str, Any]:
-    """Return 1 for the right amount, up to 0.3 for a near amount, and 0 without an amount.
+    """Return a score of 1 for the right amount, up to 0.3 for a near amount, and 0 without an amount.
 
     Args:
         response: The policy's final answer, without its reasoning.
-        label: The row's label.
+        label: The row's label, which is the right amount.
     """
-    found = re.findall(r"(?:\\boxed\{|Answer: )(-?\d{1,9})", response)
-    if not found:
+    amounts = re.findall(r"(?:\\boxed\{|Answer: )(-?\d{1,9})", response)
+    if not amounts:
         return {"score": 0.0, "acc": 0.0, "near": 0.0}
-    off = abs(int(found[-1]) - int(label))
-    near = max(0.0, 1.0 - off / max(1, int(label)))
-    return {"score": 0.3 * near + 0.7 * (off == 0), "acc": float(off == 0), "near": near, "pred": found[-1]}
+    error = abs(int(amounts[-1]) - int(label))
+    near = max(0.0, 1.0 - error / max(1, int(label)))
+    return {"score": 0.3 * near + 0.7 * (error == 0), "acc": float(error == 0), "near": near, "pred": amounts[-1]}

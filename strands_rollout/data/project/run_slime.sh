@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Trains this folder's agent in slime: GRPO of Qwen3-8B on one node of 8 GPUs, in the image slimerl/slime.
-#   bash run_slime.sh --dry-run    prints the exact command, and does nothing
+# Train this folder's agent with slime: GRPO of Qwen3-8B on one node of 8 GPUs, in the image slimerl/slime.
+#   bash run_slime.sh --dry-run    prints the command and runs nothing
 #   bash run_slime.sh --lr 2e-6    further arguments go to slime
-# SLIME_DIR, MEGATRON_DIR, HF_CHECKPOINT, SLIME_MODEL, SAVE_DIR and NUM_GPUS say where things are, as set below.
+# Environment variables, with defaults below: SLIME_DIR, MEGATRON_DIR, HF_CHECKPOINT, SLIME_MODEL, SAVE_DIR, NUM_GPUS.
 # The arguments are those of scripts/strands_qwen3_8b.sh in strands-rollout's repository, which has more settings and checks;
-# scripts/prepare_model.sh there downloads the model and converts it. Run again, this goes on from the last checkpoint.
+# scripts/prepare_model.sh there downloads and converts the model. Run this script again to continue from the last checkpoint.
 set -euo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -110,7 +110,8 @@ command -v ray >/dev/null || fail "no 'ray' on the PATH; work in the image slime
 strands-rollout config --json "$here/rollout.yaml" >/dev/null
 printf '%q ' "${command[@]}" | strands-rollout doctor --flags - --slime-dir "$slime"
 if ! ray status >/dev/null 2>&1; then
-  # with --block, this Ray ends with its process, and no other does; a closed terminal must not reach it before this script
+  # --block ties this Ray to its process: ending the process ends this Ray and no other. It ignores HUP, so that a closed
+  # terminal ends this script first.
   (trap '' HUP && exec ray start --head --block --num-gpus "$gpus" --disable-usage-stats --dashboard-host=127.0.0.1) >&2 &
   trap 'kill $! && wait || true' EXIT
   until ray job list --address="$ray" >/dev/null 2>&1; do

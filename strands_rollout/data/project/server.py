@@ -1,4 +1,4 @@
-"""The tools of agent.py as an MCP server on standard input and output, which rollout.yaml starts."""
+"""An MCP server with the tools of agent.py, on standard input and output; rollout.yaml starts it."""
 
 import agent
 

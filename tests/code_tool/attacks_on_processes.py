@@ -8,7 +8,7 @@ from host_view import ObservedProcesses, StartedProgram
 from signs import more_than, threads_above
 from victims import OtherProcess, Owner
 
-_SLEEP: Final = "program = next(p for p in ('/bin/sleep', '/usr/bin/sleep') if os.path.exists(p))\nbe_known()\n"
+_SLEEP: Final = "program = next(p for p in ('/bin/sleep', '/usr/bin/sleep') if os.path.exists(p))\ntake_name()\n"
 _PROGRAMS: Final = {
     "system": "os.system('sleep ' + TARGET['nap'])",
     "exec": "os.execv(program, ['sleep', TARGET['nap']])",

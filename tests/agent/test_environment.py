@@ -51,7 +51,7 @@ async def test_resources_are_open_during_the_episode(shipped_tokenizer: Any) -> 
 
 
 @pytest.mark.parametrize("script", [[Reply.status(400)], [ANSWER.removesuffix("<|im_end|>")]])
-async def test_resources_close_however_the_episode_ends(shipped_tokenizer: Any, script: Any) -> None:
+async def test_resources_close_at_every_end_of_the_episode(shipped_tokenizer: Any, script: Any) -> None:
     await run(shipped_tokenizer, script, settings=resources("database", "second"), sample=row())
     assert seen[-2:] == ["second closed", "close 5"]
 
@@ -131,7 +131,7 @@ async def test_resources_closing_error_leaves_the_sample_unchanged(
     assert "still in use" in caplog.text
 
 
-async def test_resources_refuse_what_is_no_async_context_manager(shipped_tokenizer: Any) -> None:
+async def test_resources_refuse_other_than_async_context_managers(shipped_tokenizer: Any) -> None:
     played = await run(shipped_tokenizer, [], settings=resources("not_async"), sample=row())
     assert "expected an async context manager" in played.facts["error"]
 

@@ -174,7 +174,7 @@ def test_scripts_usage_error_names_the_expected_type(command: list[str]) -> None
     ],
     ids=str,
 )
-def test_usage_error_names_what_was_typed(arguments, words, tmp_path, monkeypatch, capsys) -> None:
+def test_usage_error_quotes_the_input(arguments, words, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     write_dump(Path("dump.jsonl"), [sample_of_parts([[1, 2], [3]])])
     assert exit_code(monkeypatch, *arguments) == 2

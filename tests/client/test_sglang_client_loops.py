@@ -18,7 +18,7 @@ from strands_rollout.errors import ConfigError, EngineUnavailableError
 OK = Reply.tokens([7])
 
 
-async def test_cancelled_generate_ends_at_once_and_aborts() -> None:
+async def test_generate_cancel_ends_immediately_and_aborts() -> None:
     async with FakeSGLang([Reply.hang()]) as fake, SGLangClient(fake.base_url) as client:
         asking = asyncio.create_task(client.generate([1], {}, rid="r1", headers={"X-SMG-Routing-Key": "k"}))
         await fake.arrived()

@@ -32,7 +32,7 @@ def nothing() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("name", "kind"), [("local", LocalExecutor), ("subprocess", SubprocessExecutor)])
-def test_shared_executor_is_made_once_per_process(name: str, kind: type) -> None:
+def test_shared_executor_is_created_once_per_process(name: str, kind: type) -> None:
     assert isinstance(shared_executor(name), kind)
     assert shared_executor(name) is shared_executor(name)
     assert make_executor(name) is not shared_executor(name)

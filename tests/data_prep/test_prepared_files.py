@@ -78,7 +78,7 @@ def hub_request(tmp_path: Path, **settings: str) -> Request:
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_prepare_never_overwrites_what_it_reads(prepare: Prepare, tmp_path: Path, *, force: bool) -> None:
+def test_prepare_never_overwrites_its_inputs(prepare: Prepare, tmp_path: Path, *, force: bool) -> None:
     lines = "".join(json.dumps(dapo_row(number)) + "\n" for number in (2, 3))
     (tmp_path / "out.jsonl").write_text(lines)
     (tmp_path / "link.jsonl").symlink_to(tmp_path / "out.jsonl")

@@ -146,7 +146,7 @@ def test_prepare_reads_a_hub_folder_by_split(prepare: Prepare, tmp_path: Path) -
         prepare(folder, split="dev")
 
 
-def test_prepare_warns_of_labels_that_are_no_number(prepare: Prepare) -> None:
+def test_prepare_warns_of_labels_that_are_not_numbers(prepare: Prepare) -> None:
     result = prepare([dapo_row(2), dapo_row(3, "see the solution"), dapo_row(4, "x+1")])
     assert result.manifest["labels_not_number"] == {"rows": 2, "example": "see the solution"}
     request: Any = SimpleNamespace(rejected_file=Path("rejected"), keep_duplicates=False)

@@ -185,7 +185,7 @@ def test_doctor_flags_runs_only_the_flag_check(
     assert (done.exit_code, f"error: {FLAG}" in done.stdout, "sandbox" in done.stdout) == (1, True, False)
 
 
-def test_run_checks_goes_on_after_a_failing_check() -> None:
+def test_run_checks_continues_after_a_failing_check() -> None:
     """One check crashes, one cannot import a package, one hangs."""
     released = threading.Event()
 
@@ -242,7 +242,7 @@ async def check_server_at(url: str, timeout_s: float = 15.0, **expected: Any) ->
     ],
     ids=["too old", "loading", "foreign", "failing", "context unknown", "no workers", "context too small"],
 )
-async def test_check_server_names_what_the_run_does_not_expect(routes, name, status, words, remedy) -> None:
+async def test_check_server_names_values_the_run_does_not_expect(routes, name, status, words, remedy) -> None:
     async with serve_json(routes) as url:
         assert_fault(await check_server_at(url, max_context_length=20480), name, status, words, remedy=remedy)
 

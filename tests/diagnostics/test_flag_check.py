@@ -82,7 +82,7 @@ FINE = f"""
 
 
 @pytest.mark.parametrize("words", [words.strip() for line in FINE.splitlines()[1:] for words in line.split(" | ")])
-def test_check_flags_accepts_what_slime_accepts(words: str) -> None:
+def test_check_flags_accepts_flags_that_slime_accepts(words: str) -> None:
     assert faults(words) == []
 
 

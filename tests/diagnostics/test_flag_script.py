@@ -107,7 +107,7 @@ PRINTERS = {
 
 @pytest.mark.parametrize("printer", PRINTERS.values(), ids=PRINTERS)
 @pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
-def test_read_arguments_reads_what_bash_prints(printer: str, locale: str) -> None:
+def test_read_arguments_reads_the_output_of_bash(printer: str, locale: str) -> None:
     words = [
         "--a",
         "x y",
@@ -166,7 +166,7 @@ def test_read_script_refuses_a_script_that_trains_nothing() -> None:
         read_script(SCRIPTS / "prepare_model.sh", None)
 
 
-def test_read_script_refuses_what_is_no_readable_file(tmp_path: Path) -> None:
+def test_read_script_refuses_unreadable_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
         with pytest.raises(ConfigError, match="expected a regular file, or - for"):

@@ -1,4 +1,4 @@
-"""Steps are where they were, and what ran side by side counts once."""
+"""`steps_of` and `sums_of`: steps of an episode in order of their start; parallel time counts once."""
 
 from strands_rollout.dump.record import Step, steps_of, sums_of
 from strands_rollout.samples import EpisodeFacts
@@ -14,7 +14,7 @@ FACTS = EpisodeFacts(
 )
 
 
-def test_steps_come_in_the_order_of_their_beginnings() -> None:
+def test_steps_of_orders_steps_by_start() -> None:
     assert steps_of(FACTS) == [
         Step("generate", 0.1, 1.0, turn=0),
         Step("generate", 1.3, 0.2, turn=0),
@@ -24,5 +24,5 @@ def test_steps_come_in_the_order_of_their_beginnings() -> None:
     ]
 
 
-def test_what_ran_side_by_side_counts_once() -> None:
+def test_sums_of_counts_parallel_time_once() -> None:
     assert sums_of(FACTS) == {"generate": 1.6, "tool": 0.5, "wait": 0.9, "all": 3.0}

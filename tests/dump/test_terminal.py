@@ -1,4 +1,4 @@
-"""The transcript shows each stretch under its kind, and reads the same without colours."""
+"""`print_transcript`: runs of tokens with their kind, readable without colours."""
 
 import io
 from typing import Any
@@ -8,14 +8,14 @@ from rich.console import Console
 from strands_rollout.dump.terminal import print_transcript
 from strands_rollout.samples import Sample
 
-WORDS = {1: "Question?\n", 10: "call\n", 11: "<end>", 20: "\nresult\n", 12: "answer"}
+TOKEN_TEXTS = {1: "Question?\n", 10: "call\n", 11: "<end>", 20: "\nresult\n", 12: "answer"}
 
 
 def decode(ids: Any) -> str:
-    return "".join(WORDS[token] for token in ids)
+    return "".join(TOKEN_TEXTS[token] for token in ids)
 
 
-def test_each_stretch_is_shown_under_its_kind() -> None:
+def test_print_transcript_labels_each_run_of_tokens() -> None:
     sample, out = Sample(tokens=[1, 10, 11, 20, 12], response_length=4, loss_mask=[1, 1, 0, 1]), io.StringIO()
     print_transcript(Console(file=out, width=60), sample, decode)
     text = out.getvalue()

@@ -1,4 +1,4 @@
-"""slime's debug files are read without torch; a pickle that asks for more than values is refused before it runs."""
+"""slime's debug files, read without torch; a pickle that contains more than values is refused before it runs."""
 
 import os
 import pickle
@@ -14,11 +14,11 @@ from strands_rollout.errors import DumpError
 from strands_rollout.samples import Sample
 
 
-def saved(path: Path, content: Any, *, compression: int = zipfile.ZIP_STORED) -> Path:
-    return packed(path, pickle.dumps(content, protocol=2), compression=compression)
+def write_pickle(path: Path, content: Any, *, compression: int = zipfile.ZIP_STORED) -> Path:
+    return write_archive(path, pickle.dumps(content, protocol=2), compression=compression)
 
 
-def packed(path: Path, data: bytes, *, compression: int = zipfile.ZIP_STORED, **storages: bytes) -> Path:
+def write_archive(path: Path, data: bytes, *, compression: int = zipfile.ZIP_STORED, **storages: bytes) -> Path:
     with zipfile.ZipFile(path, "w", compression) as archive:
         archive.writestr("rollout/data.pkl", data)
         archive.writestr("rollout/byteorder", "little")
@@ -28,11 +28,11 @@ def packed(path: Path, data: bytes, *, compression: int = zipfile.ZIP_STORED, **
 
 
 def values(**changes: Any) -> dict[str, Any]:
-    made = Sample(tokens=[1, 2], response_length=1, loss_mask=[1], rollout_log_probs=[-0.5])
-    return made.to_dict() | changes
+    sample = Sample(tokens=[1, 2], response_length=1, loss_mask=[1], rollout_log_probs=[-0.5])
+    return sample.to_dict() | changes
 
 
-def test_samples_come_back_with_arrays_and_bytes(tmp_path: Path) -> None:
+def test_read_dump_torch_file_round_trips_arrays_and_bytes(tmp_path: Path) -> None:
     metadata = {
         "raw": b"\x00\xff",
         "none": b"",
@@ -43,7 +43,7 @@ def test_samples_come_back_with_arrays_and_bytes(tmp_path: Path) -> None:
     }
     experts = np.asfortranarray(np.arange(6, dtype=np.int32).reshape(2, 3))
     made = values(rollout_routed_experts=experts, metadata=metadata, status="failed")
-    (found,) = read_dump(saved(tmp_path / "3.pt", {"rollout_id": 3, "samples": [made]}))
+    (found,) = read_dump(write_pickle(tmp_path / "3.pt", {"rollout_id": 3, "samples": [made]}))
     assert found.source == "slime"
     assert found.where.endswith("3.pt[0]")
     sample = found.to_sample()
@@ -53,26 +53,26 @@ def test_samples_come_back_with_arrays_and_bytes(tmp_path: Path) -> None:
     assert {**sample.metadata, "big": None} == {**metadata, "big": None}
 
 
-class _Runs:
+class _CallsOnLoad:
     def __init__(self, function: Any, *args: Any) -> None:
-        self.asked = (function, args)
+        self.call = (function, args)
 
     def __reduce__(self) -> Any:
-        return self.asked
+        return self.call
 
 
 CALLS = [(eval, ("open('/tmp/ran', 'w')",)), (__import__, ("os",)), (getattr, (1, "real")), (pickle.loads, (b"N.",))]
 
 
 @pytest.mark.parametrize(("function", "args"), CALLS)
-def test_a_pickle_that_calls_anything_is_refused_by_name(function: Any, args: Any, tmp_path: Path) -> None:
-    path = saved(tmp_path / "x.pt", {"samples": [values(label=_Runs(function, *args))]})
+def test_read_dump_torch_file_refuses_calls(function: Any, args: Any, tmp_path: Path) -> None:
+    path = write_pickle(tmp_path / "x.pt", {"samples": [values(label=_CallsOnLoad(function, *args))]})
     with pytest.raises(DumpError, match=r"x\.pt: it asks for \S+, which is not read"):
         list(read_dump(path))
 
 
 HUGE = b"J\xff\xff\xff\x7f"  # 2,147,483,647
-BELOW = b"J\xff\xff\xff\xff"  # -1
+NEGATIVE = b"J\xff\xff\xff\xff"  # -1
 
 
 def storage(key: bytes = b"0", count: bytes = b"K\x02") -> bytes:
@@ -85,58 +85,58 @@ def array(*shape: bytes) -> bytes:
 
 
 def tensor(offset: bytes, size: bytes, stride: bytes, of: bytes | None = None) -> bytes:
-    made = storage() if of is None else of
-    return b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(%s%s(%st(%sttR." % (made, offset, size, stride)
+    source = storage() if of is None else of
+    return b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(%s%s(%st(%sttR." % (source, offset, size, stride)
 
 
 ZERO, ONE, TWO = b"K\x00", b"K\x01", b"K\x02"
 P2 = b"\x80\x02"
 OUTSIDE = b"(X\x07\x00\x00\x00storagectorch\nIntStorage\nX\x04\x00\x00\x00../0X\x03\x00\x00\x00cpuK\x02tQ"
-HOSTILE = {
+DAMAGED_PICKLES = {
     "an array of objects": (P2 + b"cnumpy\ndtype\n(X\x01\x00\x00\x00OtR.", "expected numbers"),
     "a storage beside its folder": (P2 + OUTSIDE + b".", "storage"),
     "nonsense": (P2 + b"nonsense", "damaged"),
     "an array as a storage": (tensor(ZERO, b"K@", ONE, of=array(b"K@", ZERO)), "in _Array; expected a storage"),
-    "a length below zero": (tensor(ZERO, BELOW, ONE), "whole numbers from 0"),
-    "a stride below zero": (tensor(ONE, TWO, BELOW), "whole numbers from 0"),
-    "an offset below zero": (tensor(BELOW, TWO, ONE), "whole numbers from 0"),
+    "a negative length": (tensor(ZERO, NEGATIVE, ONE), "whole numbers from 0"),
+    "a negative stride": (tensor(ONE, TWO, NEGATIVE), "whole numbers from 0"),
+    "a negative offset": (tensor(NEGATIVE, TWO, ONE), "whole numbers from 0"),
     "a stride of zero": (tensor(ZERO, HUGE, ZERO), "got a tensor of size"),
     "a storage of another length": (P2 + storage(count=b"K\x03") + b".", "expected 3"),
-    "a storage that is not there": (P2 + storage(key=b"9") + b".", "damaged"),
+    "a missing storage": (P2 + storage(key=b"9") + b".", "damaged"),
     "a changed storage": (P2 + storage() + b"}b.", "it changes"),
     "a changed function": (P2 + b"c_codecs\nencode\n}b.", "it changes"),
-    "an array told that it is another": (P2 + array(ZERO) + b"(K\x01K\x05\x85NNNtb.", "don't fit"),
+    "an array with another's state": (P2 + array(ZERO) + b"(K\x01K\x05\x85NNNtb.", "don't fit"),
 }
 
 
-@pytest.mark.parametrize(("data", "words"), HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_pickle_that_would_read_the_memory_is_refused(data: bytes, words: str, tmp_path: Path) -> None:
-    with pytest.raises(DumpError, match=words):
-        list(read_dump(packed(tmp_path / "x.pt", data, s0=bytes(8))))
+@pytest.mark.parametrize(("data", "error"), DAMAGED_PICKLES.values(), ids=DAMAGED_PICKLES.keys())
+def test_read_dump_torch_file_refuses_damaged_storages(data: bytes, error: str, tmp_path: Path) -> None:
+    with pytest.raises(DumpError, match=error):
+        list(read_dump(write_archive(tmp_path / "x.pt", data, s0=bytes(8))))
 
 
-def test_what_is_no_regular_file_is_recorded_at_once(tmp_path: Path) -> None:
+def test_read_dump_refuses_named_pipes(tmp_path: Path) -> None:
     for name in ("x.pt", "x.jsonl", "x.jsonl.gz"):
         os.mkfifo(tmp_path / name)
         with pytest.raises(DumpError, match="a named pipe; expected a regular file"):
             list(read_dump(tmp_path / name))
 
 
-def test_files_of_another_kind_are_told(tmp_path: Path) -> None:
+def test_read_dump_torch_file_error_names_the_kind(tmp_path: Path) -> None:
     (tmp_path / "old.pt").write_bytes(pickle.dumps({"samples": []}))
-    refused = {
+    refused_files = {
         tmp_path / "old.pt": r"no file of torch\.save",
-        saved(tmp_path / "z.pt", {"samples": []}, compression=zipfile.ZIP_DEFLATED): "compressed",
-        saved(tmp_path / "model.pt", {"weight": 1}): "holds no samples",
-        saved(tmp_path / "odd.pt", {"samples": [1]}): "is no sample",
+        write_pickle(tmp_path / "z.pt", {"samples": []}, compression=zipfile.ZIP_DEFLATED): "compressed",
+        write_pickle(tmp_path / "model.pt", {"weight": 1}): "holds no samples",
+        write_pickle(tmp_path / "odd.pt", {"samples": [1]}): "is no sample",
     }
-    for path, words in refused.items():
-        with pytest.raises(DumpError, match=words):
+    for path, error in refused_files.items():
+        with pytest.raises(DumpError, match=error):
             list(read_dump(path))
 
 
 @pytest.mark.torch
-def test_what_torch_writes_is_read(tmp_path: Path) -> None:
+def test_read_dump_reads_files_of_torch_save(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     made = values(
         rollout_routed_experts=torch.arange(12, dtype=torch.int32).reshape(2, 3, 2),

@@ -48,7 +48,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("body", "words"), REFUSED)
-async def test_generate_names_what_is_unsupported(embedded, body, words):
+async def test_generate_error_names_unsupported_fields(embedded, body, words):
     answer = await embedded.post("/generate", body)
     assert answer.status == 400
     assert words in str(answer.body)
@@ -62,7 +62,7 @@ async def test_generate_refuses_a_stream_of_several_inputs(embedded):
 
 
 @pytest.mark.parametrize(("path", "body"), BAD.values(), ids=BAD.keys())
-async def test_http_server_refuses_a_bad_request_and_goes_on(embedded, path, body):
+async def test_http_server_survives_a_bad_request(embedded, path, body):
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     answer = await embedded.post_bytes(path, io.BytesIO(raw), "application/json")
     assert answer.status in (400, 413), answer

@@ -149,7 +149,7 @@ async def test_engine_process_ends_when_its_parent_is_killed() -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_engine_process_error_says_why_it_did_not_start(tmp_path: Path) -> None:
+async def test_engine_process_error_names_the_cause(tmp_path: Path) -> None:
     words = r"exited with code 2 before it was ready. It printed: error: .*config\.json"
     with pytest.raises(EngineUnavailableError, match=words):
         async with engine_process(tmp_path):

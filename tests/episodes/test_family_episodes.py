@@ -100,7 +100,7 @@ def test_render_turn_results_of_single_call_templates(known: str, shipped_tokeni
     assert template.render_turn([one, other], TOOLS) == first.removesuffix(prompt) + second.removeprefix(end)
 
 
-def test_chat_template_that_moves_tools_refuses_such_turns(shipped_tokenizer) -> None:
+def test_chat_template_that_moves_tools_refuses_some_chats(shipped_tokenizer) -> None:
     template = ChatTemplate(tokenizer_with(MISTRAL_NEMO, shipped_tokenizer))
     user, system = USER, {"role": "system", "content": "Be brief."}
     assert template.prompt_ids([user], TOOLS)

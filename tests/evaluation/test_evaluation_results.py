@@ -83,7 +83,7 @@ def test_results_file_drops_a_half_written_last_line(path: Path) -> None:
         json.dumps(result_line(1, turns=-1)),
     ],
 )
-def test_results_file_names_a_line_that_is_no_result(path: Path, bad: str) -> None:
+def test_results_file_error_names_the_invalid_line(path: Path, bad: str) -> None:
     path.write_text(text(result_line(0)) + bad + "\n")
     with pytest.raises(ConfigError, match=r"results.jsonl:2 is not a result"):
         read(path.parent)

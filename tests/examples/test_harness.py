@@ -138,7 +138,7 @@ ENDS = {"an abort": ({}, "aborted"), "a time limit": ({"episode_timeout_s": 3.0}
 
 
 @pytest.mark.parametrize(("settings", "stop_reason"), ENDS.values(), ids=ENDS)
-async def test_harness_deletes_the_folder_however_the_episode_ends(shipped_tokenizer, settings, stop_reason):
+async def test_harness_deletes_the_folder_at_every_end(shipped_tokenizer, settings, stop_reason):
     state = SimpleNamespace(folder="", aborting=False)
 
     def said(text: str, number: int) -> str:

@@ -161,7 +161,7 @@ async def test_session_refuses_numbers_that_no_engine_reads(stage, fields, words
 
 
 @pytest.mark.parametrize(("path", "protocol"), [("chat", ChatCompletions), ("messages", Messages)])
-async def test_stream_ends_with_an_error_if_the_answer_cannot_be_written(stage, monkeypatch, path, protocol):
+async def test_stream_ends_with_an_error_if_writing_the_answer_fails(stage, monkeypatch, path, protocol):
     def broken(*_: Any) -> Any:
         yield b"data: {}\n\n"
         raise RuntimeError("no form")

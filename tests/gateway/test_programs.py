@@ -367,7 +367,7 @@ async def test_replay_counts_user_turns_of_all_attempts(shipped_tokenizer, cut, 
 
 
 @pytest.mark.parametrize("cut", [(1, 5), (2, 4)])
-async def test_replay_keeps_repeated_turns_of_a_program_that_ends_early(shipped_tokenizer, cut):
+async def test_replay_keeps_repeated_turns_of_a_program_ending_early(shipped_tokenizer, cut):
     sample, asked = await _attempts(shipped_tokenizer, "giving_up", cut, resumable="replay")
     facts, lengths = sample.metadata["strands_rollout"], [len(ids_of(shipped_tokenizer, text)) for text in TURNS]
     assert (sample.status.value, facts["error"], asked) == ("completed", None, [cut[0] + 1, 0])
@@ -378,7 +378,7 @@ async def test_replay_keeps_repeated_turns_of_a_program_that_ends_early(shipped_
     assert violations(sample) == []
 
 
-async def test_replay_of_a_program_that_asks_nothing_fails(shipped_tokenizer):
+async def test_replay_of_a_program_without_requests_fails(shipped_tokenizer):
     sample, _ = await _attempts(shipped_tokenizer, "asking_once", (0, 5), resumable="replay")
     facts = sample.metadata["strands_rollout"]
     assert (sample.status.value, facts["dropped_sampled_tokens"]) == ("failed", 5)

@@ -99,7 +99,7 @@ def test_dry_run_checks_slimes_arguments(stage: Stage) -> None:
     assert "--lrr 3" in dry_run(stage, "strands_qwen3_8b", "--", "--lrr", "3", FAKE_NOT_INSTALLED="1")
 
 
-def test_slime_arguments_come_last_and_own_reward_replaces_default(stage: Stage) -> None:
+def test_slime_arguments_come_last_and_reward_replaces_default(stage: Stage) -> None:
     given = ["--", "--lr", "3e-6", "--rollout-stop", "a b"]
     words = words_of(dry_run(stage, "strands_qwen3_8b", *given, REWARD="mine.reward", REWARD_KEY="none"))
     assert (words[-4:], value_of(words, "--custom-rm-path")) == (given[1:], "mine.reward")

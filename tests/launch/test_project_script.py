@@ -58,7 +58,7 @@ def test_run_slime_checks_submits_and_stops_ray(stage: Stage) -> None:
         ({"FAKE_RAY_FAILS": "1"}, "no free port\nerror: Ray did not start"),
     ],
 )
-def test_run_slime_reports_what_is_missing(stage: Stage, environment: dict[str, str], words: str) -> None:
+def test_run_slime_lists_missing_requirements(stage: Stage, environment: dict[str, str], words: str) -> None:
     finished = run(stage, **environment)
     assert finished.returncode == 1
     assert words in finished.stderr

@@ -123,7 +123,7 @@ def test_sglang_model_needs_either_base_url_or_client(shipped_tokenizer: Any, bo
         SGLangModel(tokenizer=shipped_tokenizer, **({"base_url": "http://x", "client": client} if both else {}))
 
 
-def test_sglang_model_takes_should_abort_or_a_control_that_has_its_own(shipped_tokenizer: Any) -> None:
+def test_sglang_model_refuses_should_abort_with_a_control(shipped_tokenizer: Any) -> None:
     with pytest.raises(ConfigError, match=r"got both control and should_abort.*Control\(should_abort\)"):
         SGLangModel(shipped_tokenizer, "http://127.0.0.1:1", control=Control(), should_abort=lambda: False)
 

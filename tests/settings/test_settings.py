@@ -78,7 +78,7 @@ def test_settings_from_args_defaults(args: Any, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_settings_error_says_what_was_got_and_expected(given: Any, words: str) -> None:
+def test_settings_error_names_got_and_expected(given: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         parsed(given)
 
@@ -153,7 +153,7 @@ def test_format_settings_reads_back_as_the_same_settings(path: Path, tmp_path: P
         assert f" {field.description}\n  {name}:" in meanings
 
 
-def test_config_command_marks_what_differs_from_defaults() -> None:
+def test_config_command_marks_values_other_than_defaults() -> None:
     defaults = CliRunner().invoke(app, ["config"])
     assert defaults.exit_code == 0
     assert "# default" not in defaults.stdout

@@ -17,7 +17,7 @@ def sample_with(**facts: Any) -> Sample:
 
 
 @pytest.mark.parametrize("settings", [LOCAL, {"tools": ["no.such.tool"]}, {"tools": [], "should_abort": lambda: True}])
-async def test_facts_of_reads_what_generate_wrote(shipped_tokenizer: Any, settings: dict[str, Any]) -> None:
+async def test_facts_of_reads_facts_of_generate(shipped_tokenizer: Any, settings: dict[str, Any]) -> None:
     sample = (await run(shipped_tokenizer, [call_text(), ANSWER], settings=settings)).sample
     written = sample.metadata["strands_rollout"]
     assert list(facts_of(sample).to_metadata().items()) == list(written.items())

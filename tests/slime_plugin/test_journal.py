@@ -418,7 +418,7 @@ async def test_journal_dir_restarts_under_changed_conditions(
     assert len(fake.requests) == (3 if resumes else 5)
 
 
-def test_episode_conditions_cover_what_changes_an_episode(shipped_tokenizer, tmp_path, monkeypatch) -> None:
+def test_episode_conditions_cover_settings_and_code(shipped_tokenizer, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, text in (("first", "Double."), ("second", "Triple.")):
         (tmp_path / name).mkdir()

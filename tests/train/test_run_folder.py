@@ -26,7 +26,7 @@ def write(path: Path, steps: int, **values: float) -> None:
             log.append({"step": step, "weight_version": str(step), **values})
 
 
-def test_step_log_append_is_readable_at_once(path: Path) -> None:
+def test_step_log_append_is_readable_immediately(path: Path) -> None:
     """Another reader sees the steps that a killed run appended."""
     with StepLog(path) as log:
         for step in range(3):

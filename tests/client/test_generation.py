@@ -67,7 +67,7 @@ def test_read_generation_drops_counts_that_are_not_ints(name: str, value: Any) -
         ([("1", 0, 0), ("2", 0, 3)], [("2", 0, 3)]),
         ([], [("2", 0, 3)]),
     ],
-    ids=["as they are", "with a gap", "that overlap", "too short", "an empty one", "none"],
+    ids=["complete", "with a gap", "overlapping", "too short", "an empty span", "none"],
 )
 def test_weight_versions_must_cover_the_output(spans: Any, found: Any) -> None:
     answer = read([-0.5] * 3)

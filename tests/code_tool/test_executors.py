@@ -116,7 +116,7 @@ def test_fair_queue_keeps_slots_when_calls_are_cancelled(seed: int, places: int,
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("waits", [True, False], ids=["a call waits", "a call comes later"])
+@pytest.mark.parametrize("waits", [True, False], ids=["a waiting call", "a later call"])
 def test_fair_queue_reclaims_slots_of_closed_loops(waits: bool) -> None:
     queue, lost = FairQueue(2), []
     kept: list[asyncio.Future[None]] = []

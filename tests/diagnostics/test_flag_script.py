@@ -93,7 +93,7 @@ def test_read_arguments_refuses_shell_code(text: str) -> None:
         (r"""--a 'x $y | "z"' "(\"b\")" c\ \$d 'it'\''s'""", ["--a", 'x $y | "z"', '("b")', "c $d", "it's"]),
         (r"--a=$'\377'", ["--a=\ufffd"]),
     ],
-    ids=["a list", "a command", "after other output", "quoted", "no UTF-8"],
+    ids=["a list", "a command", "after other output", "quoted", "invalid UTF-8"],
 )
 def test_read_arguments_splits_like_a_shell(text: str, words: list[str]) -> None:
     assert list(read_arguments(text, "stdin").words) == words
@@ -101,7 +101,7 @@ def test_read_arguments_splits_like_a_shell(text: str, words: list[str]) -> None
 
 PRINTERS = {
     "printf %q": 'printf "%q " "$@"',
-    "the scripts' own": f'source "{SCRIPTS}/launch/settings.sh"; print_command "$@"',
+    "the scripts' output": f'source "{SCRIPTS}/launch/settings.sh"; print_command "$@"',
 }
 
 

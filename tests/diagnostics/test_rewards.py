@@ -181,7 +181,7 @@ EXACT = ("--reward", "test_rewards.is_exactly", "--answer", "It is {label}.")
         ([{"label": "12"}, {"label": "13"}], ("--reward", "test_rewards.raising"),
          ["the reward raises ValueError: \x1b[31munlucky for '\\\\boxed{13}'"]),
     ],
-    ids=["alternatives", "a mapping", "label key", "own answer", "of text", "of text, wrong", "raises"],
+    ids=["alternatives", "a mapping", "label key", "own answer", "text function", "text function, wrong answer", "raises"],
 )  # fmt: skip
 def test_validate_names_the_failing_row(rows, options, faults, tmp_path) -> None:
     got = found(data(tmp_path, *rows), *options)
@@ -240,10 +240,10 @@ def test_validate_reports_a_reward_that_always_fails(tmp_path: Path) -> None:
 
 
 OWN_SETTINGS = {
-    "a misspelled one": ({"max_tool_call": 3}, "did you mean 'max_tool_calls'?"),
-    "a tool that the run has not": ({"tools": ["my.tools.lookup"]}, "got the tools ['my.tools.lookup']"),
+    "a misspelled setting": ({"max_tool_call": 3}, "did you mean 'max_tool_calls'?"),
+    "a tool that the run lacks": ({"tools": ["my.tools.lookup"]}, "got the tools ['my.tools.lookup']"),
     "a bad value": ({"max_turn_tokens": 0}, "max_turn_tokens"),
-    "no mapping": ([1], "expected a mapping of settings"),
+    "not a mapping": ([1], "expected a mapping of settings"),
 }
 
 

@@ -265,13 +265,15 @@ def test_accuracy_of_interval_covers_the_truth_95_percent():
 @pytest.mark.parametrize(
     ("right", "wrong", "answers", "score"),
     [
-        pytest.param(["5"], ["1/2", "0.5"], ["0.5"], 0.0, id="one half and 0.5 are one answer"),
-        pytest.param(["0.5", r"\frac12", r"\frac12"], ["3"], [r"\frac12"], 1.0, id="the most frequent notation stands"),
-        pytest.param([r"\sqrt{8}", r"2\sqrt{2}"], ["3", "4"], [r"\sqrt{8}"], 1.0, id="right answers are one"),
+        pytest.param(["5"], ["1/2", "0.5"], ["0.5"], 0.0, id="1/2 and 0.5 are equal answers"),
+        pytest.param(
+            ["0.5", r"\frac12", r"\frac12"], ["3"], [r"\frac12"], 1.0, id="the most frequent notation is shown"
+        ),
+        pytest.param([r"\sqrt{8}", r"2\sqrt{2}"], ["3", "4"], [r"\sqrt{8}"], 1.0, id="right answers are equal"),
         pytest.param(["34"], ["35", "36"], ["34", "35", "36"], 1 / 3, id="a tie is split"),
         pytest.param(["34"], ["35", "36", "35"], ["35"], 0.0, id="the majority is wrong"),
         pytest.param(["34"], ["", " ", "[INVALID]"], ["34"], 1.0, id="samples without an answer do not vote"),
-        pytest.param([], [""], [], 0.0, id="none votes"),
+        pytest.param([], [""], [], 0.0, id="no votes"),
     ],
 )
 def test_majority_vote(right, wrong, answers, score):

@@ -244,12 +244,16 @@ async def run_fake_samples(
 @pytest.mark.parametrize(
     ("error_of", "concurrency", "failures", "least", "most"),
     [
-        pytest.param(lambda _: None, 2, None, 100, 100, id="all right"),
-        pytest.param(lambda _: DOWN, 2, 8, 8, 10, id="eight alike"),
-        pytest.param(lambda number: DOWN if number < 19 else None, 20, None, 100, 100, id="fewer than run at once"),
-        pytest.param(lambda number: DOWN if number < 20 else None, 20, 20, 20, 60, id="as many as run at once"),
-        pytest.param(lambda number: [DOWN, "SandboxError: full"][number % 2], 2, None, 100, 100, id="two kinds"),
-        pytest.param(lambda number: f"EngineResponseError: request {number}", 2, 8, 8, 10, id="one kind, other words"),
+        pytest.param(lambda _: None, 2, None, 100, 100, id="all right answers"),
+        pytest.param(lambda _: DOWN, 2, 8, 8, 10, id="eight equal episodes"),
+        pytest.param(lambda number: DOWN if number < 19 else None, 20, None, 100, 100, id="fewer than the concurrency"),
+        pytest.param(lambda number: DOWN if number < 20 else None, 20, 20, 20, 60, id="as many as the concurrency"),
+        pytest.param(
+            lambda number: [DOWN, "SandboxError: full"][number % 2], 2, None, 100, 100, id="two kinds of errors"
+        ),
+        pytest.param(
+            lambda number: f"EngineResponseError: request {number}", 2, 8, 8, 10, id="one kind with different texts"
+        ),
     ],
 )
 async def test_run_samples_ends_after_consecutive_equal_failures(error_of, concurrency, failures, least, most):

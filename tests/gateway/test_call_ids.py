@@ -57,11 +57,11 @@ def results(api: Api, told: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
 Change = Callable[[int, list[Call]], list[str]]
 
 RENAMED: dict[str, tuple[Change, bool]] = {
-    "by their tool": (lambda _turn, calls: ["add"] * len(calls), False),
-    "of its own": (lambda turn, calls: [f"own-{turn}-{at}" for at in range(len(calls))], True),
-    "of its own, again in each turn": (lambda _turn, calls: [f"own-{at}" for at in range(len(calls))], True),
-    "the first one's": (lambda _turn, calls: [calls[0][0]] * len(calls), False),
-    "two of three under one": (lambda _turn, calls: ["x", *["y"] * (len(calls) - 1)], False),
+    "named by tool": (lambda _turn, calls: ["add"] * len(calls), False),
+    "own ids": (lambda turn, calls: [f"own-{turn}-{at}" for at in range(len(calls))], True),
+    "own ids, repeated in each turn": (lambda _turn, calls: [f"own-{at}" for at in range(len(calls))], True),
+    "the first call's id": (lambda _turn, calls: [calls[0][0]] * len(calls), False),
+    "one id for two of three calls": (lambda _turn, calls: ["x", *["y"] * (len(calls) - 1)], False),
     "as sent": (lambda _turn, calls: [use_id for use_id, _ in calls], True),
 }
 
@@ -104,7 +104,7 @@ async def test_changed_history_keeps_its_own_call_ids(stage, api):
 
 
 @pytest.mark.parametrize("api", APIS)
-@pytest.mark.parametrize("ids", [None, ["x", "y", "z"]], ids=["as sent", "of its own"])
+@pytest.mark.parametrize("ids", [None, ["x", "y", "z"]], ids=["as sent", "own ids"])
 async def test_calls_sent_back_one_by_one_are_read_once(stage, api, ids):
     """Call, result, call, result, as some clients keep their history; for more than one request."""
     async with stage([turn("a1", "a2", "a3"), END, END]) as made, made.client(api) as client:

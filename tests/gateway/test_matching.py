@@ -48,7 +48,7 @@ def filled(answer: dict[str, Any]) -> dict[str, Any]:
         pytest.param(lambda answer: sent(answer, reasoning_content=None), id="without reasoning"),
         pytest.param(lambda answer: sent(answer, content=None), id="without text"),
         pytest.param(lambda answer: sent(answer, content=" Let  me\nsee. "), id="other whitespace"),
-        pytest.param(renamed, id="ids of its own"),
+        pytest.param(renamed, id="own ids"),
         pytest.param(spelled, id="keys in another order"),
         pytest.param(filled, id="defaults filled in"),
     ],
@@ -307,17 +307,17 @@ async def test_answer_ended_by_a_stop_string_matches_after_a_fork(stage, shipped
 
 
 KEPT = {
-    "a reminder after it": ("What is number 12?\n\n<reminder>\nBe brief.\n</reminder>", "What is number 12?", 0),
-    "a reminder before it": ("Be brief.\nWhat is number 12?", "What is  number 12?", 0),
-    "a part of its own": (
+    "a reminder after the text": ("What is number 12?\n\n<reminder>\nBe brief.\n</reminder>", "What is number 12?", 0),
+    "a reminder before the text": ("Be brief.\nWhat is number 12?", "What is  number 12?", 0),
+    "a separate part": (
         [{"type": "text", "text": "number 12"}, {"type": "text", "text": "Be brief."}],
         "number 12",
         0,
     ),
     "a digit": ("number 12", "number 1", 1),
     "a word": ("What is number 12", "What is number", 1),
-    "all of it": ("What is number 12", "", 1),
-    "a line in its middle": ("one\ntwo\nthree", "one\nthree", 1),
+    "all text": ("What is number 12", "", 1),
+    "a line in the middle": ("one\ntwo\nthree", "one\nthree", 1),
     "more": ("number 12", "number 12\nBe brief.", 1),
 }
 

@@ -14,10 +14,10 @@ CALL = ToolCall("id", "look", {"of": ["é", 1.5, None, {"deep": []}], "empty": "
 TURNS: dict[str, list[Segment]] = {
     "an answer": [Text("The answer is 4.")],
     "nothing": [Text("")],
-    "thoughts and a call": [Reasoning("so…\n"), Text("\n\n"), CALL],
+    "reasoning and a call": [Reasoning("so…\n"), Text("\n\n"), CALL],
     "text between two calls": [CALL, Text(" and "), ToolCall("id2", "rest", {})],
     "a call that could not be parsed": [Text("x"), ParseFailure(raw="<tool_call>{", reason="no object", name=None)],
-    "empty thoughts": [Reasoning(""), Text("4")],
+    "empty reasoning": [Reasoning(""), Text("4")],
 }
 
 

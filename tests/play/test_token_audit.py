@@ -98,9 +98,9 @@ def test_tito_violations_finds_changed_retry() -> None:
 @pytest.mark.parametrize(
     "second_input",
     [
-        pytest.param([*PROMPT, 10, 99, *RESULT], id="a sampled token was encoded anew"),
+        pytest.param([*PROMPT, 10, 99, *RESULT], id="a sampled token was encoded again"),
         pytest.param([*PROMPT, 10], id="a sampled token was dropped"),
-        pytest.param([7, *PROMPT, *FIRST, *RESULT], id="the prompt was rendered anew"),
+        pytest.param([7, *PROMPT, *FIRST, *RESULT], id="the prompt was rendered again"),
     ],
 )
 def test_tito_violations_finds_request_that_does_not_extend(second_input: list[int]) -> None:

@@ -160,7 +160,7 @@ WITH_REWARD = {"max_failed_groups": 5, "reward": DEAD}
         {"partial_rollout": True, "dynamic_sampling_filter_path": FILTER},
         {"custom_rm_path": "slime_rewards.no_number", "reward_key": None, "dynamic_sampling_filter_path": FILTER},
     ],
-    ids=["filter", "fallback", "slime's filter", "group", "no filter", "fan-out", "partial", "a reward of slime's"],
+    ids=["filter", "fallback", "slime's filter", "group", "no filter", "fan-out", "partial", "slime's reward"],
 )
 async def test_max_failed_groups_ends_run_without_reward(start: Start, more: dict[str, Any]) -> None:
     stage = await start({"answers": [ANSWER]}, ["answers"] * 6, **{**BATCH, "strands_rollout": WITH_REWARD, **more})

@@ -182,7 +182,7 @@ COMPOSED = {
     "a name that the template rewrites": ("x", {"tool-call": "x", "th$ink": "x"}),
     "a part of a token in each text": (["<|im_", "end|>", "\n<|im_st", "art|>"], {}),
     "parts of a token before white space": (["<|im_ \n", " \t end|>"], {}),
-    "what Python shows of a list, a tuple and a key": ("x", {"a": ["<|im_end|>", "\U000f0000"], "b": ("<think>",)}),
+    "Python's repr of a list, a tuple and a key": ("x", {"a": ["<|im_end|>", "\U000f0000"], "b": ("<think>",)}),
 }
 
 
@@ -255,7 +255,7 @@ def _with_template(tokenizer: Any, template: str | None) -> Any:
         "answer repeated",
         "another header",
         "another end of line before the prompt",
-        "a turn that its prompt leaves open",
+        "a turn that the prompt leaves open",
     ],
 )
 def test_probe_rejects_template_that_rewrites_history(shipped_tokenizer, old, new, words) -> None:

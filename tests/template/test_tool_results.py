@@ -36,7 +36,7 @@ class Model(BaseModel):
 
 class Broken:
     def __str__(self) -> str:
-        raise RuntimeError("no words")
+        raise RuntimeError("no text")
 
 
 WHEN = datetime.datetime(2024, 5, 17, 9, 30, tzinfo=datetime.UTC)
@@ -50,11 +50,11 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "frozenset": (frozenset({2, 1}), [1, 2]),
     "tuple": ((1, (2,)), [1, [2]]),
     "bytes": (b"a\xff\xc3\xa9", "a\\xff\u00e9"),
-    "NumPy's scalar": (np.float32(0.5), 0.5),
-    "NumPy's integer": (np.int64(7), 7),
-    "NumPy's array": (np.arange(4).reshape(2, 2), [[0, 1], [2, 3]]),
+    "NumPy scalar": (np.float32(0.5), 0.5),
+    "NumPy integer": (np.int64(7), 7),
+    "NumPy array": (np.arange(4).reshape(2, 2), [[0, 1], [2, 3]]),
     "dataclass": (Point(1, WHEN.date()), {"x": 1, "when": "2024-05-17"}),
-    "pydantic's model": (Model(name="a", seen=WHEN), {"name": "a", "seen": "2024-05-17T09:30:00+00:00"}),
+    "pydantic model": (Model(name="a", seen=WHEN), {"name": "a", "seen": "2024-05-17T09:30:00+00:00"}),
     "enum": (Colour.RED, "red"),
     "UUID": (uuid.UUID(int=1), "00000000-0000-0000-0000-000000000001"),
     "path": (pathlib.PurePosixPath("/tmp/x"), "/tmp/x"),
@@ -86,10 +86,10 @@ def cycle() -> Any:
 
 
 BAD: dict[str, tuple[Any, str]] = {
-    "nested deeply": (nested(100_000), "nested deeper than 100 levels"),
+    "deeply nested": (nested(100_000), "nested deeper than 100 levels"),
     "itself": (cycle(), "it holds itself"),
     "an enormous integer": (10**5000, "an integer of more than 4,300 digits"),
-    "no words": (Broken(), "no words"),
+    "no text": (Broken(), "no text"),
     "an enormous array": (np.zeros(10**7), "more than 200,000 values"),
 }
 
@@ -103,8 +103,8 @@ def test_normalize_tool_result_of_unprintable_value_is_error(value: Any, words: 
 
 NO_RESULTS: dict[str, tuple[Any, str]] = {
     "text": ("hi", "hi"),
-    "a status of HTTP": ({"status": 200, "content": "<p>"}, '{"status": 200, "content": "<p>"}'),
-    "no list": ({"status": "success", "content": 5}, '{"status": "success", "content": 5}'),
+    "an HTTP status": ({"status": 200, "content": "<p>"}, '{"status": 200, "content": "<p>"}'),
+    "not a list": ({"status": "success", "content": 5}, '{"status": "success", "content": 5}'),
     "no blocks": ({"status": "error", "content": ["x"], "toolUseId": "a"}, '{"status": "error", "content": ["x"]}'),
     "an array as status": ({"status": np.ones(1), "content": 1}, '{"status": [1.0], "content": 1}'),
 }

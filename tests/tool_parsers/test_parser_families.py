@@ -118,7 +118,7 @@ def test_parse_malformed_call_is_failure_with_reason(known: str, name: str, reas
         ("9" * 5000, "a number can't be read: Exceeds the limit (4300 digits)"),
         ("[" * 50_000 + "]" * 50_000, "nested deeper than the 100 levels that are allowed"),
     ],
-    ids=["digits", "nested very deeply"],
+    ids=["digits", "deeply nested"],
 )
 def test_parse_value_beyond_limits_is_failure(value: str, reason: str) -> None:
     call = f'<tool_call>{{"name": "f", "arguments": {{"a": {value}}}}}</tool_call>'

@@ -181,7 +181,7 @@ EXACT = ("--reward", "test_rewards.is_exactly", "--answer", "It is {label}.")
         ([{"label": "12"}, {"label": "13"}], ("--reward", "test_rewards.raising"),
          ["the reward raises ValueError: \x1b[31munlucky for '\\\\boxed{13}'"]),
     ],
-    ids=["alternatives", "a mapping", "label key", "own answer", "text function", "text function, wrong answer", "raises"],
+    ids=["alternatives", "a mapping", "label key", "own answer", "text", "text, wrong answer", "raises"],
 )  # fmt: skip
 def test_validate_names_the_failing_row(rows, options, faults, tmp_path) -> None:
     got = found(data(tmp_path, *rows), *options)

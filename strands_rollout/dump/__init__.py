@@ -1,22 +1,24 @@
 """Dumps: finished samples in files, to be looked at, measured, replayed and trained on again.
 
-The format, version 1. A dump is a text file in UTF-8, plain (`.jsonl`) or compressed by gzip (`.jsonl.gz`); a folder is
-all dumps in it. Each line is one sample, a JSON object that needs no other line: files may be split between lines and
-concatenated. Its keys are:
+The format, version 1: a dump is a text file in UTF-8, plain (`.jsonl`) or compressed by gzip (`.jsonl.gz`); a folder
+stands for all dumps in it. Each line is one sample, a JSON object that needs no other line, so files may be split
+between lines and concatenated. Its keys are:
 
 - the fields of slime's `Sample.to_dict()` under their own names (slime/utils/types.py); a sample is written with all
   its fields, and readers keep fields that they do not know;
-- `strands_rollout_dump`, which marks the line as a sample: `{"version": 1}`. If a tokenizer was at hand, `token_texts`
-  has the text of each id of `tokens`: `{"271": " the"}`, or the bytes as numbers if they are not valid UTF-8 on their
-  own: `{"94": [226, 130]}`. It then has `{"tokenizer": {"name": ..., "fingerprint": ...}}`, its folder or id on the
-  hub, and a hash of its vocabulary.
+- `strands_rollout_dump`, which marks the line as a sample: `{"version": 1}`. If the writer had a tokenizer, it also has
+  `token_texts`, the text of each id of `tokens`: `{"271": " the"}`, or the bytes as numbers if they are not valid UTF-8
+  alone: `{"94": [226, 130]}`; and `{"tokenizer": {"name": ..., "fingerprint": ...}}`: the tokenizer's folder or id on
+  the hub, and a hash of its vocabulary.
 
 A value that JSON can't express is an object with one key that begins with `$`; see `record`. A line with a higher
-version is refused; keys that are new within a version may be left unread. Facts of the episode (turns, spans, times,
-why it ended) are where `generate` wrote them, in `metadata["strands_rollout"]`; see `samples.EpisodeFacts`. Secrets are
-masked in `metadata`, `train_metadata` and `apply_chat_template_kwargs`, by the names of their keys and as passwords in
-URLs; and where a secret of the writing process's environment, or of its settings, stands in a text (prompt, response,
-label, reward, metadata), by its value. Tokens stay unmasked: they still spell the text that the policy read and wrote.
+version is refused; readers may ignore keys that are new within a version. The facts of the episode (turns, spans,
+times, stop reason) are where `generate` wrote them, in `metadata["strands_rollout"]`; see `samples.EpisodeFacts`.
+
+Secrets are masked in two ways: in `metadata`, `train_metadata` and `apply_chat_template_kwargs`, by the names of keys
+and as passwords in URLs; in texts (prompt, response, label, reward, metadata), by the values of the secrets in the
+writing process's environment and settings. Tokens stay unmasked: they still spell the text that the policy read and
+wrote.
 
 `read_dump` also reads other formats: samples without `strands_rollout_dump` (version 0), the results
 of `strands-rollout eval`, and slime's `--save-debug-rollout-data`, without torch.

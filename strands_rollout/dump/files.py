@@ -36,12 +36,12 @@ from strands_rollout.files.safe_files import open_regular, write_all
 from strands_rollout.samples import SampleLike
 from strands_rollout.secret_mask import find_secrets
 
-# No sample is this long, and a gzip file a thousandth of this size can expand to it.
+# far longer than any sample: a bound is needed since a gzip file can expand to a thousand times its size
 _MAX_LINE_BYTES: Final = 1 << 28
-_LINES: Final = (".jsonl", ".jsonl.gz")
-_TORCH: Final = (".pt", ".pth")
-_FIRST: Final = 16
-_KINDS: Final = ", ".join([*_LINES, *_TORCH])
+_JSONL_SUFFIXES: Final = (".jsonl", ".jsonl.gz")
+_TORCH_SUFFIXES: Final = (".pt", ".pth")
+_SEARCHED_SAMPLES: Final = 16
+_SUFFIX_LIST: Final = ", ".join([*_JSONL_SUFFIXES, *_TORCH_SUFFIXES])
 _STORAGE_DTYPES: Final = {
     "FloatStorage": "<f4",
     "DoubleStorage": "<f8",
@@ -49,16 +49,19 @@ _STORAGE_DTYPES: Final = {
     "LongStorage": "<i8",
     "IntStorage": "<i4",
 } | {"ShortStorage": "<i2", "CharStorage": "<i1", "ByteStorage": "<u1", "BoolStorage": "?"}
-_NUMBERS: Final = "biufc"
+_NUMBER_KINDS: Final = "biufc"
 _MAX_CODE_CHARS: Final = 16
-_LEGACY: Final = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)  # torch/serialization.py's MAGIC_NUMBER
-_CORES: Final = ("numpy.core.multiarray", "numpy._core.multiarray")
+_LEGACY_MAGIC: Final = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)  # torch/serialization.py's MAGIC_NUMBER
+_NUMPY_CORES: Final = ("numpy.core.multiarray", "numpy._core.multiarray")
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
-    """Yield each line that is not blank: its number from 1, the line, and whether it has its line end.
+    """Yield each line that is not blank: its number from 1, the line, and whether it is complete.
 
-    The last line may be incomplete, if a run is writing or was killed. Raises DumpError if the file can't be read.
+    The last line is incomplete, without its line end, if a run is writing it or was killed.
+
+    Raises:
+        DumpError: The file can't be read.
     """
     number = 0
     try:
@@ -71,9 +74,9 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
                 if line.strip():
                     yield number, line, line.endswith(b"\n")
     except EOFError:
-        return  # the end of a gzip file that is still being written, or was truncated
+        return  # a gzip file that is still being written, or was truncated
     except (zlib.error, gzip.BadGzipFile) as e:
-        raise DumpError(f"{path} is damaged: {e}; expected gzip, as its name ends in .gz") from e
+        raise DumpError(f"{path} is damaged: {e}; expected gzip, since its name ends in .gz") from e
     except OSError as e:
         raise DumpError(f"can't read {path}: {e.strerror}") from e
 
@@ -82,8 +85,9 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
 class UnreadSample:
     """A sample of a dump that has not been parsed yet.
 
-    Its key is its position and content. `read` returns the record, or None for an incomplete last line, and raises
-    DumpError for a broken line.
+    Attributes:
+        key: Identifies the sample by its position and content.
+        read: Returns the record, or None for an incomplete last line; raises DumpError for a broken line.
     """
 
     key: tuple[str, bytes]
@@ -93,8 +97,7 @@ class UnreadSample:
 def read_dump(path: Path) -> Iterator[DumpRecord]:
     """Yield the samples of a file, or of all dumps in a folder, one at a time; slime's files are read whole.
 
-    An incomplete last line of a file is left out. In a folder, files whose first line is no sample are other logs and
-    are left out.
+    An incomplete last line of a file is skipped; so are files in a folder whose first line is not a sample: other logs.
 
     Args:
         path: A file of this package's (`.jsonl`, `.jsonl.gz`) or slime's (any other name), or a folder.
@@ -109,40 +112,49 @@ def read_dump(path: Path) -> Iterator[DumpRecord]:
 
 
 def recorded_tokenizer(path: Path) -> Path:
-    """Return the tokenizer folder that a dump's first samples name; raise ConfigError if it is not here."""
-    first = list(islice(read_dump(path), _FIRST))
-    if not first:
+    """Return the tokenizer folder that a dump's first samples name.
+
+    Raises:
+        ConfigError: The samples name no tokenizer, or a tokenizer that is not on this machine.
+        DumpError: The dump can't be read, or has no samples.
+    """
+    first_records = list(islice(read_dump(path), _SEARCHED_SAMPLES))
+    if not first_records:
         raise DumpError(f"{path} has no samples; expected at least one")
-    found = next((record.tokenizer for record in first if record.tokenizer), None)
-    if found is not None and (folder := found.folder):
+    tokenizer = next((record.tokenizer for record in first_records if record.tokenizer), None)
+    if tokenizer is not None and (folder := tokenizer.folder):
         return folder
-    got = "no tokenizer" if found is None else f"the tokenizer {found.name}, which is no folder on this machine"
-    raise ConfigError(f"{path} names {got}; pass that of the policy with --tokenizer DIR")
+    got = (
+        "no tokenizer"
+        if tokenizer is None
+        else f"the tokenizer {tokenizer.name}, which is not a folder on this machine"
+    )
+    raise ConfigError(f"{path} names {got}; pass the policy's tokenizer with --tokenizer DIR")
 
 
 def unread_samples(path: Path) -> Iterator[UnreadSample]:
-    """Yield what `read_dump` reads, unparsed, for readers that know most samples already."""
+    """Yield the samples of a dump unparsed, for readers that know most of them already; see `read_dump`."""
     files = dump_files(path)
     if not files:
-        raise DumpError(f"{path} holds no dump; expected files that end in {_KINDS}")
+        raise DumpError(f"{path} holds no dump; expected files that end in {_SUFFIX_LIST}")
     for file in files:
-        if file.name.endswith(_LINES):
-            for number, line, is_whole in read_lines(file):
+        if file.name.endswith(_JSONL_SUFFIXES):
+            for number, line, is_complete in read_lines(file):
                 where = f"{file}:{number}"
                 key = where, hashlib.blake2b(line, digest_size=16).digest()
-                yield UnreadSample(key, partial(_read_line, line, where, is_whole=is_whole))
+                yield UnreadSample(key, partial(_read_line, line, where, is_complete=is_complete))
         else:
-            samples, now = read_torch_file(file), str(file.stat().st_mtime_ns).encode()
+            samples, modified_at = read_torch_file(file), str(file.stat().st_mtime_ns).encode()
             for position, values in enumerate(samples):
                 where = f"{file}[{position}]"
-                yield UnreadSample((where, now), partial(slime_record, values, where))
+                yield UnreadSample((where, modified_at), partial(slime_record, values, where))
 
 
-def _read_line(line: bytes, where: str, *, is_whole: bool) -> DumpRecord | None:
+def _read_line(line: bytes, where: str, *, is_complete: bool) -> DumpRecord | None:
     try:
         return read_line(line, where)
     except DumpError:
-        if is_whole:
+        if is_complete:
             raise
         return None
 
@@ -151,34 +163,35 @@ def dump_files(path: Path) -> list[Path]:
     """Return the files that `read_dump` reads, in order: in a folder, rollout 2 comes before rollout 10."""
     if not path.is_dir():
         return [path]
-    named = [file for file in path.iterdir() if file.name.endswith((*_LINES, *_TORCH)) and file.is_file()]
+    suffixes = (*_JSONL_SUFFIXES, *_TORCH_SUFFIXES)
+    files = [file for file in path.iterdir() if file.name.endswith(suffixes) and file.is_file()]
 
-    def in_order(path: Path) -> list[tuple[bool, int, str]]:
+    def natural_order(path: Path) -> list[tuple[bool, int, str]]:
         parts = re.split(r"(\d+)", path.name)
         return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]
 
-    return sorted((file for file in named if _begins_with_a_sample(file)), key=in_order)
+    return sorted((file for file in files if _begins_with_sample(file)), key=natural_order)
 
 
-def _begins_with_a_sample(path: Path) -> bool:
-    if not path.name.endswith(_LINES):
+def _begins_with_sample(path: Path) -> bool:
+    if not path.name.endswith(_JSONL_SUFFIXES):
         return True
-    for number, line, is_whole in read_lines(path):
+    for number, line, is_complete in read_lines(path):
         try:
             read_line(line, f"{path}:{number}")
         except DumpError:
-            # a line of a newer version is a dump too: leaving it out silently would hide samples
-            return is_whole and HEAD_KEY.encode() in line
+            # a line of a newer version belongs to a dump, too: skipping the file silently would hide samples
+            return is_complete and HEAD_KEY.encode() in line
         return True
     return False
 
 
 class DumpWriter:
-    """A new dump, open for writing; a context manager.
+    """Writes a new dump. A context manager.
 
     Args:
-        path: A new file that ends in `.jsonl`, or in `.jsonl.gz` to compress it. Its folder is created.
-        secrets: Texts that are masked wherever they occur in a sample's texts; default: the environment's secrets.
+        path: A new file whose name ends in `.jsonl`, or in `.jsonl.gz` to compress it. Its folder is created.
+        secrets: Texts that are masked wherever they occur in a sample's texts. Default: the environment's secrets.
 
     Raises:
         DumpError: The path has another ending or exists already, or the file can't be written.
@@ -186,14 +199,14 @@ class DumpWriter:
 
     def __init__(self, path: Path, secrets: Collection[str] | None = None) -> None:
         self._secrets = find_secrets(os.environ) if secrets is None else secrets
-        if not path.name.endswith(_LINES):
+        if not path.name.endswith(_JSONL_SUFFIXES):
             raise DumpError(f"got the dump {path}; expected a name that ends in .jsonl or .jsonl.gz")
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = gzip.open(path, "xb") if path.suffix == ".gz" else path.open("xb", buffering=0)  # noqa: SIM115
         except OSError as e:
-            raise DumpError(f"can't write the dump to {path}: {e.strerror}; choose another place") from e
+            raise DumpError(f"can't write the dump to {path}: {e.strerror}; choose another path") from e
 
     def __enter__(self) -> Self:
         return self
@@ -202,7 +215,7 @@ class DumpWriter:
         try:
             self._file.close()
         except OSError as e:  # closing writes the end of the gzip stream
-            raise self._unwritten(e) from e
+            raise self._write_error(e) from e
 
     def write(self, sample: SampleLike | DumpRecord, token_texts: Mapping[int, bytes] | None = None) -> None:
         """Write a sample, or a record of another dump.
@@ -212,8 +225,7 @@ class DumpWriter:
             token_texts: Bytes of token ids, for readers without the tokenizer; see `TokenTexts`.
 
         Raises:
-            DumpError: The sample has a value without a form in JSON, or can't be written; complete lines before it are
-                kept.
+            DumpError: The sample has a value that JSON can't express, or can't be written; earlier samples are kept.
         """
         record = sample if isinstance(sample, DumpRecord) else DumpRecord.from_sample(sample, token_texts)
         line = record_line(record, self._secrets)
@@ -221,10 +233,10 @@ class DumpWriter:
             write_all(self._file, line)
             self._file.flush()
         except OSError as e:
-            raise self._unwritten(e) from e
+            raise self._write_error(e) from e
 
-    def _unwritten(self, error: OSError) -> DumpError:
-        return DumpError(f"can't write to {self.path}: {error.strerror}; what is there is kept")
+    def _write_error(self, error: OSError) -> DumpError:
+        return DumpError(f"can't write to {self.path}: {error.strerror}; earlier samples are kept")
 
 
 def write_dump(
@@ -240,16 +252,20 @@ def write_dump(
 
 
 def read_torch_file(path: Path) -> list[Any]:
-    """Return the samples of slime's debug file as `Sample.to_dict` wrote them, with tensors as NumPy arrays."""
+    """Return the samples of slime's debug file, as `Sample.to_dict` wrote them, with tensors as NumPy arrays.
+
+    Raises:
+        DumpError: The file can't be read, or holds an unsupported object.
+    """
     try:
         with open_regular(path) as file:
-            content = _content(file, path)
+            content = _load_content(file, path)
     except OSError as e:
         raise DumpError(f"can't read {path}: {e.strerror}") from e
     except zipfile.BadZipFile as e:
         expected = "expected slime's --save-debug-rollout-data, or a .jsonl dump"
-        raise DumpError(f"{path} is no file of torch.save: {e}; {expected}") from e
-    except _RefusedError as e:
+        raise DumpError(f"{path} is not a file of torch.save: {e}; {expected}") from e
+    except _UnsupportedError as e:
         raise DumpError(f"{path}: {e}") from e
     except Exception as e:  # a damaged pickle may raise anything
         raise DumpError(f"{path} is damaged: {type(e).__name__}: {e}") from e
@@ -259,25 +275,25 @@ def read_torch_file(path: Path) -> list[Any]:
     return samples
 
 
-class _RefusedError(Exception):
-    """The file holds an object that is not supported."""
+class _UnsupportedError(Exception):
+    """The file has an unsupported format, or holds an unsupported object."""
 
 
-def _content(file: BinaryIO, path: Path) -> object:
-    if file.read(len(_LEGACY)) == _LEGACY:
-        raise _RefusedError(
-            "it is of torch's old format, before its zip files, which is not read; write it anew with torch: "
+def _load_content(file: BinaryIO, path: Path) -> object:
+    if file.read(len(_LEGACY_MAGIC)) == _LEGACY_MAGIC:
+        raise _UnsupportedError(
+            "it has torch's old format, which is not a zip file and not supported; convert it with torch: "
             f"torch.save(torch.load({str(path)!r}, weights_only=False), 'new.pt')"
         )
     archive = zipfile.ZipFile(file)
     if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
-        raise _RefusedError("it is compressed, which torch.save never does; it is not read")
+        raise _UnsupportedError("it is compressed; expected a file as torch.save writes, which is not")
     pickles = [name for name in archive.namelist() if name.endswith("data.pkl") and name.count("/") <= 1]
     if len(pickles) != 1:
-        raise _RefusedError(f"got {len(pickles)} members named data.pkl; expected one, as torch.save writes")
+        raise _UnsupportedError(f"got {len(pickles)} members named data.pkl; expected one, as torch.save writes")
     folder = pickles[0].removesuffix("data.pkl")
     if f"{folder}byteorder" in archive.namelist() and archive.read(f"{folder}byteorder") != b"little":
-        raise _RefusedError("its numbers are big-endian; expected little")
+        raise _UnsupportedError("its numbers are big-endian; expected little-endian")
     return _PlainUnpickler(archive, folder, archive.read(pickles[0])).load()
 
 
@@ -292,50 +308,54 @@ class _PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> object:
         if module == "torch" and name in _STORAGE_DTYPES:
-            return _Maker(name)
-        if (module, name) not in _ALLOWED:
+            return _AllowedName(name)
+        if (module, name) not in _ALLOWED_NAMES:
             expected = "samples hold plain values, tensors and NumPy arrays"
-            raise _RefusedError(f"it asks for {module}.{name}, which is not read: {expected}")
-        return _Maker(_ALLOWED[module, name])
+            raise _UnsupportedError(f"it names {module}.{name}, which is not supported: {expected}")
+        return _AllowedName(_ALLOWED_NAMES[module, name])
 
     def persistent_load(self, pid: Json) -> _Storage:
-        kind, maker, key, _, count = pid
-        dtype = maker.make if isinstance(maker, _Maker) else None
+        kind, storage_type, key, _, count = pid
+        dtype = storage_type.target if isinstance(storage_type, _AllowedName) else None
         if kind != "storage" or dtype not in _STORAGE_DTYPES or not str(key).isalnum():
-            raise _RefusedError(f"got the storage {pid!r:.80}; expected one of {', '.join(_STORAGE_DTYPES)}")
+            raise _UnsupportedError(f"got the storage {pid!r:.80}; expected one of {', '.join(_STORAGE_DTYPES)}")
         if (dtype, key) not in self._storages:
             data = self._archive.read(f"{self._folder}data/{key}")
             self._storages[dtype, key] = _Storage(np.frombuffer(data, dtype=_STORAGE_DTYPES[dtype]))
-        found = self._storages[dtype, key]
-        if len(found.numbers) != count:
-            raise _RefusedError(f"got a storage of {len(found.numbers)} numbers; expected {count!r:.40}")
-        return found
+        storage = self._storages[dtype, key]
+        if len(storage.numbers) != count:
+            raise _UnsupportedError(f"got a storage of {len(storage.numbers)} numbers; expected {count!r:.40}")
+        return storage
 
 
-class _Built:
-    """Base of objects that a pickle may build; only `__setstate__` can change them."""
+class _PickleObject:
+    """Base class of the objects that a pickle may build, whose attributes it can't set."""
 
     __slots__ = ()
 
     def __setstate__(self, state: object) -> None:
-        raise _RefusedError(f"it changes a {type(self).__name__}; expected an array")
+        raise _UnsupportedError(f"it sets the state of a {type(self).__name__}; expected an array's")
 
 
-class _Maker(_Built):
-    """A name in a pickle that is allowed: a storage type, or a function that it may call."""
+class _AllowedName(_PickleObject):
+    """A name that a pickle may use.
 
-    __slots__ = ("make",)
+    Attributes:
+        target: The name of a storage type, or a function that the pickle may call.
+    """
 
-    def __init__(self, make: str | Callable[..., Any]) -> None:
-        self.make = make
+    __slots__ = ("target",)
+
+    def __init__(self, target: str | Callable[..., Any]) -> None:
+        self.target = target
 
     def __call__(self, *args: object) -> object:
-        if isinstance(self.make, str):
-            raise _RefusedError(f"it calls {self.make}; expected the storage of a tensor")
-        return self.make(*args)
+        if isinstance(self.target, str):
+            raise _UnsupportedError(f"it calls {self.target}; expected the storage of a tensor")
+        return self.target(*args)
 
 
-class _Storage(_Built):
+class _Storage(_PickleObject):
     """The numbers that tensors are views of."""
 
     __slots__ = ("numbers",)
@@ -344,38 +364,38 @@ class _Storage(_Built):
         self.numbers = numbers
 
 
-def _tensor(storage: object, offset: object, size: object, stride: object, *_: object) -> np.ndarray[Any, Any]:
-    """Return a copied view of a storage, as `torch._utils._rebuild_tensor_v2`."""
+def _rebuild_tensor(storage: object, offset: object, size: object, stride: object, *_: object) -> np.ndarray[Any, Any]:
+    """Return the copy of a view of a storage, as `torch._utils._rebuild_tensor_v2` builds it."""
     if not isinstance(storage, _Storage):
-        raise _RefusedError(f"got a tensor in {type(storage).__name__}; expected a storage")
+        raise _UnsupportedError(f"got a tensor in {type(storage).__name__}; expected a storage")
     numbers = storage.numbers
-    sizes, strides, (start,) = _lengths(size), _lengths(stride), _lengths((offset,))
+    sizes, strides, (start,) = _check_lengths(size), _check_lengths(stride), _check_lengths((offset,))
     count = math.prod(sizes)
     last = start + sum((length - 1) * step for length, step in zip(sizes, strides, strict=True))
     if count > len(numbers) or (count and last >= len(numbers)):
         got = f"got a tensor of size {sizes!r:.80} and stride {strides!r:.80}"
-        raise _RefusedError(f"{got} in a storage of {len(numbers)} numbers")
+        raise _UnsupportedError(f"{got} in a storage of {len(numbers)} numbers")
     if not count:
         return np.empty(sizes, numbers.dtype)
     steps = tuple(step * numbers.itemsize for step in strides)
     return np.lib.stride_tricks.as_strided(numbers[start:], sizes, steps).copy()
 
 
-def _lengths(value: object) -> tuple[int, ...]:
-    """Return a shape, strides or an offset, checked."""
+def _check_lengths(value: object) -> tuple[int, ...]:
+    """Return a shape, strides or an offset if it is valid."""
     if not isinstance(value, tuple | list) or any(type(length) is not int or length < 0 for length in value):
-        raise _RefusedError(f"got the lengths {value!r:.80}; expected whole numbers from 0")
+        raise _UnsupportedError(f"got the lengths {value!r:.80}; expected whole numbers from 0")
     return tuple(value)
 
 
-class _Dtype(_Built):
+class _Dtype(_PickleObject):
     """A NumPy dtype as a pickle builds it: created, then given its byte order."""
 
     __slots__ = ("dtype",)
 
     def __init__(self, code: str, *_: object) -> None:
-        if not isinstance(code, str) or len(code) > _MAX_CODE_CHARS or np.dtype(code).kind not in _NUMBERS:
-            raise _RefusedError(f"it holds an array of {code!r:.40}; expected numbers")
+        if not isinstance(code, str) or len(code) > _MAX_CODE_CHARS or np.dtype(code).kind not in _NUMBER_KINDS:
+            raise _UnsupportedError(f"it holds an array of {code!r:.40}; expected numbers")
         self.dtype: np.dtype[Any] = np.dtype(code)
 
     def __setstate__(self, state: Json) -> None:
@@ -388,9 +408,9 @@ class _Array(np.ndarray[Any, Any]):
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, kind, is_fortran, data = state
-        is_whole = isinstance(kind, _Dtype) and type(data) is bytes
-        if not is_whole or math.prod(_lengths(shape)) * kind.dtype.itemsize != len(data):
-            raise _RefusedError(f"got an array of shape {shape!r:.40} whose bytes don't fit it")
+        is_complete = isinstance(kind, _Dtype) and type(data) is bytes
+        if not is_complete or math.prod(_check_lengths(shape)) * kind.dtype.itemsize != len(data):
+            raise _UnsupportedError(f"got an array of shape {shape!r:.40} whose bytes don't fit it")
         super().__setstate__((1, tuple(shape), kind.dtype, bool(is_fortran), data))  # type: ignore[arg-type]
 
 
@@ -398,15 +418,15 @@ def _empty_array(*_: object) -> _Array:
     return _Array((0,))
 
 
-def _number(dtype: _Dtype, data: bytes) -> np.generic:
+def _rebuild_number(dtype: _Dtype, data: bytes) -> np.generic:
     if not isinstance(dtype, _Dtype) or type(data) is not bytes or len(data) != dtype.dtype.itemsize:
-        raise _RefusedError(f"got a number in {data!r:.40}; expected the bytes of one")
+        raise _UnsupportedError(f"got {data!r:.40} for a number; expected its bytes")
     number: np.generic = np.frombuffer(data, dtype=dtype.dtype)[0]
     return number
 
 
-def _latin1(text: str, _encoding: str) -> bytes:
-    """Encode bytes that pickles of protocol 2 store as text."""
+def _encode_latin1(text: str, _encoding: str) -> bytes:
+    """Return the bytes that a pickle of protocol 2 stores as text."""
     return text.encode("latin-1")
 
 
@@ -416,13 +436,13 @@ _BUILTINS: Final[Mapping[str, Callable[..., Any]]] = {
     "frozenset": frozenset,
     "complex": complex,
 }
-_ALLOWED: Final[Mapping[tuple[str, str], Callable[..., Any]]] = {
-    ("torch._utils", "_rebuild_tensor_v2"): _tensor,
+_ALLOWED_NAMES: Final[Mapping[tuple[str, str], Callable[..., Any]]] = {
+    ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
     ("collections", "OrderedDict"): dict,
-    ("_codecs", "encode"): _latin1,
+    ("_codecs", "encode"): _encode_latin1,
     ("numpy", "ndarray"): _empty_array,
     ("numpy", "dtype"): _Dtype,
-    **{(module, "_reconstruct"): _empty_array for module in _CORES},
-    **{(module, "scalar"): _number for module in _CORES},
+    **{(module, "_reconstruct"): _empty_array for module in _NUMPY_CORES},
+    **{(module, "scalar"): _rebuild_number for module in _NUMPY_CORES},
     **{(module, name): make for module in ("builtins", "__builtin__") for name, make in _BUILTINS.items()},
 }

@@ -4,7 +4,7 @@ A value that JSON can't express is an object with one key that begins with `$`: 
 `$float` ("nan", "inf", "-inf"), `$int` (decimal digits of an integer beyond 64 bits), `$text` (base64 of UTF-8 with
 lone surrogates), `$array` (dtype, shape, base64 of the items in C order; also for tensors, and without a shape for a
 NumPy number), `$image` (base64 of a PNG, for a PIL image) and `$map` (pairs of key and value, for a mapping with keys
-that are no strings, or that looks like one of these objects).
+that are not strings, or that looks like one of these objects).
 """
 
 from __future__ import annotations
@@ -39,18 +39,19 @@ _ARRAY_KINDS: Final = "biufc"
 _MAX_DTYPE_CHARS: Final = 16
 _MAX_EMPTY_ROWS: Final = 1 << 20
 _PNG_MODES: Final = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
-_BARE: Final = frozenset({int, float, str, bool, type(None)})
+_JSON_SCALARS: Final = frozenset({int, float, str, bool, type(None)})
 
 
 def to_json(value: object, where: str) -> Json:
     """Return a JSON value that `from_json` converts back; tensors come back as NumPy arrays.
 
-    Supports plain values, NumPy values, tensors and PIL images. Anything else, and values that contain themselves,
-    raise a DumpError that names `where`.
+    Raises:
+        DumpError: The value is not made of plain values, NumPy values, tensors and PIL images, or contains itself; the
+            message names `where`.
     """
     try:
-        return _encoded(value)
-    except _FormlessError as e:
+        return _encode(value)
+    except _NotExpressibleError as e:
         raise DumpError(
             f"{where} holds {e}; expected plain values (numbers, text, lists, mappings, arrays): convert it first"
         ) from None
@@ -61,8 +62,8 @@ def to_json(value: object, where: str) -> Json:
 def from_json(value: Json) -> Json:
     """Return the value that `to_json` converted; raise ValueError if it is damaged."""
     if isinstance(value, list):
-        # fast path: lists of numbers are most of a dump
-        return value if set(map(type, value)) <= _BARE else [from_json(item) for item in value]
+        # fast path, since lists of numbers are most of a dump
+        return value if set(map(type, value)) <= _JSON_SCALARS else [from_json(item) for item in value]
     if not isinstance(value, dict):
         return value
     if len(value) != 1 or not (key := next(iter(value))).startswith("$"):
@@ -76,16 +77,16 @@ def from_json(value: Json) -> Json:
         raise ValueError(f"got a damaged {key}: {e}") from e
 
 
-class _FormlessError(Exception):
-    """A value of this type can't be expressed in JSON."""
+class _NotExpressibleError(Exception):
+    """JSON can't express a value of this type."""
 
 
-def _encoded(value: Json) -> Json:
+def _encode(value: Json) -> Json:
     encode = _ENCODERS.get(type(value))
     if encode is not None:
         return encode(value)
     if isinstance(value, Mapping):
-        return _mapping(value)
+        return _encode_mapping(value)
     if all(hasattr(value, name) for name in ("detach", "cpu", "numpy")):
         value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _ARRAY_KINDS:
@@ -95,23 +96,23 @@ def _encoded(value: Json) -> Json:
         png = io.BytesIO()
         value.save(png, format="PNG")
         return {"$image": _base64(png.getvalue())}
-    raise _FormlessError(f"{type(value).__module__}.{type(value).__qualname__}")
+    raise _NotExpressibleError(f"{type(value).__module__}.{type(value).__qualname__}")
 
 
-def _list(values: list[Any]) -> list[Any]:
+def _encode_list(values: list[Any]) -> list[Any]:
     kinds = set(map(type, values))
     if kinds == {int} and min(values) >= _INT64_MIN and max(values) <= _UINT64_MAX:
         return values
     if kinds == {float} and all(map(math.isfinite, values)):
         return values
-    return [_encoded(value) for value in values]
+    return [_encode(value) for value in values]
 
 
-def _mapping(value: Mapping[Any, Any]) -> dict[str, Any]:
+def _encode_mapping(value: Mapping[Any, Any]) -> dict[str, Any]:
     looks_tagged = len(value) == 1 and str(next(iter(value))).startswith("$")
     if looks_tagged or not all(type(key) is str and _is_text(key) for key in value):
-        return {"$map": [[_encoded(key), _encoded(item)] for key, item in value.items()]}
-    return {key: _encoded(item) for key, item in value.items()}
+        return {"$map": [[_encode(key), _encode(item)] for key, item in value.items()]}
+    return {key: _encode(item) for key, item in value.items()}
 
 
 def _is_text(value: str) -> bool:
@@ -126,8 +127,8 @@ def _base64(value: bytes) -> str:
     return base64.b64encode(value).decode("ascii")
 
 
-def _bytes_of(held: Json) -> bytes:
-    return base64.b64decode(held, validate=True)
+def _decode_bytes(encoded: Json) -> bytes:
+    return base64.b64decode(encoded, validate=True)
 
 
 _ENCODERS: Final[Mapping[type, Callable[[Any], Any]]] = {
@@ -136,15 +137,15 @@ _ENCODERS: Final[Mapping[type, Callable[[Any], Any]]] = {
     int: lambda value: value if _INT64_MIN <= value <= _UINT64_MAX else {"$int": str(value)},
     float: lambda value: value if math.isfinite(value) else {"$float": str(value)},
     str: lambda value: value if _is_text(value) else {"$text": _base64(value.encode("utf-8", "surrogatepass"))},
-    list: _list,
-    tuple: lambda value: {"$tuple": _list(list(value))},
-    dict: _mapping,
+    list: _encode_list,
+    tuple: lambda value: {"$tuple": _encode_list(list(value))},
+    dict: _encode_mapping,
     bytes: lambda value: {"$bytes": _base64(value)},
 }
 
 
-def _array_of(held: Json) -> np.ndarray[Any, Any]:
-    name, shape, data = held
+def _decode_array(encoded: Json) -> np.ndarray[Any, Any]:
+    name, shape, data = encoded
     dtype = np.dtype(name) if isinstance(name, str) and len(name) <= _MAX_DTYPE_CHARS else None
     if dtype is None or dtype.kind not in _ARRAY_KINDS:
         raise ValueError(f"got an array of {name!r:.40}; expected numbers")
@@ -153,9 +154,9 @@ def _array_of(held: Json) -> np.ndarray[Any, Any]:
     return np.frombuffer(base64.b64decode(data), dtype=dtype).reshape(shape).copy()[()]
 
 
-def _image_of(held: Json) -> object:
-    """Return a PIL image; without Pillow, the PNG's bytes, which are accepted wherever an image is expected."""
-    png = _bytes_of(held)
+def _decode_image(encoded: Json) -> object:
+    """Return a PIL image or, without Pillow, the PNG's bytes, which the package accepts for an image."""
+    png = _decode_bytes(encoded)
     try:
         from PIL import Image
     except ImportError:
@@ -169,25 +170,25 @@ def _image_of(held: Json) -> object:
 
 
 _DECODERS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "$tuple": lambda held: tuple(from_json(list(held))),
-    "$bytes": _bytes_of,
-    "$float": lambda held: {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[held],
+    "$tuple": lambda encoded: tuple(from_json(list(encoded))),
+    "$bytes": _decode_bytes,
+    "$float": lambda encoded: {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[encoded],
     "$int": int,
-    "$text": lambda held: _bytes_of(held).decode("utf-8", "surrogatepass"),
-    "$array": _array_of,
-    "$image": _image_of,
-    "$map": lambda held: {from_json(name): from_json(item) for name, item in held},
+    "$text": lambda encoded: _decode_bytes(encoded).decode("utf-8", "surrogatepass"),
+    "$array": _decode_array,
+    "$image": _decode_image,
+    "$map": lambda encoded: {from_json(name): from_json(item) for name, item in encoded},
 }
 
 
-_MARKED_SPACE: Final = "\u2581".encode()  # SentencePiece writes a space this way
+_MARKED_SPACE: Final = "\u2581".encode()  # SentencePiece's mark for a space
 VERSION: Final = 1
 HEAD_KEY: Final = "strands_rollout_dump"
 _TEXTS_KEY: Final = "token_texts"
 _TOKENIZER_KEY: Final = "tokenizer"
-_TEXTS: Final = ("prompt", "response", "label", "reward")
-_MASKED: Final = ("metadata", "train_metadata", "apply_chat_template_kwargs")
-_SECRET: Final = re.compile(
+_TEXT_FIELDS: Final = ("prompt", "response", "label", "reward")
+_MASKED_FIELDS: Final = ("metadata", "train_metadata", "apply_chat_template_kwargs")
+_SECRET_KEYS: Final = re.compile(
     r"authorization$|(api|access|auth|secret|private|bearer|session|hf|wandb)[_-]?(key|token)$|^token$|passw(or)?d$"
     r"|secret$|cookie$",
     re.IGNORECASE,
@@ -224,9 +225,9 @@ class TokenizerIdentity:
         return cls(str(Path(name).resolve()) if name and Path(name).is_dir() else name, digest.hexdigest())
 
     @classmethod
-    def read(cls, given: Json) -> TokenizerIdentity | None:
+    def read(cls, value: Json) -> TokenizerIdentity | None:
         """Read the identity in a line; raise LookupError or TypeError if it is malformed."""
-        return None if given is None else cls(str(given["name"]), str(given["fingerprint"]))
+        return None if value is None else cls(str(value["name"]), str(value["fingerprint"]))
 
     @property
     def folder(self) -> Path | None:
@@ -235,7 +236,7 @@ class TokenizerIdentity:
 
 
 class TokenTexts(Mapping[int, bytes]):
-    """The bytes of all ids of a Hugging Face fast tokenizer, read on demand; ids without a token are missing."""
+    """The bytes of each id of a Hugging Face fast tokenizer, read on demand; ids without a token are missing."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.identity = TokenizerIdentity.of(tokenizer)
@@ -259,11 +260,11 @@ class TokenTexts(Mapping[int, bytes]):
 
 @dataclass(frozen=True, slots=True)
 class DumpRecord:
-    """A sample as a dump has it.
+    """A sample of a dump.
 
     Attributes:
         values: The values of `Sample.to_dict`; fields that a file lacks have their defaults.
-        where: File and line (or position in slime's file, from 0), for people.
+        where: File and line (or position in slime's file, from 0), for messages.
         source: "dump", "samples" (version 0), "slime", or "eval": a result of `strands-rollout eval`.
         token_texts: Bytes of those token ids that the dump has texts for.
         violations: Faults that an evaluation found in the sample.
@@ -279,7 +280,7 @@ class DumpRecord:
 
     @property
     def has_tokens(self) -> bool:
-        """True if the record has its tokens; results of `eval` without --save-tokens have none."""
+        """Return whether the record has its tokens; results of `eval` without --save-tokens have none."""
         return bool(self.values.get("tokens"))
 
     @property
@@ -289,7 +290,7 @@ class DumpRecord:
 
     @property
     def has_facts(self) -> bool:
-        """True if `generate` wrote facts of the episode."""
+        """Return whether `generate` wrote facts of the episode."""
         return bool(recorded_facts(self.values.get("metadata")))
 
     def to_sample(self, sample_class: Any = Sample) -> Any:  # noqa: ANN401 - slime's class or ours
@@ -301,7 +302,7 @@ class DumpRecord:
         try:
             return sample_class.from_dict(dict(self.values))
         except (TypeError, ValueError, KeyError, AttributeError) as e:
-            raise DumpError(f"{self.where}: no sample can be made of it: {type(e).__name__}: {e}") from e
+            raise DumpError(f"{self.where} can't be converted to a sample: {type(e).__name__}: {e}") from e
 
     @classmethod
     def from_sample(cls, sample: SampleLike, token_texts: Mapping[int, bytes] | None = None) -> DumpRecord:
@@ -315,7 +316,7 @@ class DumpRecord:
         values: dict[str, Any] = sample.to_dict()  # type: ignore[attr-defined]
         if token_texts is None:
             return cls(values)
-        texts = {i: token_texts[i] for i in sorted(set(values["tokens"])) if i in token_texts}
+        texts = {token: token_texts[token] for token in sorted(set(values["tokens"])) if token in token_texts}
         tokenizer = token_texts.identity if isinstance(token_texts, TokenTexts) else None
         return cls(values, token_texts=texts, tokenizer=tokenizer)
 
@@ -331,7 +332,7 @@ def check_tokenizer(record: DumpRecord, texts: TokenTexts, name: str) -> None:
     unknown = sorted(token for token in ids if token not in texts)
     if len(unknown) > len(ids) * _MAX_UNKNOWN_SHARE:  # a policy may sample ids that only pad its vocabulary
         raise ConfigError(
-            f"{record.where} has {len(unknown)} ids of {len(ids)} that {name} does not know, such as {unknown[-1]}; "
+            f"{record.where} has {len(unknown)} ids of {len(ids)} that {name} lacks, such as {unknown[-1]}; "
             "name the tokenizer of the policy that wrote it"
         )
     for token, text in record.token_texts.items():
@@ -345,7 +346,8 @@ def check_tokenizer(record: DumpRecord, texts: TokenTexts, name: str) -> None:
 def record_line(record: DumpRecord, secrets: Collection[str] = ()) -> bytes:
     """Return a record as a line with its line end, with secrets masked as in `shown_values`.
 
-    Raises DumpError if a value can't be expressed in JSON, contains itself, or is nested too deeply.
+    Raises:
+        DumpError: A value can't be expressed in JSON, contains itself, or is nested too deeply.
     """
     where = f"sample index={record.values.get('index')}"
     head: dict[str, Any] = {"version": VERSION}
@@ -355,84 +357,89 @@ def record_line(record: DumpRecord, secrets: Collection[str] = ()) -> bytes:
         head[_TOKENIZER_KEY] = asdict(record.tokenizer)
     try:
         values = shown_values(record.values, secrets)
-        named = {name: to_json(value, f"{where}: {name}") for name, value in values.items()}
-        return orjson.dumps({HEAD_KEY: head, **named}) + b"\n"
+        encoded = {name: to_json(value, f"{where}: {name}") for name, value in values.items()}
+        return orjson.dumps({HEAD_KEY: head, **encoded}) + b"\n"
     except (RecursionError, orjson.JSONEncodeError) as e:
         raise DumpError(f"{where} can't be written: {e}; expected plain values, nested less than 250 deep") from e
 
 
 def shown_values(sample: Mapping[str, Any], secrets: Collection[str] = ()) -> dict[str, Any]:
     """Return a sample's values with secrets masked, by key and by value; tokens stay."""
-    named = {name: sample[name] for name in _MASKED if isinstance(sample.get(name), Mapping)}
-    texts = {name: sample[name] for name in _TEXTS if name in sample}
-    shown = {name: without_secrets(values) for name, values in named.items()} | texts
-    return {**sample, **{name: mask_values(value, secrets) for name, value in shown.items()}}
+    mappings = {name: sample[name] for name in _MASKED_FIELDS if isinstance(sample.get(name), Mapping)}
+    texts = {name: sample[name] for name in _TEXT_FIELDS if name in sample}
+    masked_by_key = {name: without_secrets(values) for name, values in mappings.items()}
+    return {**sample, **{name: mask_values(value, secrets) for name, value in (masked_by_key | texts).items()}}
 
 
 def read_line(line: bytes, where: str) -> DumpRecord:
-    """Return the record in a line of this or an earlier format; raise DumpError, with `where`, for any other line."""
+    """Return the record in a line of this or an earlier format.
+
+    Raises:
+        DumpError: The line has no sample, is broken, or has a newer format; the message begins with `where`.
+    """
     try:
         # orjson converts an integer above 64 bits to a float
-        read = json.loads(line) if _LONG_INTEGER.search(line) else _loaded(line)
+        content = json.loads(line) if _LONG_INTEGER.search(line) else _parse_json(line)
     except (ValueError, RecursionError) as e:
         raise DumpError(f"{where} is broken: {e}; got {line[:60]!r}; expected one sample as a JSON object") from e
-    if not isinstance(read, dict):
-        raise DumpError(f"{where} holds {type(read).__name__}; expected one sample as a JSON object")
+    if not isinstance(content, dict):
+        raise DumpError(f"{where} holds {type(content).__name__}; expected one sample as a JSON object")
     try:
-        return _record(read, where)
+        return _parse_record(content, where)
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as e:
         raise DumpError(f"{where} is broken: {e}") from e
 
 
-def _loaded(line: bytes) -> Json:
+def _parse_json(line: bytes) -> Json:
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError:
         return json.loads(line)  # Python's json also reads NaN
 
 
-def _record(read: dict[str, Any], where: str) -> DumpRecord:
-    head = read.pop(HEAD_KEY, None)
+def _parse_record(content: dict[str, Any], where: str) -> DumpRecord:
+    head = content.pop(HEAD_KEY, None)
     if head is None:
-        return _older(read, where)
+        return _read_other_format(content, where)
     version = head.get("version") if isinstance(head, dict) else None
     if version != VERSION:
-        raise DumpError(f"{where} is of dump version {version!r}; this release reads {VERSION}: use a newer one")
-    given = head.get(_TEXTS_KEY, {}).items()
-    texts = {int(token): text.encode() if isinstance(text, str) else bytes(text) for token, text in given}
+        raise DumpError(f"{where} has the dump version {version!r}; this release reads {VERSION}: use a newer release")
+    encoded_texts = head.get(_TEXTS_KEY, {}).items()
+    texts = {int(token): text.encode() if isinstance(text, str) else bytes(text) for token, text in encoded_texts}
     tokenizer = TokenizerIdentity.read(head.get(_TOKENIZER_KEY))
-    return DumpRecord(_checked(from_json(read), where), where, token_texts=texts, tokenizer=tokenizer)
+    return DumpRecord(_with_defaults(from_json(content), where), where, token_texts=texts, tokenizer=tokenizer)
 
 
-def _older(read: dict[str, Any], where: str) -> DumpRecord:
-    if "data_set" not in read or "problem" not in read:
-        return DumpRecord(_checked(read, where), where, "samples")
-    values = read.get("sample")
+def _read_other_format(content: dict[str, Any], where: str) -> DumpRecord:
+    """Return the record of a sample of version 0, or of a result of `strands-rollout eval`."""
+    if "data_set" not in content or "problem" not in content:
+        return DumpRecord(_with_defaults(content, where), where, "samples")
+    values = content.get("sample")
     if not isinstance(values, dict):  # an evaluation that saved no tokens
-        values = {name: read.get(name) for name in ("status", "label", "reward")} | {
+        facts = {name: content.get(name) for name in _RESULT_FACTS} | {"duration_s": content.get("seconds")}
+        values = {name: content.get(name) for name in ("status", "label", "reward")} | {
             "tokens": [],
-            "response": read.get("response") or "",
-            "response_length": read.get("response_tokens") or 0,
-            "metadata": {
-                METADATA_KEY: {name: read.get(name) for name in _RESULT_FACTS} | {"duration_s": read.get("seconds")}
-            },
+            "response": content.get("response") or "",
+            "response_length": content.get("response_tokens") or 0,
+            "metadata": {METADATA_KEY: facts},
         }
-    values = _checked(values, where)
-    values.setdefault("metadata", {})["eval"] = {name: read.get(name) for name in ("data_set", "problem", "number")}
-    tokenizer = TokenizerIdentity.read(read.get(_TOKENIZER_KEY))
-    violations = tuple(map(str, read.get("violations") or ()))
+    values = _with_defaults(values, where)
+    values.setdefault("metadata", {})["eval"] = {name: content.get(name) for name in ("data_set", "problem", "number")}
+    tokenizer = TokenizerIdentity.read(content.get(_TOKENIZER_KEY))
+    violations = tuple(map(str, content.get("violations") or ()))
     return DumpRecord(values, where, "eval", violations=violations, tokenizer=tokenizer)
 
 
-def _checked(values: object, where: str) -> dict[str, Any]:
+def _with_defaults(values: object, where: str) -> dict[str, Any]:
+    """Return a sample's values, with defaults for missing fields; raise DumpError if they are not a sample's."""
     if not isinstance(values, dict) or "status" not in values or "tokens" not in values:
-        raise DumpError(f"{where} is no sample: expected an object with at least status and tokens")
+        raise DumpError(f"{where} is not a sample; expected an object with at least status and tokens")
     return {**Sample().to_dict(), **values}
 
 
 def slime_record(values: object, where: str) -> DumpRecord:
-    """Return the record of a sample in slime's own file; raise DumpError if it is no sample."""
-    return DumpRecord(_checked(values, where), where, "slime")
+    """Return the record of a sample in slime's own file; raise DumpError if it is not a sample."""
+    return DumpRecord(_with_defaults(values, where), where, "slime")
 
 
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -440,7 +447,7 @@ def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
 
     The saved messages of an aborted episode stay unchanged, so that the episode can be resumed.
     """
-    cleaned: dict[str, Any] = mask(values, _SECRET)
+    cleaned: dict[str, Any] = mask(values, _SECRET_KEYS)
     facts = recorded_facts(values)
     if "resume" in facts:
         cleaned[METADATA_KEY] = {**cleaned[METADATA_KEY], "resume": facts["resume"]}
@@ -448,7 +455,7 @@ def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_or_bytes(text: bytes) -> str | list[int]:
-    """Return the JSON form of a token's text."""
+    """Return a token's text for JSON: a string, or the bytes as numbers if they are not valid UTF-8."""
     try:
         return text.decode()
     except UnicodeDecodeError:
@@ -457,9 +464,14 @@ def text_or_bytes(text: bytes) -> str | list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A request to the engine ("generate") or a tool call ("tool"), in seconds since the episode began.
+    """A request to the engine or a tool call.
 
-    `turn` is the turn's number from 0, None if unknown; `call` is the index in the facts' `calls`.
+    Attributes:
+        kind: "generate" or "tool".
+        at_s: The start, in seconds since the episode began.
+        s: The duration in seconds.
+        turn: The turn's number from 0; None if unknown.
+        call: The index in the facts' `calls`; None for a request.
     """
 
     kind: str
@@ -475,31 +487,31 @@ def steps_of(facts: EpisodeFacts) -> list[Step]:
     steps = []
     for item in requests:
         turn, at_s, s = item if isinstance(item, list | tuple) and len(item) == 3 else (None, None, None)
-        steps.append(_step("generate", at_s, s, turn=turn if type(turn) is int else None))
+        steps.append(_build_step("generate", at_s, s, turn=turn if type(turn) is int else None))
     for number, call in enumerate(calls):
-        facts_of_call = call if isinstance(call, Mapping) else {}
-        steps.append(_step("tool", facts_of_call.get("at_s"), facts_of_call.get("s"), call=number))
+        call_facts = call if isinstance(call, Mapping) else {}
+        steps.append(_build_step("tool", call_facts.get("at_s"), call_facts.get("s"), call=number))
     known = [step for step in steps if step is not None]
     return sorted(known, key=lambda step: step.at_s) if len(known) == len(steps) else []
 
 
-def _step(kind: str, at_s: object, s: object, **more: int | None) -> Step | None:
-    begun, seconds = _seconds(at_s), _seconds(s)
-    return None if begun is None or seconds is None else Step(kind, begun, seconds, **more)
+def _build_step(kind: str, at_s: object, s: object, **more: int | None) -> Step | None:
+    start, duration = _seconds(at_s), _seconds(s)
+    return None if start is None or duration is None else Step(kind, start, duration, **more)
 
 
 def sums_of(facts: EpisodeFacts) -> dict[str, float] | None:
-    """Return the seconds of generating and of tools, concurrent ones counted once; the rest is waiting.
+    """Return the seconds of generation, of tools, of waiting and of the whole episode; None without its duration.
 
-    A tool's wait for the sandbox is waiting too. Returns None if the episode's duration is unknown.
+    Concurrent steps count once. Waiting is the rest, and includes the tools' wait for the sandbox.
     """
     generate_s, tool_s, duration_s = map(_seconds, (facts.generate_s, facts.tool_s, facts.duration_s))
     if duration_s is None:
         return None
     steps = steps_of(facts)
     if steps:
-        generate_s = _covered(step for step in steps if step.kind == "generate")
-        tool_s = _covered(step for step in steps if step.kind == "tool")
+        generate_s = _busy_seconds(step for step in steps if step.kind == "generate")
+        tool_s = _busy_seconds(step for step in steps if step.kind == "tool")
     queued_s = _seconds((facts.code or {}).get("queued_s"))
     generate_s, tool_s = generate_s or 0.0, max(0.0, (tool_s or 0.0) - (queued_s or 0.0))
     wait_s = max(0.0, duration_s - generate_s - tool_s)
@@ -507,8 +519,8 @@ def sums_of(facts: EpisodeFacts) -> dict[str, float] | None:
     return {name: round(value, 4) for name, value in sums.items()}
 
 
-def _covered(steps: Iterable[Step]) -> float:
-    """Return the seconds in which at least one of the steps, given in order, was in progress."""
+def _busy_seconds(steps: Iterable[Step]) -> float:
+    """Return the seconds in which at least one of the steps, sorted by their start, was in progress."""
     total = end = 0.0
     for step in steps:
         total += max(0.0, step.at_s + step.s - max(end, step.at_s))

@@ -1,4 +1,4 @@
-"""Print texts of models and users to a terminal, and a transcript of a sample's tokens.
+"""Print texts of models and users to a terminal safely, and a transcript of a sample's tokens.
 
 Terminal control characters are replaced by visible symbols. Each line of a transcript begins with its kind as a word,
 so that it can be read without colors.
@@ -23,7 +23,7 @@ from rich.text import Text
 from strands_rollout.samples import SampleLike
 
 _PLAIN_WIDTH: Final = 140
-# C1 controls, marks and overrides of the writing direction, line separators, invisible tags, and half surrogate pairs
+# C1 controls, marks and overrides of the writing direction, line separators, invisible tags, and lone surrogates
 _ESCAPED: Final = (
     *range(0x80, 0xA0),
     0x061C,
@@ -36,7 +36,7 @@ _ESCAPED: Final = (
     *range(0xD800, 0xE000),
     *range(0xE0000, 0xE0080),
 )
-_SHOWN: Final = (
+_REPLACEMENTS: Final = (
     {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"}
     | {0x7F: "\u2421"}
     | {code: f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}" for code in _ESCAPED}
@@ -44,12 +44,12 @@ _SHOWN: Final = (
 
 
 def printable(text: str) -> str:
-    """Return the text with control and unprintable characters replaced by symbols and escapes; lines and tabs stay."""
-    return text if text.isascii() and text.isprintable() else text.translate(_SHOWN)
+    """Return a text with control and unprintable characters as symbols and escapes; newlines and tabs stay."""
+    return text if text.isascii() and text.isprintable() else text.translate(_REPLACEMENTS)
 
 
 class PlainConsole(Console):
-    """A rich console that replaces control characters in what it prints, except its own."""
+    """A rich console that replaces control characters in texts; its own control sequences stay."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Return the segments of a renderable."""
@@ -58,52 +58,52 @@ class PlainConsole(Console):
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Return a console that is wide enough for tables if the output is no terminal; rich decides about colors."""
+    """Return a console, which is wide enough for tables if the output is not a terminal; rich decides about colors."""
     console = PlainConsole(stderr=stderr, highlight=False)
     return console if console.is_terminal else PlainConsole(stderr=stderr, highlight=False, width=_PLAIN_WIDTH)
 
 
 def show_next(*words: object, folder: Path | None = None) -> None:
-    """Print the next command to run on stderr, as it must be typed here; with `folder`, after a `cd` into it."""
+    """Print the next command to run on stderr, as the user must type it; with `folder`, after a `cd` into it."""
     program, name = Path(sys.argv[0]), "strands-rollout"
-    typed = "python -m strands_rollout.cli" if program.name == "__main__.py" else name
+    command = "python -m strands_rollout.cli" if program.name == "__main__.py" else name
     if program.name == name and shutil.which(name) != str(program):  # called by its path, as in the demo's script
-        typed = str(program.absolute()) if folder else min(os.path.relpath(program), str(program), key=len)
-    enter = f"cd {shlex.quote(str(folder))} && " if folder else ""
-    command = f"next: {enter}{typed} {shlex.join(map(str, words))}"
-    make_console(stderr=True).print(command, markup=False, soft_wrap=True)
+        command = str(program.absolute()) if folder else min(os.path.relpath(program), str(program), key=len)
+    change_folder = f"cd {shlex.quote(str(folder))} && " if folder else ""
+    line = f"next: {change_folder}{command} {shlex.join(map(str, words))}"
+    make_console(stderr=True).print(line, markup=False, soft_wrap=True)
 
 
 @contextmanager
-def counter(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """Show a count on stderr until the block ends; call the yielded function with the number of items done.
+def counter(description: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """Show a count on stderr until the block ends; call the yielded function with the number of further items.
 
-    Shows nothing without a terminal. `total` is None if unknown.
+    Show nothing without a terminal. `total` is None if unknown.
     """
     with progress_bar(make_console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda more: progress.advance(task, more)
+        task = progress.add_task(description, total=total)
+        yield lambda count: progress.advance(task, count)
 
 
 def progress_bar(console: Console, *, transient: bool = False, refresh_per_second: float = 10) -> Progress:
-    """Show a bar that counts steps; nothing without a terminal."""
+    """Return a bar that counts steps; it shows nothing without a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    if not console.is_interactive:  # quiet, because rich before 15 ends a disabled bar with an empty line
+    if not console.is_interactive:  # a quiet console, since rich before 15 prints an empty line after a disabled bar
         return Progress(*columns, console=Console(quiet=True), disable=True)
     return Progress(*columns, console=console, transient=transient, refresh_per_second=refresh_per_second)
 
 
-_KINDS: Final = {
+_TOKEN_KINDS: Final = {
     "prompt": ("dim", "read before the first turn, not trained"),
     "context": ("cyan", "read between turns (tool results, template), not trained"),
     "trained": ("bold green", "sampled by the policy, trained"),
     "untrained": ("yellow", "a sample that is kept out of training"),
 }
-_GUTTER_WIDTH: Final = max(map(len, _KINDS))
+_GUTTER_WIDTH: Final = max(map(len, _TOKEN_KINDS))
 
 
 def stretches(sample: SampleLike) -> list[tuple[str, list[int]]]:
-    """Yield a sample's tokens in order, cut where their kind changes, each stretch with its kind."""
+    """Return a sample's tokens in order, cut where their kind changes: pairs of kind and ids."""
     prompt_length = len(sample.tokens) - sample.response_length
     untrained = "untrained" if sample.remove_sample else "context"
     kinds = ["prompt"] * prompt_length + ["trained" if mask else untrained for mask in sample.loss_mask]
@@ -112,19 +112,19 @@ def stretches(sample: SampleLike) -> list[tuple[str, list[int]]]:
 
 
 def print_transcript(console: Console, sample: SampleLike, decode: Callable[[Sequence[int]], str]) -> None:
-    """Print a sample's text by kind, with a legend; `decode` must return texts of control tokens too."""
-    found = stretches(sample)
-    for kind in dict.fromkeys(kind for kind, _ in found):
-        count = sum(len(ids) for other, ids in found if other == kind)
-        console.print(_line(kind, kind, f"{_KINDS[kind][1]}; {count} tokens"), soft_wrap=True)
+    """Print a legend and a sample's text by kind of token; `decode` must include the texts of control tokens."""
+    pairs = stretches(sample)
+    for kind in dict.fromkeys(kind for kind, _ in pairs):
+        count = sum(len(ids) for other, ids in pairs if other == kind)
+        console.print(_line(kind, kind, f"{_TOKEN_KINDS[kind][1]}; {count} tokens"), soft_wrap=True)
     console.print()
-    for kind, ids in found:
+    for kind, ids in pairs:
         lines = decode(ids).split("\n")
         if len(lines) > 1 and not lines[-1]:
-            lines.pop()  # its newline ended the line before: the next stretch starts a line of its own anyway
+            lines.pop()  # empty, since the stretch ends with a newline; the next stretch begins a new line anyway
         for number, line in enumerate(lines):
             console.print(_line(kind, kind if number == 0 else "", line), soft_wrap=True)
 
 
 def _line(kind: str, label: str, text: str) -> Text:
-    return Text.assemble((f"{label:>{_GUTTER_WIDTH}} | ", "dim"), (printable(text), _KINDS[kind][0]))
+    return Text.assemble((f"{label:>{_GUTTER_WIDTH}} | ", "dim"), (printable(text), _TOKEN_KINDS[kind][0]))

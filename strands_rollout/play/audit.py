@@ -1,6 +1,6 @@
-"""Checks token exactness against the traffic that a proxy in front of the engine records.
+"""Check token exactness against the traffic that a proxy in front of the engine records.
 
-The check does not use the model's own record.
+The check uses nothing of the model's own record.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Exchange:
     """One `/generate` request and its answer.
 
     Attributes:
-        input_ids: Ids of the request.
-        output_ids: Ids of the answer; None without a generation (an error, a cut connection).
+        input_ids: The ids of the request.
+        output_ids: The ids of the answer; None without a generation (an error, a cut connection).
         logprobs: One value per output id; empty if the request asked for none.
-        has_images: True if the request held images, which the engine expands to further tokens.
-        read_tokens: Number of input tokens that the engine reports, if it differs from the length of `input_ids`.
+        has_images: Whether the request held images, which the engine expands to further tokens.
+        read_tokens: The number of input tokens that the engine reports, if it is not the length of `input_ids`.
     """
 
     input_ids: list[int]
@@ -45,16 +45,16 @@ class Exchange:
 
     @property
     def sequence(self) -> list[int]:
-        """Ids of input plus output."""
+        """The ids of the request plus those of the answer."""
         return [*self.input_ids, *(self.output_ids or [])]
 
 
 class WireRecorder:
-    """The running proxy.
+    """A proxy in front of the engine that records all generations.
 
     Attributes:
-        url: URL at which the proxy listens.
-        episodes: Exchanges in the order of requests, by routing key; "" for requests without a key.
+        url: The URL at which the proxy listens.
+        episodes: The exchanges of each episode in the order of requests, by routing key; "" for requests without a key.
     """
 
     def __init__(self, session: aiohttp.ClientSession, target: str) -> None:
@@ -92,6 +92,7 @@ class WireRecorder:
 
 
 def _end_to_end(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return headers without those that belong to a single connection."""
     return {name: value for name, value in headers.items() if name.lower() not in _HOP_HEADERS}
 
 
@@ -133,12 +134,12 @@ def _with_answer(exchange: Exchange, body: bytes) -> Exchange:
         return exchange
     meta = answer.get("meta_info") or {}
     logprobs = [entry[0] for entry in meta.get("output_token_logprobs") or []]
-    read = meta.get("prompt_tokens")
+    prompt_tokens = meta.get("prompt_tokens")
     return replace(
         exchange,
         output_ids=answer["output_ids"],
         logprobs=logprobs,
-        read_tokens=None if read == len(exchange.input_ids) else read,
+        read_tokens=None if prompt_tokens == len(exchange.input_ids) else prompt_tokens,
     )
 
 
@@ -169,11 +170,11 @@ def tito_violations(exchanges: Sequence[Exchange], sample: Sample) -> list[str]:
 
 def _extension_violations(exchanges: Sequence[Exchange]) -> Iterator[str]:
     for number, (previous, exchange) in enumerate(pairwise(exchanges), start=1):
-        got, read = exchange.input_ids, previous.sequence
-        if previous.output_ids is None and got != read:
-            yield f"request {number} repeats a failed one{_difference(got, read)}"
-        elif got[: len(read)] != read:
-            yield f"request {number} does not extend the last one and its output{_difference(got, read)}"
+        got, expected = exchange.input_ids, previous.sequence
+        if previous.output_ids is None and got != expected:
+            yield f"request {number} changes the failed request that it repeats{_difference(got, expected)}"
+        elif got[: len(expected)] != expected:
+            yield f"request {number} does not extend the last request and its output{_difference(got, expected)}"
 
 
 def _sample_violations(exchanges: Sequence[Exchange], sample: Sample) -> Iterator[str]:

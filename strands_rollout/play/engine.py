@@ -19,12 +19,12 @@ from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.inputs import read_checked_config
 
 SHIPPED_MODEL_EXECUTOR: Final = {"name": "local", "isolation": "rlimits"}
-"""Executor for the shipped model's code. It also works without Linux; the strongest available isolation applies."""
+"""Executor for the shipped model's code; works on every system, with the strongest isolation that it has."""
 
 
 @asynccontextmanager
 async def served_engine(base_url: str | None, model_dir: Path | None) -> AsyncIterator[str]:
-    """Yield the URL of a running engine, or start the embedded engine until the block ends.
+    """Yield the URL of a running engine, or run the embedded engine until the block ends.
 
     Raises:
         EngineUnavailableError: No server answers at the URL. Episodes would notice only after a minute of retries.
@@ -42,7 +42,7 @@ async def fetch_engine_info(base_url: str) -> ServerInfo:
     """Ask the engine for its model, tokenizer and limits.
 
     Raises:
-        ConfigError: The URL is not that of an HTTP server.
+        ConfigError: The URL is not an HTTP server's.
         EngineUnavailableError: No server answers.
     """
     async with create_client(base_url) as http:
@@ -77,15 +77,15 @@ def tokenizer_folder(info: ServerInfo, base_url: str) -> Path:
     """Return the folder of the tokenizer that the engine reports.
 
     Raises:
-        ConfigError: The engine reports no tokenizer, or none on this machine.
+        ConfigError: The engine reports no tokenizer, or a tokenizer that is not on this machine.
     """
     check_is_engine(info, base_url)
-    named = info.raw.get("tokenizer_path") or info.model_path
-    if not isinstance(named, str) or not Path(named).is_dir():
-        got = f"names the tokenizer {named!r}, which is not a folder on this machine"
+    path = info.raw.get("tokenizer_path") or info.model_path
+    if not isinstance(path, str) or not Path(path).is_dir():
+        got = f"names the tokenizer {path!r}, which is not a folder on this machine"
         remedy = "pass the served model's tokenizer with --tokenizer DIR"
         raise ConfigError(f"the engine at {redacted(parse_base_url(base_url))} {got}; {remedy}")
-    return Path(named)
+    return Path(path)
 
 
 async def fetch_tokenizer_folder(base_url: str) -> Path:
@@ -107,7 +107,7 @@ async def start_executor(setting: str | Mapping[str, Any]) -> str:
 async def load_settings(
     config: Path | None, changes: Sequence[str] | None, base_url: str | None, model: Path | None
 ) -> RolloutSettings:
-    """Read the settings of --config and --set; without an executor, the shipped model gets its own."""
+    """Read the settings of --config and --set; use `SHIPPED_MODEL_EXECUTOR` for the shipped model if they name none."""
     settings = await read_checked_config(config, changes)
     if base_url is None and model is None and "executor" not in settings.model_fields_set:
         return settings.model_copy(update={"executor": SHIPPED_MODEL_EXECUTOR})
@@ -125,9 +125,13 @@ def shipped_model_note(
     changed = [name for name in names if getattr(settings, name) != getattr(defaults, name)]
     if not changed or base_url is not None or model not in (None, SHIPPED_MODEL):
         return None
-    by_name = "one tool by its name, execute_python_code(code), and guesses at"
-    known = by_name if settings.has_code_tool else "only math with the code tool, not"
+    knowledge = (
+        "the tool execute_python_code(code) by its name alone, and guesses at"
+        if settings.has_code_tool
+        else "only math with the code tool, not"
+    )
+    verb = "says" if len(changed) == 1 else "say"
     return (
-        f"note: the shipped model knows {known} what your {' and '.join(changed)} say{'s' * (len(changed) == 1)}. Play "
-        f"without a model (strands-rollout try {config} --script FILE, or --you), or with another (--base-url URL)"
+        f"note: the shipped model knows {knowledge} what your {' and '.join(changed)} {verb}. Play without a model "
+        f"(strands-rollout try {config} --script FILE, or --you), or with another model (--base-url URL)"
     )

@@ -1,6 +1,6 @@
-"""Options of the commands that play rows, `demo`, `eval`, `try` and `train`; each field has its command-line option.
+"""Options of the commands that play rows: `demo`, `eval`, `try` and `train`. Fields declare their command-line options.
 
-Imports nothing heavy, so that --help answers at once.
+This module imports nothing heavy, so that --help answers at once.
 """
 
 import hashlib
@@ -17,16 +17,17 @@ from strands_rollout.errors import ConfigError
 SHIPPED_MODEL: Final = Path(__file__).parents[1] / "engine" / "checkpoint"
 
 
-def check_url(given: str | list[str] | None) -> str | list[str] | None:
-    """Return the URLs of an option; raise BadParameter for a malformed one."""
+def check_url(value: str | list[str] | None) -> str | list[str] | None:
+    """Return the URLs of an option; raise BadParameter for a malformed URL."""
     from strands_rollout.client.transport import parse_base_url
 
-    for url in given if isinstance(given, list) else [given] if given is not None else []:
+    for url in value if isinstance(value, list) else [value] if value is not None else []:
         try:
             parse_base_url(url)
         except ConfigError as e:
-            raise BadParameter(re.sub("^base_url (is )?", lambda found: "got " * bool(found[1]), str(e))) from e
-    return given
+            # the message names the argument base_url, which the user has not seen
+            raise BadParameter(re.sub("^base_url (is )?", lambda match: "got " if match[1] else "", str(e))) from e
+    return value
 
 
 BaseUrl: TypeAlias = Annotated[
@@ -56,14 +57,14 @@ DATA_HELP: Final = (
 )
 
 
-def check_data_exists(given: Path | list[Path] | None) -> Path | list[Path] | None:
-    """Return the data of an option; raise BadParameter for a path that is neither a file nor a name on the hub."""
+def check_data_exists(value: Path | list[Path] | None) -> Path | list[Path] | None:
+    """Return the paths of an option; raise BadParameter for a path that is neither a file nor a name on the hub."""
     from strands_rollout.play.rows import is_hub_name
 
-    for path in given if isinstance(given, list) else [given] if given else []:
+    for path in value if isinstance(value, list) else [value] if value else []:
         if not path.exists() and not is_hub_name(path):
             raise BadParameter(f"{path} does not exist; expected a file, or OWNER/NAME of a data set on the hub")
-    return given
+    return value
 
 
 InputKey: TypeAlias = Annotated[str, Option(help="Key of the prompt in a row; a.b is key b of a.")]
@@ -81,7 +82,7 @@ RewardPath: TypeAlias = Annotated[
 
 
 def merge_changes(changes: Sequence[str] | None, reward: str | None) -> list[str]:
-    """Return the changes of --set, with --reward as a change of `reward`."""
+    """Return the changes of --set, and --reward as a change of the setting `reward`."""
     return [*(changes or ()), *([f"reward={reward}"] if reward else [])]
 
 
@@ -218,13 +219,13 @@ class Sampling:
     @property
     def params(self) -> dict[str, Any]:
         """The parameters that slime passes to `generate` in an evaluation (slime/rollout/sglang_rollout.py)."""
-        own = {"top_p": self.top_p, "top_k": self.top_k, **self.further}
-        return slime_sampling_params(self.temperature, self.max_new_tokens) | own
+        overrides = {"top_p": self.top_p, "top_k": self.top_k, **self.further}
+        return slime_sampling_params(self.temperature, self.max_new_tokens) | overrides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalOptions:
-    """Options of the command `eval`. None leaves the choice to the engine or the package."""
+    """Options of the command `eval`. With None, the engine or this package chooses."""
 
     data: Annotated[
         list[Path],
@@ -297,12 +298,12 @@ class UpdateSettings:
     Attributes:
         decay: slime's `--lr-decay-style`.
         updates: Optimizer steps per batch of rollouts, each on a part of it; slime's `--num-steps-per-rollout`.
-        mean: "sample" averages each rollout over its trained tokens, then over rollouts with a trained token. This is
-            slime's default, except that slime also counts rollouts without one. "token" averages over all trained
-            tokens; slime's `--calculate-per-token-loss`.
-        tis_clip: Upper bound of truncated importance sampling; slime's `--use-tis --tis-clip`. The trainer's own
-            logprobs from before the update are then the behaviour policy's, and the rollout's give the weights. If
-            None, the rollout's logprobs are the behaviour policy's; slime's `--use-rollout-logprobs`.
+        mean: "sample" averages each rollout over its trained tokens, then over the rollouts that have one. This is
+            slime's default, except that slime also counts rollouts without a trained token. "token" averages over all
+            trained tokens; slime's `--calculate-per-token-loss`.
+        tis_clip: Upper bound of truncated importance sampling; slime's `--use-tis --tis-clip`. The behaviour policy's
+            logprobs are then the trainer's, from before the update, and the rollout's only give the weights. If None,
+            the behaviour policy's logprobs are the rollout's; slime's `--use-rollout-logprobs`.
         kl: slime's `--kl-loss-coef`.
         entropy: slime's `--entropy-coef`.
         temperature: Temperature at which the tokens were sampled.

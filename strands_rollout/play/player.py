@@ -7,7 +7,6 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -28,13 +27,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Generate: TypeAlias = Callable[..., Awaitable[Any]]
+"""A function with the signature of slime's `--custom-generate-function-path`."""
 Reward: TypeAlias = Callable[..., Awaitable[Any]]
-"""The signatures of slime's `--custom-generate-function-path` and `--custom-rm-path`."""
+"""A function with the signature of slime's `--custom-rm-path`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One finished episode, with its violations.
+    """A finished episode, with the violations that an audit found.
 
     Attributes:
         sample: The main agent's sample.
@@ -61,7 +61,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Player:
-    """Plays one sample after another on an engine; see `open_player`, whose arguments it keeps."""
+    """Plays samples on an engine; `open_player` makes it, and describes its attributes."""
 
     args: SimpleNamespace
     tokenizer: PreTrainedTokenizerBase
@@ -74,16 +74,20 @@ class Player:
     async def play(self, sample: Sample, sampling_params: Mapping[str, Any]) -> Outcome:
         """Play and grade a new sample, with its siblings if it fans out; raise nothing but CancelledError."""
         sample.session_id = sample.session_id or uuid.uuid4().hex
-        given = await (self.generate or generate)(self.args, sample, sampling_params, evaluation=self.evaluation)
-        done, *siblings = given if isinstance(given, list) else [given]
-        if done.status is not Sample.Status.ABORTED:
-            await self.grade(done, *siblings)
-        # pop, because the recorder would otherwise keep the tokens of a whole run
-        exchanges = self.recorder.episodes.pop(str(done.session_id), []) if self.recorder else []
+        returned = await (self.generate or generate)(self.args, sample, sampling_params, evaluation=self.evaluation)
+        main, *siblings = returned if isinstance(returned, list) else [returned]
+        if main.status is not Sample.Status.ABORTED:
+            await self.grade(main, *siblings)
+        # removed, since the recorder would otherwise keep the tokens of the whole run
+        exchanges = self.recorder.episodes.pop(str(main.session_id), []) if self.recorder else []
         if not self.audited:
-            return Outcome(done, [], [], siblings)
-        broken = [contract_violations(one, decode=self.decode, reward_key=REWARD_KEY) for one in [done, *siblings]]
-        return Outcome(done, [*chain.from_iterable(broken)], tito_violations(exchanges, done), siblings)
+            return Outcome(main, [], [], siblings)
+        violations = [
+            violation
+            for played in (main, *siblings)
+            for violation in contract_violations(played, decode=self.decode, reward_key=REWARD_KEY)
+        ]
+        return Outcome(main, violations, tito_violations(exchanges, main), siblings)
 
     async def grade(self, sample: Sample, *siblings: Sample) -> None:
         """Set a sample's reward. With siblings, call the reward function once with the whole list, as slime does."""
@@ -91,9 +95,9 @@ class Player:
         if not siblings:
             sample.reward = await grade(self.args, sample)
             return
-        together = [sample, *siblings]
-        for one, reward in zip(together, await grade(self.args, together), strict=True):
-            one.reward = reward
+        samples = [sample, *siblings]
+        for each, reward in zip(samples, await grade(self.args, samples), strict=True):
+            each.reward = reward
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, including control tokens."""
@@ -115,18 +119,19 @@ async def open_player(
 ) -> AsyncIterator[Player]:
     """Yield a player on an engine until the block ends.
 
-    slime's args hold a host and a port. Any other URL is reached through the recording proxy, even without an audit.
+    slime's args hold only a host and a port. An engine at any other URL is reached through the recording proxy, even
+    without an audit.
 
     Args:
         base_url: The engine's URL.
-        tokenizer_dir: Folder of the served model's tokenizer.
+        tokenizer_dir: The folder of the served model's tokenizer.
         settings: The mapping under `strands_rollout:` of a custom config.
         audited: Check each sample against slime's contract and against the recorded traffic.
         evaluation: Call `generate` with `evaluation=True`.
         max_context_tokens: slime's `eval_max_context_len`; None for the engine's own limit.
-        generate: Function with slime's signature that plays episodes; None for `strands_rollout.generate`.
-        reward: Function with slime's signature that grades samples; None for `strands_rollout.reward_func`.
-        workers: Number of processes that play the episodes; 0 plays them in this process.
+        generate: The function that plays episodes; None for `strands_rollout.generate`.
+        reward: The function that grades samples; None for `strands_rollout.reward_func`.
+        workers: The number of processes that play the episodes; 0 plays them in this process.
 
     Raises:
         ConfigError: The URL or the tokenizer can't be used.
@@ -136,18 +141,18 @@ async def open_player(
     async with AsyncExitStack() as stack:
         stack.enter_context(local_workers(workers))
         recorder = None if is_plain and not audited else await stack.enter_async_context(record_wire(base_url))
-        reached = url if recorder is None else parse_base_url(recorder.url)
-        args = _args(reached, tokenizer_dir, _with_workers(settings or {}, workers), max_context_tokens)
+        router_url = url if recorder is None else parse_base_url(recorder.url)
+        args = _args(router_url, tokenizer_dir, _with_workers(settings or {}, workers), max_context_tokens)
         args.custom_rm_path = "strands_rollout.reward_func" if reward in (None, reward_func) else None
         stack.callback(end_mcp_connections)  # a server that does not answer would delay Ctrl-C
         yield Player(args, load_tokenizer(str(tokenizer_dir)), recorder, audited, evaluation, generate, reward)
 
 
 def _with_workers(settings: Mapping[str, Any], count: int) -> Mapping[str, Any]:
-    """Set the number of episode workers, unless it is 0 and this process is connected to Ray."""
+    """Set the number of episode workers; with 0 and a connection to Ray, leave the settings' own number."""
     ray = sys.modules.get("ray")
-    has_own = not count and ray is not None and ray.is_initialized()
-    return settings if has_own else {**settings, "episode_workers": count}
+    keeps_settings = not count and ray is not None and ray.is_initialized()
+    return settings if keeps_settings else {**settings, "episode_workers": count}
 
 
 def _args(
@@ -155,13 +160,13 @@ def _args(
 ) -> SimpleNamespace:
     """Return slime's args, as far as this package reads them."""
     host, port = f"[{url.host}]" if ":" in url.host else url.host, url.port or 80
-    named = settings.get("model_name")
+    model_name = settings.get("model_name")
     return SimpleNamespace(
         hf_checkpoint=str(tokenizer_dir),
         sglang_router_ip=host,
         sglang_router_port=port,
-        # the single engine serves the policy under any name that the settings have
-        sglang_model_routers={named: (host, port)} if named else None,
+        # the only engine serves the policy under whatever name the settings have
+        sglang_model_routers={model_name: (host, port)} if model_name else None,
         reward_key=REWARD_KEY,
         eval_reward_key="acc",
         eval_max_context_len=max_context_tokens,

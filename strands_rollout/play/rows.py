@@ -1,4 +1,4 @@
-"""Reads rows of a prompt data set: JSONL in the format of dapo-math-17k, CSV, Parquet, and sets for `datasets`."""
+"""Read the rows of a prompt data set: JSONL like dapo-math-17k's, JSON, CSV, Parquet, or a data set of the hub."""
 
 import copy
 import csv
@@ -33,8 +33,8 @@ class Row:
     Attributes:
         prompt: A string, or a chat as a list of messages.
         label: The ground truth; any JSON.
-        line: Line in the file, from 1; 0 without a file.
-        metadata: slime's metadata; `strands_rollout_settings` in it are the episode's settings.
+        line: The line in the file, from 1; 0 without a file.
+        metadata: slime's metadata; the episode's own settings are under `strands_rollout_settings`.
     """
 
     prompt: str | list[dict[str, Any]]
@@ -42,10 +42,10 @@ class Row:
     line: int = field(default=0, compare=False)
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
-    def sample(self, **more: Any) -> Sample:  # noqa: ANN401 - further fields of a sample
-        """Return a new sample of this row, which shares no values with other samples."""
+    def sample(self, **fields: Any) -> Sample:  # noqa: ANN401 - further fields of a sample
+        """Return a new sample of this row, with further fields; it shares no values with other samples."""
         return Sample(
-            prompt=copy.deepcopy(self.prompt), label=self.label, metadata=copy.deepcopy(dict(self.metadata)), **more
+            prompt=copy.deepcopy(self.prompt), label=self.label, metadata=copy.deepcopy(dict(self.metadata)), **fields
         )
 
 
@@ -62,7 +62,7 @@ def read_rows(path: Path, count: int) -> list[Row]:
 def load_rows(
     path: Path, *, prompt_key: str = "prompt", label_key: str | None = None, needs_label: bool = True
 ) -> list[Row]:
-    """Return all rows of a file or a data set of the hub, in order, with their `metadata`, as in slime.
+    """Return all rows of a file or of a data set of the hub, in order.
 
     Raises:
         PromptError: The data can't be read or is empty, or a row lacks prompt or label, or has malformed metadata.
@@ -78,14 +78,14 @@ def load_rows(
 def iter_rows(
     path: Path, *, prompt_key: str = "prompt", label_key: str | None = None, needs_label: bool = True
 ) -> Iterator[tuple[int, Row | PromptError]]:
-    """Yield the number of each line or row, from 1, and its row, or its error; skip blank lines.
+    """Yield the number of each line or row, from 1, with its row or its error; skip blank lines.
 
     Args:
-        path: JSONL, JSON, CSV or Parquet file by its suffix, else JSONL. If there is no such file,
-            `OWNER/NAME[:CONFIG][@SPLIT]` of the hub.
-        prompt_key: Key of the prompt; `a.b` is also key `b` of the mapping `a`.
-        label_key: Key of the label, which each row must have then; None for an optional or required "label".
-        needs_label: Require a "label" in each row; otherwise a missing label is None.
+        path: A JSON, CSV or Parquet file, by its suffix, else a JSONL file; or `OWNER/NAME[:CONFIG][@SPLIT]` of the
+            hub, if there is no such file.
+        prompt_key: The key of the prompt; `a.b` is also key `b` of the mapping `a`.
+        label_key: The key of the label, which each row must have then; None for "label".
+        needs_label: Without a `label_key`, whether each row must have a label; a missing label is None.
 
     Raises:
         PromptError: The data can't be read, or is empty.
@@ -97,7 +97,7 @@ def iter_rows(
             try:
                 if isinstance(found, PromptError):
                     raise found
-                yield number, _row(found, keys, path, number, needs_label=needs_label)
+                yield number, _parse_row(found, keys, path, number, needs_label=needs_label)
             except PromptError as e:
                 yield number, e
     except (OSError, csv.Error, UnicodeDecodeError) as e:
@@ -120,16 +120,16 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _raw_rows(path: Path) -> Iterable[tuple[int, bytes | Mapping[str, Any] | PromptError]]:
-    """Return the unparsed rows, with the number of the line, or of the row in formats without lines."""
+    """Return the unparsed rows, each with the number of its line or, in formats without lines, its row."""
     if path.suffix == ".csv":
         return _csv_rows(path)
     if path.suffix in _TABLE_SUFFIXES or is_hub_name(path):
-        return enumerate(_table(path), start=1)
+        return enumerate(_read_table(path), start=1)
     return _lines(path)
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, Mapping[str, str] | PromptError]]:
-    """Yield rows as texts by column; a short line lacks its last columns."""
+    """Yield rows as texts by column; the row of a short line lacks the last columns."""
     csv.field_size_limit(_MAX_FIELD_CHARS)
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file)
@@ -143,8 +143,8 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, Mapping[str, str] | PromptError
                 yield number, dict(zip(columns, fields, strict=False))
 
 
-def _table(path: Path) -> Iterable[Mapping[str, Any]]:
-    """Return the rows of a Parquet file as slime reads it, or of JSON or a data set of the hub as `datasets` does."""
+def _read_table(path: Path) -> Iterable[Mapping[str, Any]]:
+    """Return the rows of a Parquet file, as slime reads it, or of JSON or a data set of the hub, read by `datasets`."""
     is_parquet = path.suffix == ".parquet"
     try:
         import pyarrow.parquet as parquet
@@ -166,7 +166,7 @@ def _table(path: Path) -> Iterable[Mapping[str, Any]]:
             return list(datasets.load_dataset("json", data_files=files, split="train", cache_dir=cache))
     except PromptError:
         raise
-    except Exception as e:  # `datasets` raises errors of its own, of pyarrow and of its HTTP library
+    except Exception as e:  # `datasets` raises its own errors, pyarrow's, and its HTTP library's
         error: BaseException = e
         while error.__cause__ is not None:
             error = error.__cause__
@@ -180,15 +180,18 @@ def _hub_rows(datasets: Any, path: Path) -> Iterable[Mapping[str, Any]]:  # noqa
     match: Any = _HUB.fullmatch(str(path))
     if not os.environ.get("HF_HUB_OFFLINE") and (obstacle := hub_unreachable_reason()):
         raise PromptError(f"{path} is not a file on this machine, and {obstacle}")
-    found = datasets.load_dataset(match["name"], match["config"], split=match["split"])
-    if isinstance(found, dict):  # all splits
-        if len(found) > 1:
-            raise PromptError(f"{path} has the splits {', '.join(found)}; name one, as in {path}@{next(iter(found))}")
-        (found,) = found.values()
-    return cast(Iterable[Mapping[str, Any]], found)
+    loaded = datasets.load_dataset(match["name"], match["config"], split=match["split"])
+    if isinstance(loaded, dict):  # all splits
+        if len(loaded) > 1:
+            splits = ", ".join(loaded)
+            raise PromptError(f"{path} has the splits {splits}; name one, as in {path}@{next(iter(loaded))}")
+        (loaded,) = loaded.values()
+    return cast(Iterable[Mapping[str, Any]], loaded)
 
 
-def _row(found: bytes | Mapping[str, Any], keys: tuple[str, str], path: Path, number: int, *, needs_label: bool) -> Row:
+def _parse_row(
+    found: bytes | Mapping[str, Any], keys: tuple[str, str], path: Path, number: int, *, needs_label: bool
+) -> Row:
     where, (prompt_key, label_key), is_csv = f"{path}:{number}", keys, path.suffix == ".csv"
     example = f'{{"{prompt_key}": [{{"role": "user", "content": "..."}}], "{label_key}": "34"}}'
     expected = (
@@ -205,17 +208,17 @@ def _row(found: bytes | Mapping[str, Any], keys: tuple[str, str], path: Path, nu
         raise PromptError(f"{where}: {e}; {expected}") from e
     if not isinstance(value, Mapping):
         raise PromptError(f"{where}: got {found!r:.80}; {expected}")
-    prompt, label = _entry(value, prompt_key), _entry(value, label_key)
+    prompt, label = _get_path(value, prompt_key), _get_path(value, label_key)
     if prompt is _ABSENT or (label is _ABSENT and needs_label):
         got = f"got the keys {', '.join(map(str, value)) or 'none'}"
-        no_label = f"no {label_key!r}: name the label's with --label-key, or score without labels by an own reward"
-        absent = f"no {prompt_key!r}: name the prompt's with --input-key" if prompt is _ABSENT else no_label
-        raise PromptError(f"{where}: {got}, and {absent}; {expected}")
-    given = value.get("metadata") or {}
-    metadata = _parse_json(given) if is_csv and isinstance(given, str) else given
+        no_label = f"no {label_key!r}: name the label's key with --label-key, or set a reward that needs no labels"
+        missing = f"no {prompt_key!r}: name the prompt's key with --input-key" if prompt is _ABSENT else no_label
+        raise PromptError(f"{where}: {got}, and {missing}; {expected}")
+    raw_metadata = value.get("metadata") or {}
+    metadata = _parse_json(raw_metadata) if is_csv and isinstance(raw_metadata, str) else raw_metadata
     if not isinstance(metadata, dict):
         raise PromptError(
-            f"{where}: got metadata={given!r:.80}; expected {'a JSON' if is_csv else 'an'} object, such as "
+            f"{where}: got metadata={raw_metadata!r:.80}; expected {'a JSON' if is_csv else 'an'} object, such as "
             '{"source": "mine"}; or rename the column'
         )
     return Row(prompt, None if label is _ABSENT else label, number, metadata)
@@ -229,11 +232,12 @@ def _parse_json(text: str) -> object:
         return None
 
 
-def _entry(value: Mapping[str, Any], key: str) -> Any:  # noqa: ANN401 - any JSON
+def _get_path(value: Mapping[str, Any], key: str) -> Any:  # noqa: ANN401 - any JSON
+    """Return the value of a key, or of a dotted path into nested mappings; `_ABSENT` if there is none."""
     if key in value:
         return value[key]
     first, dot, rest = key.partition(".")
-    return _entry(value[first], rest) if dot and isinstance(value.get(first), Mapping) else _ABSENT
+    return _get_path(value[first], rest) if dot and isinstance(value.get(first), Mapping) else _ABSENT
 
 
 def json_line(value: Mapping[str, Any]) -> bytes:
@@ -241,5 +245,5 @@ def json_line(value: Mapping[str, Any]) -> bytes:
     try:
         return orjson.dumps(value, default=str, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
     except TypeError:  # an integer above 64 bits, or half a surrogate pair
-        plain = json.dumps(value, default=lambda one: one.tolist() if hasattr(one, "tolist") else str(one))
-        return plain.encode() + b"\n"
+        text = json.dumps(value, default=lambda item: item.tolist() if hasattr(item, "tolist") else str(item))
+        return text.encode() + b"\n"

@@ -159,7 +159,9 @@ def test_dump_writer_full_disk_keeps_whole_lines(tmp_path: Path, name: str) -> N
             writer.write(sample())
             writer.write(sample(response=noise))
 
-    with pytest.raises(DumpError, match=f"can't write to .*{name}: (No space|File too large).*what is there is kept"):
+    with pytest.raises(
+        DumpError, match=f"can't write to .*{name}: (No space|File too large).*earlier samples are kept"
+    ):
         write()
     assert len(list(read_dump(path))) == 1
 
@@ -182,8 +184,8 @@ INVALID_TOKENS = {
 }
 INVALID_LINES = {
     b"[]": "holds list; expected one sample",
-    b"{}": "is no sample",
-    b'{"strands_rollout_dump": {"version": 2}}': "of dump version 2; this release reads 1: use a newer one",
+    b"{}": "is not a sample",
+    b'{"strands_rollout_dump": {"version": 2}}': "has the dump version 2; this release reads 1: use a newer release",
     b'{"strands_rollout_dump": {"version": 1, "token_texts": 5}, "status": "failed", "tokens": []}': "broken",
 } | {
     b'{"strands_rollout_dump": {"version": 1}, "status": "failed", "tokens": %s}' % tokens: error
@@ -242,7 +244,7 @@ def test_read_dump_reads_the_dumps_of_a_folder_in_order(tmp_path: Path) -> None:
     (tmp_path / "options.json").write_text("{}")
     assert [record.values["index"] for record in read_dump(tmp_path)] == [2, 10]
     (tmp_path / "newer.jsonl").write_text('{"strands_rollout_dump": {"version": 2}}\n')
-    with pytest.raises(DumpError, match="use a newer one"):
+    with pytest.raises(DumpError, match="use a newer release"):
         list(read_dump(tmp_path))
     (tmp_path / "empty").mkdir()
     with pytest.raises(DumpError, match="holds no dump"):

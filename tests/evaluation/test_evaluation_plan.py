@@ -63,9 +63,11 @@ def test_load_rows_reads_tables_by_column(tmp_path):
     assert [(row.prompt, row.label, row.line) for row in load_rows(path, prompt_key="ask", label_key="is")] == [
         ("What, is\n7?", "007", 2)
     ]
-    with pytest.raises(PromptError, match="got the keys ask, is, and no 'prompt': name the prompt's with --input-key"):
+    with pytest.raises(
+        PromptError, match="got the keys ask, is, and no 'prompt': name the prompt's key with --input-key"
+    ):
         load_rows(path)
-    with pytest.raises(PromptError, match="no 'label': name the label's with --label-key, or score without labels"):
+    with pytest.raises(PromptError, match="no 'label': name the label's key with --label-key, or set a reward"):
         load_rows(path, prompt_key="ask")
     assert load_rows(path, prompt_key="ask", needs_label=False)[0].label is None
 

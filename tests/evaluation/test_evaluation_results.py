@@ -165,7 +165,7 @@ async def test_evaluation_with_an_own_reward_needs_no_label(run, tmp_path, capsy
     assert ("majority" in shown, "label " in shown) == (False, False)
     with pytest.raises(ConfigError, match=r"holds another run: .*reward"):
         await run(out=tmp_path / "own", **given | {"reward": "test_evaluation_results:brevity"})
-    with pytest.raises(PromptError, match="no 'label': name the label's with --label-key, or score without"):
+    with pytest.raises(PromptError, match="no 'label': name the label's key with --label-key, or set a"):
         await run(out=tmp_path / "graded", **given | {"reward": None})
     with pytest.raises(PromptError, match="no 'gold'"):  # a key that the user names must exist
         await run(out=tmp_path / "named", label_key="gold", **given)
@@ -212,7 +212,7 @@ async def test_report_counts_drift_and_mismatched_context(run, tmp_path, monkeyp
     counts = wrong.report["data_sets"]["sums"]["drift"]
     assert (counts["measured"], counts["drifted"], counts["mismatched"]) == (12, 0, 12)
     (note,) = wrong.report["notes"]
-    assert f"sums: {counts['mismatched_tokens']} context tokens in 12 of 12 samples are not what the chat" in note
+    assert f"sums: {counts['mismatched_tokens']} context tokens in 12 of 12 samples differ from the chat" in note
     assert [line["drift"]["sampled_tokens"] for line in wrong.lines] == [line["sampled_tokens"] for line in wrong.lines]
 
 

@@ -92,7 +92,9 @@ def test_tito_violations_finds_changed_retry() -> None:
     unchanged = Exchange(second.input_ids, None, [])
     assert tito_violations([first, second], sample()) == tito_violations([first, unchanged, second], sample()) == []
     failed = Exchange([*second.input_ids, 99], None, [])
-    assert "request 2 repeats a failed one" in tito_violations([first, failed, second], sample())[0]
+    assert (
+        "request 2 changes the failed request that it repeats" in tito_violations([first, failed, second], sample())[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,7 +107,7 @@ def test_tito_violations_finds_changed_retry() -> None:
 )
 def test_tito_violations_finds_request_that_does_not_extend(second_input: list[int]) -> None:
     found = tito_violations(exchanges(second_input), sample(tokens=[*second_input, *SECOND]))
-    assert "request 1 does not extend the last one and its output" in found[0]
+    assert "request 1 does not extend the last request and its output" in found[0]
 
 
 @pytest.mark.parametrize(

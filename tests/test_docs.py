@@ -319,6 +319,11 @@ def test_readme_and_index_give_slime_the_same_flags() -> None:
     assert all(f"{flag} {value}\n" in script for flag, value in readme.items())
 
 
+def test_extras_are_all_listed() -> None:
+    listed = [extra for row in table_rows(page("index"), "extra") for extra in re.findall(r"`([\w-]+)`", row[0])]
+    assert sorted(listed) == sorted(PROJECT["optional-dependencies"])
+
+
 # Training and data
 
 

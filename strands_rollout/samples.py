@@ -331,6 +331,8 @@ class EpisodeFacts:
     """The score from the environment or the agent program: a number, or a mapping with `score`."""
     gateway: Mapping[str, Any] | None = None
     """Counts of the endpoint that an agent program called, and how its process ended."""
+    environment: Mapping[str, Any] | None = None
+    """Facts of a library's environment that played: its termination reason, reward information and metrics."""
     question: str | None = None
     """The environment's question, if it replaced the row's."""
     evaluated: Mapping[str, Any] | None = None

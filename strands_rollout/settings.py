@@ -315,6 +315,9 @@ def _workers_of_environment() -> int:
 
 CODE_TOOL_PATH: Final = "strands_rollout.tools.execute_python_code"
 
+ENVIRONMENT_LIBRARIES: Final = {"strands_env": "strands_rollout.environments.strands_env.StrandsEnvironment"}
+"""Classes that play environments of other libraries, by the library's name in the setting `environment`."""
+
 NamedTool = Annotated[
     Annotated[str, Tag("path")] | Annotated[McpServer, Tag("server")],
     Discriminator(lambda given: "path" if isinstance(given, str) and "://" not in given else "server"),
@@ -338,9 +341,10 @@ class RolloutSettings(_Settings):
     agent_program: str | None = None
     """Instead of agent_factory: dotted path of a function `(task, endpoint)` that plays the episode with any OpenAI or
     Anthropic client, and returns the answer as text, a score, or None."""
-    environment_config: str | None = None
+    environment_config: str | dict[str, Any] | None = None
     """File that `agent_program` reads as `task.environment_config`, relative to the configuration's folder. For
-    `strands_rollout.environments.verifiers.play`: the TOML of a verifiers environment."""
+    `strands_rollout.environments.verifiers.play`: the TOML of a verifiers environment. Or the keyword arguments of
+    `environment_factory`: a mapping, or a YAML or JSON file with one."""
     agent_command: AgentCommand | None = None
     """Instead of agent_factory: a process that plays the episode with any OpenAI or Anthropic client."""
     resumable: Literal["replay"] | None = None
@@ -352,7 +356,11 @@ class RolloutSettings(_Settings):
     open during the episode."""
     environment: str | None = None
     """Dotted path of the environment of an episode: a class or a function `(task)`. The environment may prepare state,
-    offer tools, answer as a user, and score the episode."""
+    offer tools, answer as a user, and score the episode. Or the name of a library whose own environments play the
+    episodes: `strands_env`."""
+    environment_factory: str | None = None
+    """Environment of the library in `environment`: dotted path of a hook file, of a function that it exports, or of an
+    environment class."""
     environment_timeout_s: float | None = Field(default=300.0, gt=0)
     """Wall-clock timeout of each step of resources and environment (open, prepare, answer, score), in seconds."""
     hooks: tuple[str, ...] = ()
@@ -443,6 +451,8 @@ class RolloutSettings(_Settings):
     @property
     def has_code_tool(self) -> bool:
         """True if a tool has the code tool's name."""
+        if self.environment_plays:
+            return False
         name = CODE_TOOL_PATH.rpartition(".")[2]
         return any(isinstance(tool, str) and re.split("[.:]", tool)[-1] == name for tool in self.tools)
 
@@ -452,10 +462,20 @@ class RolloutSettings(_Settings):
         return self.agent_program is not None or self.agent_command is not None
 
     @property
+    def environment_path(self) -> str | None:
+        """Dotted path of the environment: the setting, or the path of the library that it names."""
+        return self.environment and ENVIRONMENT_LIBRARIES.get(self.environment, self.environment)
+
+    @property
+    def environment_plays(self) -> bool:
+        """True if environments of a library play the episodes, with agents of their own."""
+        return self.environment in ENVIRONMENT_LIBRARIES
+
+    @property
     def misses_code_tool(self) -> bool:
         """True if the default system prompt, which mentions the code tool, goes to an agent without the code tool."""
-        has_own = self.agent_factory or self.has_program or "system_prompt" in self.model_fields_set
-        return not (self.has_code_tool or has_own)
+        has_own = self.agent_factory or self.has_program or self.environment_plays
+        return not (self.has_code_tool or has_own or "system_prompt" in self.model_fields_set)
 
     @model_validator(mode="after")
     def _check_one_player(self) -> Self:
@@ -464,8 +484,11 @@ class RolloutSettings(_Settings):
             raise ValueError(f"got {' and '.join(given)}; expected one of them")
         if self.resumable and not self.has_program:
             raise ValueError("resumable is for agent_program and agent_command; for other agents use resume_aborted")
-        if self.environment_config and self.agent_program is None:
-            raise ValueError("environment_config is for agent_program; got none")
+        if self.environment_config and self.agent_program is None and not self.environment_plays:
+            raise ValueError("environment_config is for agent_program and environment_factory; got none")
+        if isinstance(self.environment_config, dict) and self.agent_program is not None:
+            raise ValueError("environment_config of an agent_program is the path of a file; got a mapping")
+        self._check_environment(given)
         loop_settings = ("hooks", "conversation_manager", "max_parallel_tool_calls", "row_tools")
         ignored = [name for name in loop_settings if getattr(self, name)]
         if self.has_program and ignored:
@@ -473,6 +496,24 @@ class RolloutSettings(_Settings):
                 f"{given[0]} ignores {' and '.join(ignored)}; remove {'it' if len(ignored) == 1 else 'them'}"
             )
         return self
+
+    def _check_environment(self, players: Sequence[str]) -> None:
+        """Check the settings of a library's environments, which play with agents of their own."""
+        if not self.environment_plays:
+            if self.environment_factory is not None:
+                raise ValueError(f"environment_factory needs environment: {', '.join(ENVIRONMENT_LIBRARIES)}")
+            return
+        if self.environment_factory is None:
+            raise ValueError(
+                f"environment {self.environment} needs environment_factory, the dotted path of one of its environments"
+            )
+        loop_settings = ("conversation_manager", "max_parallel_tool_calls", "max_user_turns", "row_tools", "tools")
+        ignored = [*players, *(name for name in loop_settings if name in self.model_fields_set and getattr(self, name))]
+        if ignored:
+            raise ValueError(
+                f"environment {self.environment} ignores {' and '.join(ignored)}, since its environments build their "
+                f"own agents; remove {'it' if len(ignored) == 1 else 'them'}"
+            )
 
     @property
     def needs_labels(self) -> bool:

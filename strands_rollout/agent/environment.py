@@ -334,19 +334,24 @@ async def open_context(
             opened = await context.open_resource(stack, what, resource)
             context = replace(context, task=replace(context.task, resources={**context.task.resources, name: opened}))
         if settings.environment is not None:
-            context = await _open_environment(stack, settings.environment, context)
+            context = await _open_environment(stack, settings, context)
         prepared = await context.prepare()
         with task_scope(prepared.task):
             yield prepared
 
 
-async def _open_environment(stack: AsyncExitStack, path: str, context: EpisodeContext) -> EpisodeContext:
-    what, task = f"environment {path!r}", context.task
-    environment = await context.call_guarded(what, load_function(path, "an environment"), task)
+async def _open_environment(
+    stack: AsyncExitStack, settings: RolloutSettings, context: EpisodeContext
+) -> EpisodeContext:
+    what, task = f"environment {settings.environment!r}", context.task
+    config = task.environment_config or settings.environment_config
+    given = (task, settings.environment_factory, config) if settings.environment_plays else (task,)
+    make = load_function(settings.environment_path or "", "an environment")
+    environment = await context.call_guarded(what, make, *given)
     if isinstance(environment, AbstractAsyncContextManager):
         environment = await context.open_resource(stack, what, environment)
     tools = await context.call_guarded(f"{what}.tools", _environment_tools, environment)
-    if not any(hasattr(environment, name) for name in ("tools", "prepare", "answer", "score")):
+    if not any(hasattr(environment, name) for name in ("tools", "prepare", "answer", "score", "play")):
         raise errors.EnvironmentFaultError(
             f"{what} is a {type(environment).__name__} without tools, prepare, answer and score; define at least one "
             "of them"

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from strands import Agent
 from strands.agent.conversation_manager import ConversationManager, NullConversationManager
@@ -44,6 +44,9 @@ from strands_rollout.errors import RolloutError, TeamLimitError
 from strands_rollout.exits import exits_as_errors
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.record.saved import EpisodeProgress
+
+if TYPE_CHECKING:
+    from strands_rollout.agent.environment_player import PlayedEpisode
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +85,7 @@ class Episode:
         user_turns: User messages after the first.
         is_resumable: True if another agent can continue from `progress`; False for a swarm or graph.
         program: The program's outcome, if a program played.
+        played: The environment's outcome, if an environment played.
     """
 
     stop_reason: StopReason
@@ -95,6 +99,7 @@ class Episode:
     user_turns: int = 0
     is_resumable: bool = True
     program: ProgramOutcome | None = None
+    played: "PlayedEpisode | None" = None
 
     @property
     def messages(self) -> Sequence[Mapping[str, Any]]:

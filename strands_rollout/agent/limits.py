@@ -58,6 +58,8 @@ class StopReason(StrEnum):
     """The environment answered the policy after `max_user_turns` user turns."""
     TEAM_LIMIT = "team_limit"
     """A swarm or graph reached its own limit, or ended before an agent on the episode's model answered."""
+    ENVIRONMENT_LIMIT = "environment_limit"
+    """The environment that played the episode reached a limit of its own, such as its maximum messages."""
     UNSENDABLE_TEXT = "unsendable_text"
     """The policy or a tool wrote a placeholder token of an image or another medium."""
     EPISODE_TIMEOUT = "episode_timeout"

@@ -229,14 +229,14 @@ async def episode_code_tool(settings: RolloutSettings, calls: CodeCalls) -> Asyn
     """Make the code tool of one episode, or None if the settings don't list it; its session ends with the episode.
 
     Args:
-        settings: `tools`, `executor`, `code_session` and `tool_timeout_s` are read.
+        settings: `tools`, `environment`, `executor`, `code_session` and `tool_timeout_s` are read.
         calls: Totals to add each call to; those of a resumed episode include the calls before the abort.
 
     Raises:
         ConfigError: The executor can't be made, or `code_session` is set and it keeps no sessions.
         SandboxError: The executor can't start.
     """
-    if CODE_TOOL_PATH not in settings.tools:
+    if CODE_TOOL_PATH not in settings.tools or settings.environment_plays:
         yield None
         return
     owner = uuid.uuid4().hex

@@ -141,6 +141,11 @@ class SGLangModel(Model):
         self._request_span = request_span
         self.reset()
 
+    @property
+    def base_url(self) -> str | None:
+        """URL of the server or router; None for a model with a `client`."""
+        return self._base_url
+
     def client(self) -> SGLangClient:
         """Return the client of the running event loop."""
         base_url = cast("str", self._base_url)

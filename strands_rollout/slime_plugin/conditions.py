@@ -45,7 +45,14 @@ _IGNORED_SETTINGS: Final = frozenset(
 )
 # keys that an attempt writes to metadata: facts, slime's mark of a collected sample, and turns for `--log-multi-turn`
 _ATTEMPT_KEYS: Final = frozenset({METADATA_KEY, "start_rollout_id", "round_number"})
-_CODE_SETTINGS: Final = ("agent_factory", "agent_program", "conversation_manager", "hooks", "tools")
+_CODE_SETTINGS: Final = (
+    "agent_factory",
+    "agent_program",
+    "conversation_manager",
+    "environment_factory",
+    "hooks",
+    "tools",
+)
 # a text that tokenizers encode differently: case, digits, spaces, accents, scripts, bytes, markup
 _PROBE_TEXT: Final = "The quick  brown\n\tfox: 1234567 x**2 — naïve Größe 東京 привет 🦊 <|im_start|></s> [1.5e-3]\n\n"
 

@@ -12,11 +12,12 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from strands_rollout import errors
-from strands_rollout.agent.environment import Task, open_context, task_scope
+from strands_rollout.agent.environment import EpisodeContext, Task, open_context, task_scope
+from strands_rollout.agent.environment_player import play_environment
 from strands_rollout.agent.episode import Episode, EpisodeSetup, run_episode
 from strands_rollout.agent.limits import EpisodeLimits, StopReason
 from strands_rollout.agent.multi_agent import AgentModels, factory_team
@@ -205,13 +206,16 @@ async def _run_episode(job: RolloutJob) -> EndedEpisode:
     with closing(model.record), sub_agents.active(), job.control.running():
         async with own_loop as loop, episode_code_tool(settings, code_calls) as code_tool:
             play = functools.partial(_play_program, loop=loop) if settings.has_program else _play_agent
-            task = replace(task, tools=build_tools(settings, code_tool))
+            task = replace(task, tools=[] if settings.environment_plays else build_tools(settings, code_tool))
             self_timed = () if code_tool is None else (CODE_TOOL_NAME,)
             if settings.resources or settings.environment:
                 async with open_context(settings, task, job.control, loop) as opened:
                     question = job.start.question if resume else opened.prompt
                     answer = opened.answer if opened.can_answer else None
-                    episode = await play(job, model, opened.task, self_timed, answer, journal)
+                    if settings.environment_plays:
+                        episode = await _play_environment(job, model, opened)
+                    else:
+                        episode = await play(job, model, opened.task, self_timed, answer, journal)
                     if episode.stop_reason in sample_writer.TRAINED_REASONS:
                         score = await opened.score()
                         state = await opened.state() if settings.reward.has_evaluator else None
@@ -224,6 +228,8 @@ async def _run_episode(job: RolloutJob) -> EndedEpisode:
     await (asyncio.gather(*finishing) if len(finishing) > 1 else finishing[0])
     if score is None and episode.program is not None:
         score = episode.program.score
+    if episode.played is not None and episode.stop_reason in sample_writer.TRAINED_REASONS:
+        score = episode.played.score
     is_evaluated = settings.reward.has_evaluator and episode.stop_reason in sample_writer.TRAINED_REASONS
     return EndedEpisode(
         model,
@@ -266,7 +272,7 @@ async def _build_task(job: RolloutJob, model: SGLangModel) -> Task:
     settings, sample = job.settings, job.call.sample
     config_file = settings.environment_config
     # the default system prompt describes the code tool, which a user's own agent may not have
-    has_own_agent = settings.agent_factory is not None or settings.has_program
+    has_own_agent = settings.agent_factory is not None or settings.has_program or settings.environment_plays
     applies = not has_own_agent or "system_prompt" in settings.model_fields_set
     if settings.misses_code_tool:
         log_once(logger, logging.WARNING, MISSING_CODE_TOOL)
@@ -279,7 +285,7 @@ async def _build_task(job: RolloutJob, model: SGLangModel) -> Task:
         metadata={key: value for key, value in metadata.items() if key != METADATA_KEY},
         index=getattr(sample, "index", None),
         evaluation=job.call.evaluation,
-        environment_config=None if config_file is None else str(find_file(config_file)),
+        environment_config=str(find_file(config_file)) if isinstance(config_file, str) else None,
     )
 
 
@@ -308,6 +314,21 @@ async def _play_agent(
         journal=journal,
     )
     return await run_episode(model, task.messages, setup)
+
+
+async def _play_environment(job: RolloutJob, model: SGLangModel, context: EpisodeContext) -> Episode:
+    settings = job.settings
+    # the defaults are this package's; the environment has limits of its own
+    limits = EpisodeLimits(
+        **{
+            limit.name: getattr(settings, limit.name) if limit.name in settings.model_fields_set else None
+            for limit in fields(EpisodeLimits)
+        }
+    )
+    hooks = load_hooks(settings.hooks) if settings.hooks else ()
+    return await play_environment(
+        model, context, limits=limits, hooks=hooks, tool_span=slime_adapter.tool_span(job.call.sample)
+    )
 
 
 async def _play_program(
@@ -431,7 +452,7 @@ class RolloutJob:
             params["sampling_seed"] = turn_seed(params["sampling_seed"], agent)
         # the code of users and sub-agents may rewrite the history; the package's own loop only appends
         user_code = settings.conversation_manager or settings.agent_factory or settings.hooks or settings.has_program
-        may_rewrite = bool(agent or user_code)
+        may_rewrite = bool(agent or user_code or settings.environment_plays)
         limits = TokenLimits(
             max_response_tokens=params.pop("max_new_tokens", None),
             max_context_tokens=context_limit(args, evaluation=self.call.evaluation),

@@ -126,7 +126,7 @@ async def find_load_errors(settings: RolloutSettings, *, connects: bool = False)
         "agent_factory": lambda: settings.agent_factory and load(settings.agent_factory, "an agent", ["model", "task"]),
         "agent_program": lambda: settings.agent_program and load(settings.agent_program, None, ["task", "endpoint"]),
         "environment_config": lambda: _check_environment_config(settings),
-        "environment": lambda: settings.environment and load(settings.environment, "an environment", ["task"]),
+        "environment": lambda: _load_environment(settings),
         "resources": lambda: [load(path, "a resource", ["task"]) for path in settings.resources.values()],
         "hooks": lambda: tool_loading.load_hooks(settings.hooks),
         "conversation_manager": lambda: tool_loading.load_conversation_manager(settings.conversation_manager),
@@ -147,15 +147,26 @@ async def find_load_errors(settings: RolloutSettings, *, connects: bool = False)
 
 def _check_environment_config(settings: RolloutSettings) -> None:
     """Check the file of the setting `environment_config` by the function `check_config` of the program's module."""
-    if settings.environment_config is None:
+    if not isinstance(settings.environment_config, str):
         return
     path = find_file(settings.environment_config)
     if not path.is_file():
         raise ConfigError(f"got {settings.environment_config!r}; expected an existing file")
-    program = tool_loading.load_function(str(settings.agent_program))
+    if settings.agent_program is None:
+        return
+    program = tool_loading.load_function(settings.agent_program)
     check = getattr(sys.modules.get(program.__module__), "check_config", None)
     if check is not None:
         check(path)
+
+
+def _load_environment(settings: RolloutSettings) -> object:
+    if settings.environment_path is None:
+        return None
+    if not settings.environment_plays:
+        return tool_loading.load_function(settings.environment_path, "an environment", ["task"])
+    library: Any = tool_loading.load_function(settings.environment_path, "an environment")
+    return library.check(settings.environment_factory)
 
 
 @dataclass(frozen=True, slots=True)

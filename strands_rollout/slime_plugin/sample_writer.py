@@ -509,6 +509,7 @@ def _episode_facts(
         sampling_params=None if rules.sampling_params is None else dict(rules.sampling_params),
         environment_score=ended.score,
         gateway=ended.gateway,
+        environment=None if episode.played is None else dict(episode.played.facts),
         question=ended.question,
         evaluated=ended.evaluated,
         evaluation=rules.evaluation or None,

@@ -1,0 +1,289 @@
+"""Environments of strands-env, which play whole episodes through `generate`, unchanged."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fake_sglang import FakeSGLang, Reply
+from harness import TOOL_CALL, Run, args_for, ids_of, run
+
+from strands_rollout import Sample, generate, reward_func
+from strands_rollout.errors import ConfigError
+from strands_rollout.settings import validate_settings
+from strands_rollout.slime_plugin.inputs import find_load_errors
+from strands_rollout.slime_plugin.sample_contract import contract_violations
+
+pytest.importorskip("strands_env", reason="needs strands-env, on Python 3.12 or newer")
+hooks = pytest.importorskip("strands_env_hooks")
+
+CONFIG = Path(__file__).parents[2] / "configs" / "strands_env.yaml"
+CALL = TOOL_CALL.format(name="multiply", arguments='{"a": 17, "b": 2}')
+RIGHT = "It is \\boxed{34}.<|im_end|>"
+WRONG = "It is \\boxed{35}.<|im_end|>"
+
+
+@pytest.fixture(autouse=True)
+def _no_events() -> None:
+    hooks.events.clear()
+
+
+async def play(tokenizer: Any, script: Any, factory: str, **more: Any) -> Run:
+    settings = {"environment": "strands_env", "environment_factory": factory, **more.pop("settings", {})}
+    played = await run(tokenizer, script, settings=settings, **more)
+    assert contract_violations(replace(played.sample, reward=1.0)) == []
+    assert played.fake.violations == []
+    return played
+
+
+async def reward_of(played: Run) -> dict[str, Any]:
+    reward: dict[str, Any] = await reward_func(args_for(played.fake.base_url, played.tokenizer), played.sample)
+    return reward
+
+
+def row(**fields: Any) -> Sample:
+    return Sample(prompt="What is 17 * 2?", label="34", index=0, metadata={"difficulty": 2, **fields})
+
+
+@pytest.mark.parametrize(("answer", "score"), [(RIGHT, 1.0), (WRONG, 0.0)])
+async def test_math_environment_is_trained_exactly(shipped_tokenizer: Any, answer: str, score: float) -> None:
+    settings = yaml.safe_load(CONFIG.read_text())["strands_rollout"]
+    played = await run(shipped_tokenizer, [answer], settings=settings)
+    sample, facts = played.sample, played.facts
+    assert (sample.status.value, facts["stop_reason"], facts["turns"]) == ("completed", "completed", 1)
+    assert sum(sample.loss_mask) == facts["sampled_tokens"] == len(ids_of(shipped_tokenizer, answer))
+    assert facts["environment"]["termination_reason"] == "task_complete"
+    assert facts["environment"]["reward_info"]["matched"] is bool(score)
+    reward = await reward_of(played)
+    assert (reward["score"], reward["acc"], reward["method"]) == (score, score, "environment")
+    assert "boxed" in played.decode(sample.tokens[: played.prompt_length])  # its own system prompt
+
+
+async def test_hook_file_runs_with_its_tools_hooks_and_task(shipped_tokenizer: Any) -> None:
+    played = await play(shipped_tokenizer, [CALL, RIGHT], "strands_env_hooks", sample=row())
+    facts = played.facts
+    assert hooks.events == ["create", "reset 2 34 0", "model call", "multiply 17 2", "model call", "cleanup"]
+    assert (facts["turns"], facts["tool_iterations"], facts["tool_calls"]) == (2, 1, 1)
+    assert [(call["tool"], call["status"]) for call in facts["calls"]] == [("multiply", "success")]
+    assert sum(played.sample.loss_mask) == sum(len(reply.ids) for reply in played.replied) == facts["sampled_tokens"]
+    assert facts["environment"]["metrics"]["tool_iters"] == 1
+    assert (await reward_of(played))["score"] == 1.0
+
+
+async def test_hook_file_is_called_once_for_all_episodes(shipped_tokenizer: Any) -> None:
+    answers = [Reply.tokens(ids_of(shipped_tokenizer, RIGHT))] * 3
+    settings = {"environment": "strands_env", "environment_factory": "strands_env_hooks.create_env_factory"}
+    async with FakeSGLang(answers, context_length=8192) as fake:
+        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=settings)
+        for _ in answers:
+            sample = await generate(args, row(), {"temperature": 1.0})
+            assert sample.status.value == "completed"
+    assert [event for event in hooks.events if event in ("create", "cleanup")] == ["create", *["cleanup"] * 3]
+
+
+@pytest.mark.parametrize(
+    ("factory", "config"), [("create", {}), ("create_with", {"system_prompt": "Answer in a box."})]
+)
+async def test_function_that_returns_an_environment(shipped_tokenizer: Any, factory: str, config: Any) -> None:
+    settings = {"environment_config": config}
+    played = await play(shipped_tokenizer, [RIGHT], f"strands_env_hooks.{factory}", settings=settings)
+    assert (played.sample.status.value, (await reward_of(played))["score"]) == ("completed", 1.0)
+    shown = played.decode(played.sample.tokens[: played.prompt_length])
+    assert config.get("system_prompt", "boxed") in shown
+
+
+async def test_second_model_of_the_policy_is_recorded(shipped_tokenizer: Any) -> None:
+    script = [RIGHT, "yes<|im_end|>"]
+    settings = {"environment": "strands_env", "environment_factory": "strands_env_hooks.create_judged"}
+    played = await run(shipped_tokenizer, script, settings=settings)
+    reward = await reward_of(played)
+    assert (played.sample.status.value, reward["score"], reward["parts/votes"]) == ("completed", 1.0, 1)
+    fanned = await run(shipped_tokenizer, script, settings=settings | {"fan_out": True})
+    assert [sum(one.loss_mask) for one in fanned.sample] == [len(reply.ids) for reply in fanned.replied]
+
+
+async def test_chat_row_becomes_history_and_system_prompt(shipped_tokenizer: Any) -> None:
+    chat = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello."},
+        {"role": "assistant", "content": "Hello!"},
+        {"role": "user", "content": "What is 17 * 2?"},
+    ]
+    sample = Sample(prompt=chat, label="34", index=0, metadata={"difficulty": 1})
+    played = await play(shipped_tokenizer, [RIGHT], "strands_env_hooks.CalculatorEnv", sample=sample)
+    assert hooks.events[0] == "reset 1 34 2"
+    shown = played.decode(played.sample.tokens[: played.prompt_length])
+    assert [text in shown for text in ("Be brief.", "Hello!", "17 * 2")] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "script", "reason"),
+    [
+        ({"max_tool_iters": 1}, {}, [CALL], "max_tool_iterations"),
+        ({"max_tool_calls": 1}, {}, [CALL], "max_tool_calls"),
+        ({"max_messages": 3}, {}, [CALL], "environment_limit"),
+        ({}, {"max_tool_iterations": 1}, [CALL, CALL], "max_tool_iterations"),
+        ({}, {"max_turn_tokens": 4}, [Reply.tokens([5] * 4, "length")], "turn_length"),
+        ({}, {"episode_timeout_s": 0.5}, [TOOL_CALL.format(name="hang", arguments="{}")], "episode_timeout"),
+    ],
+)
+async def test_limits_truncate_and_are_trained(
+    shipped_tokenizer: Any, config: Any, settings: Any, script: Any, reason: str
+) -> None:
+    given = {"environment_config": {"fault": "none", **config}, **settings}
+    played = await play(shipped_tokenizer, script, "strands_env_hooks.FaultyEnv", settings=given)
+    sampled = sum(len(reply.ids) for reply in played.replied)
+    assert (played.sample.status.value, played.facts["stop_reason"]) == ("truncated", reason)
+    assert sum(played.sample.loss_mask) == sampled > 0
+    assert (await reward_of(played))["method"] == "environment"  # it scores a truncated episode, too
+    assert hooks.events[-1] == "cleanup"
+
+
+async def test_default_limits_are_the_environments(shipped_tokenizer: Any) -> None:
+    played = await play(shipped_tokenizer, [*[CALL] * 7, RIGHT], "strands_env_hooks.CalculatorEnv", sample=row())
+    assert (played.sample.status.value, played.facts["tool_iterations"]) == ("completed", 7)
+
+
+async def test_tool_timeout_setting_applies(shipped_tokenizer: Any) -> None:
+    script = [TOOL_CALL.format(name="hang", arguments="{}"), RIGHT]
+    given = {"environment_config": {"fault": "none"}, "tool_timeout_s": 0.2}
+    played = await play(shipped_tokenizer, script, "strands_env_hooks.FaultyEnv", settings=given)
+    assert (played.sample.status.value, played.facts["tool_timeouts"]) == ("completed", 1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ("reset_raises", "no sandbox"),
+        ("hook_raises", "a bug in a hook"),
+        ("reward_raises", "no scorer"),
+        ("reward_exits", "SystemExit"),
+        ("reward_failed", "no key"),
+        ("reward_nan", "finite number"),
+        ("cleanup_raises", "the sandbox is gone"),
+    ],
+)
+async def test_fault_of_the_environment_is_not_trained(shipped_tokenizer: Any, fault: str, error: str) -> None:
+    settings = {"environment_config": {"fault": fault}}
+    played = await play(shipped_tokenizer, [RIGHT], "strands_env_hooks.FaultyEnv", settings=settings)
+    assert (played.sample.status.value, played.facts["stop_reason"]) == ("failed", "environment_error")
+    assert error in played.facts["error"]
+    assert sum(played.sample.loss_mask) == 0
+    assert hooks.events == ["cleanup"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "limit", "error"),
+    [
+        ("reset_hangs", "environment_timeout_s", "before its agent was asked"),
+        ("reset_hangs", "episode_timeout_s", "before its agent was asked"),
+        ("cleanup_hangs", "environment_timeout_s", "after its agent's answer"),
+    ],
+)
+async def test_environment_that_hangs_is_not_the_policys_fault(
+    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch, fault: str, limit: str, error: str
+) -> None:
+    monkeypatch.setattr("strands_rollout.agent.environment_player.CLOSE_TIMEOUT_S", 0.1)
+    settings = {"environment_config": {"fault": fault}, limit: 0.5}
+    played = await play(shipped_tokenizer, [RIGHT], "strands_env_hooks.FaultyEnv", settings=settings)
+    assert hooks.events == (["reset", "cleanup"] if fault == "reset_hangs" else ["cleanup", "hangs"])
+    assert (played.sample.status.value, played.facts["stop_reason"]) == ("failed", "environment_error")
+    assert played.facts["error"].endswith(f"the environment took more than 0.5 s {error}")
+
+
+async def test_engine_fault_is_not_trained(shipped_tokenizer: Any) -> None:
+    script = [CALL, Reply.status(500)]
+    played = await play(
+        shipped_tokenizer,
+        lambda _body, number: script[min(number, 1)],
+        "strands_env_hooks.CalculatorEnv",
+        sample=row(),
+        settings={"engine_patience_s": 0},
+    )
+    assert (played.sample.status.value, played.facts["stop_reason"]) == ("failed", "engine_error")
+    assert hooks.events[-1] == "cleanup"
+
+
+async def test_environment_without_reward_is_graded_by_the_settings(shipped_tokenizer: Any) -> None:
+    played = await play(shipped_tokenizer, [RIGHT], "strands_env_hooks.RewardlessEnv")
+    assert (played.sample.status.value, (await reward_of(played))["score"]) == ("completed", 1.0)
+    assert "environment_score" not in played.facts
+
+
+@pytest.mark.parametrize(
+    ("factory", "sample", "reason", "error"),
+    [
+        ("create_nothing", None, "setup_error", "made a str; expected an Environment of strands-env"),
+        ("create_raises", None, "environment_error", "RuntimeError: no data set"),
+        ("CalculatorEnv", None, "setup_error", "difficulty: Field required"),
+        ("CalculatorEnv", row(difficulty="hard"), "setup_error", "difficulty: Input should be a valid integer"),
+        ("FaultyEnv", None, "environment_error", "missing 1 required keyword-only argument: 'fault'"),
+    ],
+)
+async def test_bad_factory_or_row_fails_the_sample(
+    shipped_tokenizer: Any, factory: str, sample: Any, reason: str, error: str
+) -> None:
+    played = await play(shipped_tokenizer, [RIGHT], f"strands_env_hooks.{factory}", sample=sample)
+    assert (played.sample.status.value, played.facts["stop_reason"]) == ("failed", reason)
+    assert error in played.facts["error"]
+    assert played.fake.requests == []
+
+
+async def test_environment_shared_by_episodes_is_refused(shipped_tokenizer: Any) -> None:
+    for status, error in (("completed", None), ("failed", "expected a new one for each")):
+        played = await play(shipped_tokenizer, [RIGHT], "strands_env_hooks.create_shared")
+        assert played.sample.status.value == status
+        assert error is None or error in played.facts["error"]
+
+
+@pytest.mark.parametrize(
+    ("factory", "error"),
+    [
+        ("strands_env_hooks.number", "is a int; expected a module with create_env_factory"),
+        ("strands_env_hooks.creat", "did you mean 'create'"),
+        ("no_such_module.create", "there is no module 'no_such_module'"),
+    ],
+)
+async def test_bad_factory_path_is_found_before_the_run(factory: str, error: str) -> None:
+    given = {"environment": "strands_env", "environment_factory": factory, "tools": []}
+    [(name, found)] = await find_load_errors(validate_settings(given, "strands_rollout"))
+    assert name == "environment"
+    assert error in str(found)
+
+
+def test_task_becomes_a_row_and_comes_back(shipped_tokenizer: Any) -> None:
+    from strands_rollout.agent.environment import Task
+    from strands_rollout.environments.strands_env import row_of, task_of
+
+    task = hooks.CalculatorTask(id="t1", message="What is 17 * 2?", ground_truth="34", difficulty=3, source="mine")
+    given = row_of(task)
+    assert given == {
+        "prompt": "What is 17 * 2?",
+        "label": "34",
+        "metadata": {
+            "id": "t1",
+            "message": "What is 17 * 2?",
+            "conversation_history": [],
+            "difficulty": 3,
+            "source": "mine",
+        },
+    }
+    messages = [{"role": "user", "content": [{"text": given["prompt"]}]}]
+    back = task_of(Task(messages, label=given["label"], metadata=given["metadata"]), hooks.CalculatorTask)
+    assert back == task
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"environment": "strands_env"}, "needs environment_factory"),
+        ({"environment_factory": "a.b"}, "needs environment: strands_env"),
+        ({"agent_program": "a.b", "environment_config": {}}, "is the path of a file; got a mapping"),
+        ({"environment": "strands_env", "environment_factory": "a.b", "agent_factory": "c.d"}, "ignores agent_factory"),
+        ({"environment": "strands_env", "environment_factory": "a.b", "tools": ["c.d"]}, "ignores tools"),
+    ],
+)
+def test_settings_that_contradict_are_refused(given: Any, error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        validate_settings(given, "strands_rollout")

@@ -508,7 +508,8 @@ class RolloutSettings(_Settings):
                 f"environment {self.environment} needs environment_factory, the dotted path of one of its environments"
             )
         loop_settings = ("conversation_manager", "max_parallel_tool_calls", "max_user_turns", "row_tools", "tools")
-        ignored = [*players, *(name for name in loop_settings if name in self.model_fields_set and getattr(self, name))]
+        defaults = {name: RolloutSettings.model_fields[name].get_default() for name in loop_settings}
+        ignored = [*players, *(name for name in loop_settings if getattr(self, name) not in (defaults[name], ()))]
         if ignored:
             raise ValueError(
                 f"environment {self.environment} ignores {' and '.join(ignored)}, since its environments build their "

@@ -35,7 +35,7 @@ def _nothing_built() -> Iterator[None]:
     user_agents.built.clear()
 
 
-@pytest.mark.parametrize("name", ["plain", "slowly"])
+@pytest.mark.parametrize("name", ["plain", "async_factory"])
 async def test_agent_factory_plays_an_episode(
     shipped_tokenizer: Any, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,15 +90,15 @@ async def test_agent_factory_that_hangs_blocks_no_other_episode(
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     ids = ids_of(shipped_tokenizer, ANSWER)
     async with FakeSGLang(lambda _body, _number: Reply.tokens(ids), context_length=8192) as fake:
-        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=factory("hangs_for_some"))
+        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=factory("hanging_for_some_rows"))
         rows = [Sample(prompt="?", index=n, metadata={"hangs": n < 2}) for n in range(4)]
         hung = [asyncio.ensure_future(generate(args, row, {"max_new_tokens": 512})) for row in rows[:2]]
         try:
-            await wait_until(user_agents.hangs.is_set)
+            await wait_until(user_agents.factory_is_hanging.is_set)
             async with asyncio.timeout(20):
                 done = [await generate(args, row, {"max_new_tokens": 512}) for row in rows[2:]]
         finally:
-            user_agents.may_end.set()
+            user_agents.factory_may_return.set()
             await asyncio.gather(*hung)
     assert {sample.status for sample in done} == {Sample.Status.COMPLETED}
 
@@ -108,7 +108,7 @@ async def test_agent_factory_that_hangs_blocks_no_other_episode(
     [
         ("nothing", "has no attribute 'nothing'"),
         ("built", "expected a class or function that makes an agent"),
-        ("sums_up", "SummarizingConversationManager, which blocks the event loop"),
+        ("with_summarizing_manager", "SummarizingConversationManager, which blocks the event loop"),
         ("not_an_agent", "returned a str; expected a Strands Agent, Swarm or Graph"),
         ("on_another_model", "on the model that it was given: none; expected the agent"),
     ],
@@ -241,9 +241,9 @@ async def test_agent_factory_resumes_after_abort(shipped_tokenizer: Any, name: s
 
 
 async def test_agent_factory_refuses_an_agent_it_returned_before(shipped_tokenizer: Any) -> None:
-    first = await run(shipped_tokenizer, [ANSWER], settings=factory("one_for_all"))
+    first = await run(shipped_tokenizer, [ANSWER], settings=factory("shared_agent"))
     assert first.facts["stop_reason"] == "completed"
-    second = await run(shipped_tokenizer, [ANSWER], settings=factory("one_for_all"))
+    second = await run(shipped_tokenizer, [ANSWER], settings=factory("shared_agent"))
     assert (second.facts["stop_reason"], second.fake.requests) == ("setup_error", [])
     assert "to more than one episode: Strands Agents; expected new agents for each" in second.facts["error"]
 
@@ -259,7 +259,7 @@ async def test_agent_as_tool_keeps_limits_and_prints_nothing(
 
 
 async def test_graph_node_timeout_is_a_team_limit(shipped_tokenizer: Any) -> None:
-    played = await run(shipped_tokenizer, [Reply.hang()], settings=factory("in_a_hurry"))
+    played = await run(shipped_tokenizer, [Reply.hang()], settings=factory("with_node_timeout"))
     assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.TRUNCATED, "team_limit")
 
 
@@ -275,12 +275,12 @@ async def test_swarm_that_ends_before_the_main_agent_is_truncated(shipped_tokeni
 
 
 async def test_agent_as_tool_outage_ends_the_episode(shipped_tokenizer: Any) -> None:
-    said = {"You help.": [call("is_out_of_order")], "You answer.": [call("expert", input="?")]}
+    said = {"You help.": [call("raise_sandbox_error")], "You answer.": [call("expert", input="?")]}
     samples, _ = await team_samples(shipped_tokenizer, "with_an_expert", said)
     assert samples[0].metadata["strands_rollout"]["stop_reason"] == "sandbox_error"
 
 
-@pytest.mark.parametrize("name", ["with_a_person", "with_a_person_in_a_graph"])
+@pytest.mark.parametrize("name", ["with_interrupt", "graph_with_interrupt"])
 async def test_interrupt_for_a_person_is_a_setup_error(shipped_tokenizer: Any, name: str) -> None:
     played = await run(shipped_tokenizer, [call("ask_a_person", question="May I?"), ANSWER], settings=factory(name))
     assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "setup_error")
@@ -290,7 +290,7 @@ async def test_interrupt_for_a_person_is_a_setup_error(shipped_tokenizer: Any, n
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("with_words_that_change", "You are tired."), ("with_tools_that_come_later", "label_of_the_row")],
+    [("with_changing_prompt", "You are tired."), ("with_tools_added_later", "row_label")],
 )
 async def test_changed_prompt_or_tools_begin_a_new_segment(shipped_tokenizer: Any, name: str, words: str) -> None:
     turns = [call("double", number=17), call("double", number=18), ANSWER]

@@ -63,12 +63,12 @@ def test_describe_failure_names_the_users_file() -> None:
 
 
 async def test_resources_close_when_a_later_one_fails_to_open(shipped_tokenizer: Any) -> None:
-    played = await run(shipped_tokenizer, [], settings=resources("database", "does_not_open"), sample=row())
+    played = await run(shipped_tokenizer, [], settings=resources("database", "fails_to_open"), sample=row())
     assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "environment_error")
-    assert "the opening of resource 'does_not_open'" in played.facts["error"]
+    assert "the opening of resource 'fails_to_open'" in played.facts["error"]
     assert "raised OSError: no disk" in played.facts["error"]
     assert f"{user_environments.__file__}, line" in played.facts["error"]
-    assert "in does_not_open), for the sample of index 5" in played.facts["error"]
+    assert "in fails_to_open), for the sample of index 5" in played.facts["error"]
     assert seen == ["open 5", "close 5"]
 
 
@@ -99,7 +99,7 @@ async def test_resources_reopen_after_an_abort(shipped_tokenizer: Any, caplog: p
 
 
 async def test_resources_abort_ends_the_opening(shipped_tokenizer: Any) -> None:
-    settings = resources("database", "opens_for_ever", should_abort=lambda: "opening" in seen)
+    settings = resources("database", "never_opens", should_abort=lambda: "opening" in seen)
     played = await run(shipped_tokenizer, [], settings=settings, sample=row())
     assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.ABORTED, "aborted")
     assert seen == ["open 5", "opening", "close 5"]
@@ -117,7 +117,7 @@ async def test_resources_close_when_generate_is_cancelled(shipped_tokenizer: Any
 
 
 async def test_resources_opening_timeout_fails_the_episode(shipped_tokenizer: Any) -> None:
-    settings = resources("opens_for_ever", environment_timeout_s=0.05)
+    settings = resources("never_opens", environment_timeout_s=0.05)
     played = await run(shipped_tokenizer, [], settings=settings, sample=row())
     assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "environment_error")
     assert "took more than 0.05 s" in played.facts["error"]
@@ -126,7 +126,7 @@ async def test_resources_opening_timeout_fails_the_episode(shipped_tokenizer: An
 async def test_resources_closing_error_leaves_the_sample_unchanged(
     shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    played = await run(shipped_tokenizer, [ANSWER], settings=resources("does_not_close"), sample=row())
+    played = await run(shipped_tokenizer, [ANSWER], settings=resources("fails_to_close"), sample=row())
     assert played.sample.status is Sample.Status.COMPLETED
     assert "still in use" in caplog.text
 

@@ -183,20 +183,20 @@ async def test_server_info_of_busy_server_is_the_last_known(busy: Reply) -> None
         client = SGLangClient(first.base_url)
         assert (await client.server_info()).context_length == 100
     async with FakeSGLang([], context_length=200, port=int(first.base_url.rpartition(":")[2])) as second, client:
-        second.away = busy
+        second.outage = busy
         infos = await asyncio.gather(*(client.server_info() for _ in range(5)))
         assert [info.context_length for info in infos] == [100] * 5
-        second.away = None
+        second.outage = None
         assert (await client.server_info()).context_length == 200
 
 
 @pytest.mark.parametrize("busy", BUSY, ids=repr)
 async def test_server_info_of_busy_server_without_last_known_raises(busy: Reply) -> None:
     async with FakeSGLang([], context_length=100) as fake, SGLangClient(fake.base_url) as client:
-        fake.away = busy
+        fake.outage = busy
         with pytest.raises(EngineResponseError, match=f"got HTTP {busy.code} from .*expected an engine"):
             await client.server_info()
-        fake.away = None
+        fake.outage = None
         assert (await client.server_info()).context_length == 100
 
 

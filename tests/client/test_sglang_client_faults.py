@@ -54,7 +54,7 @@ async def test_generate_retries_dead_engine_with_growing_waits() -> None:
 
 @dataclass
 class Outage:
-    """An engine that is away until a time of its own clock, which goes on with each wait and each attempt."""
+    """Script of an outage until a time of its own clock, which advances with each wait and attempt."""
 
     ends_at: float
     attempt_s: float = 0.0
@@ -76,16 +76,16 @@ class Outage:
 @pytest.mark.parametrize("fault", [Reply.reset(), Reply.status(503)], ids=repr)
 @pytest.mark.parametrize("ends_at", [40.0, 89.0])
 async def test_generate_retries_until_patience_is_over(fault: Reply, ends_at: float) -> None:
-    away = Outage(ends_at, attempt_s=7.0, fault=fault)
-    async with FakeSGLang(away) as fake:
-        assert (await ask(fake, sleep=away.sleep, clock=away.clock)).output_ids == [7]
-    assert away.now <= ends_at + 11.0
+    outage = Outage(ends_at, attempt_s=7.0, fault=fault)
+    async with FakeSGLang(outage) as fake:
+        assert (await ask(fake, sleep=outage.sleep, clock=outage.clock)).output_ids == [7]
+    assert outage.now <= ends_at + 11.0
 
 
 async def test_generate_lost_generation_does_not_use_up_patience() -> None:
-    away = Outage(ends_at=10_000.0, attempt_s=3600.0)
-    async with FakeSGLang(away) as fake:
-        assert (await ask(fake, sleep=away.sleep, clock=away.clock)).attempts == 4
+    outage = Outage(ends_at=10_000.0, attempt_s=3600.0)
+    async with FakeSGLang(outage) as fake:
+        assert (await ask(fake, sleep=outage.sleep, clock=outage.clock)).attempts == 4
 
 
 async def test_abort_ends_the_wait_between_retries() -> None:
@@ -160,7 +160,7 @@ async def test_generate_honours_and_caps_retry_after() -> None:
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
-        (Reply.raw(b"<html>hello"), r".* not JSON: b'<html>hello' \(11 bytes\)"),
+        (Reply.raw(b"<html>hello"), r".* not valid JSON: b'<html>hello' \(11 bytes\)"),
         (Reply.cut(), "the last failed with: HTTP 200 whose body ended early"),
     ],
     ids=["garbage", "half a body"],
@@ -218,15 +218,15 @@ async def test_server_info_of_dead_engine_raises() -> None:
 
 async def test_server_info_is_retried_until_the_engine_is_back() -> None:
     async with FakeSGLang([OK], context_length=77) as fake:
-        fake.away = Reply.reset()
+        fake.outage = Reply.reset()
 
         async def sleep(_seconds: float) -> None:
-            fake.away = None if len(fake.turned_away) >= 3 else fake.away
+            fake.outage = None if len(fake.refused_paths) >= 3 else fake.outage
 
         async with SGLangClient(fake.base_url, sleep=sleep) as client:
             infos = await asyncio.gather(*(client.server_info() for _ in range(5)))
     assert {info.context_length for info in infos} == {77}
-    assert 3 <= len(fake.turned_away) <= 5
+    assert 3 <= len(fake.refused_paths) <= 5
 
 
 @pytest.mark.parametrize("reply", [Reply.status(503), Reply.reset(), Reply.cut(), Reply.raw(b"{")], ids=repr)

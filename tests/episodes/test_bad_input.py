@@ -51,7 +51,7 @@ async def test_generate_with_a_dead_engine_fails_untrained(
     ("reply", "message"),
     [
         (Reply.status(503, "no workers"), "503"),
-        (Reply.raw(b"<html>hello</html>"), "not JSON"),
+        (Reply.raw(b"<html>hello</html>"), "not valid JSON"),
         (Reply.status(422, "wrong type"), "422"),
         (Reply.tokens([10**7]), "vocab"),
     ],
@@ -85,17 +85,17 @@ async def test_generate_survives_an_engine_outage(shipped_tokenizer, retry_waits
         if not is_first and turn == 1:
             arrived += 1
             if arrived == 16:
-                fake.away = fault
+                fake.outage = fault
         return Reply.tokens(ids_of(shipped_tokenizer, call_text() if is_first else ANSWER))
 
     async with FakeSGLang(reply, context_length=8192) as fake:
-        fake.away = fault if turn == 0 else None
+        fake.outage = fault if turn == 0 else None
         args = args_for(fake.base_url, shipped_tokenizer)
 
         async def come_back() -> None:
             while sum(retry_waits) < 30:  # noqa: ASYNC110 - no event is set for a wait
                 await asyncio.sleep(0.001)
-            fake.away = None
+            fake.outage = None
 
         back = asyncio.create_task(come_back())
         samples = [Sample(prompt="What is 17 * 2?", index=index) for index in range(16)]

@@ -391,11 +391,11 @@ async def test_generate_resumes_a_turn_with_transient_context(shipped_tokenizer,
         turn = tool_call("double", number=17)
         return (turn[:12], "abort") if number == 0 else turn[12:] if number == 1 else _double_twice(text, number)
 
-    user_agents.from_the_test[:] = [_reminded_agent]
+    user_agents.factories_of_the_test[:] = [_reminded_agent]
     wire = RecordingPolicy(shipped_tokenizer, script)
     async with FakeSGLang(wire, context_length=16384) as fake:
         settings = {
-            "agent_factory": "user_agents.made_by_the_test",
+            "agent_factory": "user_agents.build_for_test",
             "tools": [],
             "should_abort": lambda: state.aborting,
         }

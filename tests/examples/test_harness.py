@@ -25,7 +25,7 @@ SETTINGS = yaml.safe_load((Path(__file__).parents[2] / "configs" / "harness.yaml
 TODO = {"content": "Count", "activeForm": "Counting", "status": "in_progress"}
 TURNS = 200
 CODE = "found = await shell(command='ls')\nprint(found['output'])"
-PLAYED = "user_agents.made_by_the_test"
+PLAYED = "user_agents.build_for_test"
 
 
 @pytest.fixture(autouse=True)

@@ -205,10 +205,10 @@ async def test_learn_context_from_a_busy_server(shipped_tokenizer: Any) -> None:
         await agent_on(model).invoke_async("one")
     script, port = [turn(shipped_tokenizer, ANSWER)], int(first.base_url.rpartition(":")[2])
     async with FakeSGLang(script, context_length=1000, port=port) as second:
-        second.away, generate = Reply.status(503), model.client().generate
+        second.outage, generate = Reply.status(503), model.client().generate
 
         async def generate_when_it_is_back(*given: Any, **more: Any) -> Any:
-            second.away = None
+            second.outage = None
             return await generate(*given, **more)
 
         model.client().generate = generate_when_it_is_back  # type: ignore[method-assign]

@@ -67,7 +67,7 @@ def _kept_problems(scene: Scene, sample: Any, law: TaskFacts) -> list[str]:
     start = len(sample.tokens) - sample.response_length
     got = [ids[offsets[n] : offsets[n + 1]] for n in range(sample.response_length)]
     expected = [
-        [] if versions[n] is None else law.kept(n, str(versions[n]), sample.tokens[n])
+        [] if versions[n] is None else law.top_p_ids(n, str(versions[n]), sample.tokens[n])
         for n in range(start, len(sample.tokens))
     ]
     return [f"sample {sample.index}: kept ids of token {n}" for n in range(len(got)) if got[n] != expected[n]]

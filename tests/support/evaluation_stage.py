@@ -30,7 +30,7 @@ def options_for(folder: Path, base_url: str | None, tokenizer: Any, **changes: A
     config = folder / "rollout.yaml"
     if not config.exists():
         config.write_text("strands_rollout:\n  tools: []\n")
-    made = EvalOptions(
+    options = EvalOptions(
         data=[write_problems(folder)],
         base_url=base_url,
         tokenizer_dir=Path(tokenizer.name_or_path) if tokenizer else None,
@@ -41,7 +41,7 @@ def options_for(folder: Path, base_url: str | None, tokenizer: Any, **changes: A
         ks=[1, 4, 8],
         out=folder / "out",
     )
-    return replace(made, **changes)
+    return replace(options, **changes)
 
 
 def sample_seed(problem: int, number: int, name: str = "sums") -> int:
@@ -51,7 +51,7 @@ def sample_seed(problem: int, number: int, name: str = "sums") -> int:
 
 def result_line(number: int, **changes: Any) -> dict[str, Any]:
     """Return a line of `results.jsonl` for a correct sample, with `changes`."""
-    made = {
+    line = {
         "data_set": "sums",
         "problem": 0,
         "number": number,
@@ -70,7 +70,7 @@ def result_line(number: int, **changes: Any) -> dict[str, Any]:
         "violations": [],
         "audited": False,
     }
-    return {**made, **changes}
+    return {**line, **changes}
 
 
 def guess_by_seed(tokenizer: Any) -> Any:
@@ -85,7 +85,7 @@ def guess_by_seed(tokenizer: Any) -> Any:
 
 @dataclass(frozen=True)
 class EvaluationRun:
-    """A finished run: its exit code, its folder, and the engine that it asked."""
+    """A finished run: its exit code, its folder, and its engine."""
 
     code: int
     folder: Path
@@ -97,7 +97,7 @@ class EvaluationRun:
 
     @property
     def outcome(self) -> dict[str, Any]:
-        """The report without its session, which differs between runs."""
+        """Report without its session, which differs between runs."""
         return {key: value for key, value in self.report.items() if key != "session"}
 
     @property
@@ -116,11 +116,11 @@ def corrupt_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make `generate` return samples with one wrong token."""
     from strands_rollout.play import player as player_module
 
-    honest = player_module.generate
+    original = player_module.generate
 
-    async def tampering(args: Any, sample: Any, params: Any, **more: Any) -> Any:
-        done = await honest(args, sample, params, **more)
+    async def generate_corrupted(args: Any, sample: Any, params: Any, **more: Any) -> Any:
+        done = await original(args, sample, params, **more)
         done.tokens[-2] += 1
         return done
 
-    monkeypatch.setattr(player_module, "generate", tampering)
+    monkeypatch.setattr(player_module, "generate", generate_corrupted)

@@ -71,8 +71,8 @@ class FakeSGLang:
         requests: Recorded requests, in order.
         disconnects: rids of requests whose client disconnected.
         aborts: Bodies of `/abort_request`.
-        away: Reply to every request on every path while it is set, a status or a reset; simulates an outage.
-        turned_away: Paths of the requests that got the `away` reply.
+        outage: Reply to every request on every path while it is set, a status or a reset.
+        refused_paths: Paths of the requests that got the `outage` reply.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class FakeSGLang:
         self.aborts: list[dict[str, Any]] = []
         self.disconnects: list[str | None] = []
         self.info_requests: list[str] = []
-        self.away: Reply | None = None
-        self.turned_away: list[str] = []
+        self.outage: Reply | None = None
+        self.refused_paths: list[str] = []
         self._arrived = asyncio.Condition()
         self._runner: web.AppRunner | None = None
         self.base_url = self.worker_url = ""
@@ -142,12 +142,12 @@ class FakeSGLang:
     async def _answer_outage(
         self, http: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        if self.away is None:
+        if self.outage is None:
             return await handler(http)
-        self.turned_away.append(http.path)
-        if self.away.kind == "reset" and http.transport is not None:
+        self.refused_paths.append(http.path)
+        if self.outage.kind == "reset" and http.transport is not None:
             http.transport.close()
-        return web.Response(body=self.away.body, status=self.away.code)
+        return web.Response(body=self.outage.body, status=self.outage.code)
 
     async def _generate(self, http: web.Request) -> web.StreamResponse:
         received = Received(orjson.loads(await http.read()), http.headers)

@@ -59,7 +59,7 @@ class TaskFacts:
         """Return the expert row of a position; each number encodes position and version."""
         return [position * 1000 + version_number(version) * 10 + n + 1 for n in range(LAYERS * TOP_K)]
 
-    def kept(self, position: int, version: str, token: int) -> list[int]:
+    def top_p_ids(self, position: int, version: str, token: int) -> list[int]:
         """Return the kept top-p ids, one to three, the sampled id first."""
         return [token, position, version_number(version)][: 1 + position % 3]
 
@@ -117,14 +117,14 @@ class InterruptiblePolicy:
         disturb: Function that returns a fault for a request: another reply, or a change of the correct reply.
 
     Attributes:
-        asked: Requests so far.
+        requests: Requests so far.
         violations: Messages for requests that the policy can't continue.
     """
 
     tokenizer: Any
     plans: Mapping[str, Sequence[str]]
-    disturb: Disturb = lambda _asked: None
-    asked: list[PolicyRequest] = field(default_factory=list)
+    disturb: Disturb = lambda _request: None
+    requests: list[PolicyRequest] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     _visits: dict[str, int] = field(default_factory=dict)
     _planned: dict[tuple[str, str, int], tuple[int, ...]] = field(default_factory=dict)
@@ -136,22 +136,22 @@ class InterruptiblePolicy:
     def reply(self, received: Received, _number: int) -> Reply:
         """Return the rest of the turn, limited to `max_new_tokens`, or the fault that `disturb` chose."""
         ids = tuple(received.input_ids)
-        found = _MARK.search(self.tokenizer.decode(ids))
+        mark = _MARK.search(self.tokenizer.decode(ids))
         starts = _occurrences(ids, self._assistant)
-        if found is None or not starts:
+        if mark is None or not starts:
             return self._refuse(f"no task, or no assistant's turn, in {len(ids)} ids")
-        key, name, number = str(received.key), found[1], int(found[2])
+        key, name, number = str(received.key), mark[1], int(mark[2])
         planned = self._turn_ids(key, name, len(starts) - 1)
         done = self._sampled_count(ids[starts[-1] + len(self._assistant) :], planned)
         if done is None:
             return self._refuse(f"turn {len(starts) - 1} of {name}/{number} is open with ids that it never sampled")
-        asked = self._note(received, key, name, number, len(starts) - 1, done, len(planned) - done)
+        request = self._note(received, key, name, number, len(starts) - 1, done, len(planned) - done)
         rest = Reply.tokens(planned[done:])
-        rest = _add_facts(rest, TaskFacts(asked.task)).limited(received.body["sampling_params"]["max_new_tokens"])
-        change = self.disturb(asked)
+        rest = _add_facts(rest, TaskFacts(request.task)).limited(received.body["sampling_params"]["max_new_tokens"])
+        change = self.disturb(request)
         if change is None or isinstance(change, Reply):
             return change or rest
-        return _add_facts(change(rest), TaskFacts(asked.task))
+        return _add_facts(change(rest), TaskFacts(request.task))
 
     def planned_ids(self, key: str, name: str) -> list[tuple[int, ...]]:
         """Return the ids of all turns of a sample."""
@@ -161,8 +161,8 @@ class InterruptiblePolicy:
         visit = self._visits.get(key, 0)
         self._visits[key] = visit + 1
         attempt = int(str(received.rid).partition("-")[2] or 1)
-        self.asked.append(PolicyRequest(key, *facts, visit, attempt))
-        return self.asked[-1]
+        self.requests.append(PolicyRequest(key, *facts, visit, attempt))
+        return self.requests[-1]
 
     def _turn_ids(self, key: str, name: str, turn: int) -> tuple[int, ...]:
         if (key, name, turn) not in self._planned:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-async def wait_until(holds: Callable[[], object], within_s: float = 240.0) -> None:
-    """Poll `holds` until it is true; raises TimeoutError, so that a failing test doesn't hang."""
+async def wait_until(condition: Callable[[], object], within_s: float = 240.0) -> None:
+    """Poll `condition` until it is true; raise TimeoutError, so that a failing test doesn't hang."""
     async with asyncio.timeout(within_s):
-        while not holds():  # noqa: ASYNC110 - there is no event
+        while not condition():  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
 
 
@@ -31,17 +31,17 @@ def is_running(pid: int) -> bool:
 
 def exits_within(pid: int, within_s: float = 30.0) -> bool:
     """Wait for the end of a process, and return whether it ended in time."""
-    give_up_at = time.monotonic() + within_s
-    while is_running(pid) and time.monotonic() < give_up_at:
+    deadline = time.monotonic() + within_s
+    while is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     return not is_running(pid)
 
 
 def wait_for_number(note: Path, within_s: float = 30.0) -> int:
     """Wait until another process has written a number and a newline to a file, and return the number."""
-    give_up_at = time.monotonic() + within_s
+    deadline = time.monotonic() + within_s
     while not (note.exists() and note.read_text().endswith("\n")):
-        if time.monotonic() > give_up_at:
-            raise TimeoutError(f"nobody has written to {note}")
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no number was written to {note}")
         time.sleep(0.02)
     return int(note.read_text())

@@ -72,10 +72,10 @@ async def play_agent(
     wire: type[RecordingPolicy] = RecordingPolicy,
     **settings: Any,
 ) -> tuple[Any, RecordingPolicy]:
-    user_agents.from_the_test[:] = [factory]
+    user_agents.factories_of_the_test[:] = [factory]
     answering = wire(tokenizer, script)
     async with FakeSGLang(answering, context_length=context_length) as fake:
-        ours = {"agent_factory": "user_agents.made_by_the_test", "tools": [], "fan_out": True, **settings}
+        ours = {"agent_factory": "user_agents.build_for_test", "tools": [], "fan_out": True, **settings}
         args = args_for(fake.base_url, tokenizer, strands_rollout=ours)
         sample = Sample(prompt="What is 17 * 2?", label="34", index=0, group_index=0)
         result = await generate(args, sample, {"temperature": 1.0, "max_new_tokens": max_new_tokens})

@@ -79,14 +79,14 @@ async def play_tool_turns(
     turns: int,
     watch: AbstractContextManager[object],
     *,
-    asked: Callable[[], None] = lambda: None,
+    on_request: Callable[[], None] = lambda: None,
     hooks: Sequence[str] = (),
 ) -> None:
-    """Play an episode of `turns` tool turns inside `watch`; the engine's thread calls `asked` at each request."""
+    """Play an episode of `turns` tool turns inside `watch`; the engine's thread calls `on_request` at each request."""
     call, answer = (Reply.tokens(ids_of(tokenizer, text)) for text in (call_text(), ANSWER))
 
     def reply(_request: dict[str, Any], number: int) -> Reply:
-        asked()
+        on_request()
         return call if number < turns else answer
 
     settings = {"executor": f"{__name__}.InstantExecutor", "max_tool_iterations": None, "hooks": list(hooks)}

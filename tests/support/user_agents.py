@@ -16,8 +16,8 @@ from strands_rollout.errors import SandboxError
 
 built: list[Any] = []
 """Agents that `plain` has built, in order."""
-hangs, may_end = threading.Event(), threading.Event()
-"""Events: a factory hangs; it may return."""
+factory_is_hanging, factory_may_return = threading.Event(), threading.Event()
+"""Events: `hanging_for_some_rows` hangs; it may return."""
 
 
 @tool
@@ -34,28 +34,28 @@ async def sleep() -> str:
 
 
 @tool
-async def label_of_the_row() -> str:
-    """Tell the row's label."""
+async def row_label() -> str:
+    """Return the row's label."""
     return str(current_task().label)
 
 
 @tool
-async def is_out_of_order() -> str:
+async def raise_sandbox_error() -> str:
     """Fail."""
     raise SandboxError("no machine")
 
 
-from_the_test: list[Callable[[SGLangModel, Task], Any]] = []
-"""The factory of the running test, which `made_by_the_test` calls."""
+factories_of_the_test: list[Callable[[SGLangModel, Task], Any]] = []
+"""Factories of the running test; `build_for_test` calls the last one."""
 
 
-def made_by_the_test(model: SGLangModel, task: Task) -> Any:
-    return from_the_test[-1](model, task)
+def build_for_test(model: SGLangModel, task: Task) -> Any:
+    return factories_of_the_test[-1](model, task)
 
 
 def plain(model: SGLangModel, task: Task) -> Agent:
     """Build an agent with Strands' defaults, which print and keep forty messages."""
-    built.append(Agent(model=model, tools=[double, sleep, label_of_the_row]))
+    built.append(Agent(model=model, tools=[double, sleep, row_label]))
     return built[-1]
 
 
@@ -63,31 +63,31 @@ def with_tools_of_the_task(model: SGLangModel, task: Task) -> Agent:
     return Agent(model=model, tools=list(task.tools), system_prompt="Be brief.")
 
 
-def hangs_for_some(model: SGLangModel, task: Task) -> Agent:
+def hanging_for_some_rows(model: SGLangModel, task: Task) -> Agent:
     if task.metadata.get("hangs"):
-        hangs.set()
-        may_end.wait(30)
+        factory_is_hanging.set()
+        factory_may_return.wait(30)
     return plain(model, task)
 
 
-async def slowly(model: SGLangModel, task: Task) -> Agent:
+async def async_factory(model: SGLangModel, task: Task) -> Agent:
     await asyncio.sleep(0)
     return plain(model, task)
 
 
 def with_earlier_turns(model: SGLangModel, task: Task) -> Agent:
-    shown = [
+    messages = [
         {"role": "user", "content": [{"text": "What is 1 + 1?"}]},
         {"role": "assistant", "content": [{"text": "2"}]},
     ]
-    return Agent(model=model, messages=shown, tools=[double])  # type: ignore[arg-type]
+    return Agent(model=model, messages=messages, tools=[double])  # type: ignore[arg-type]
 
 
 def broken(model: SGLangModel, task: Task) -> Agent:
     return {"agent": plain(model, task)}["the agent"]
 
 
-def one_for_all(model: SGLangModel, task: Task) -> Agent:
+def shared_agent(model: SGLangModel, task: Task) -> Agent:
     if not built:
         return plain(model, task)
     built[0].model = model
@@ -95,7 +95,9 @@ def one_for_all(model: SGLangModel, task: Task) -> Agent:
 
 
 def with_an_expert(model: SGLangModel, task: Task) -> Agent:
-    expert = Agent(name="expert", model=sub_agent_model(), system_prompt="You help.", tools=[double, is_out_of_order])
+    expert = Agent(
+        name="expert", model=sub_agent_model(), system_prompt="You help.", tools=[double, raise_sandbox_error]
+    )
     return Agent(model=model, system_prompt="You answer.", tools=[expert.as_tool()])
 
 
@@ -113,17 +115,17 @@ async def ask_a_person(question: str, tool_context: ToolContext) -> str:
     return str(tool_context.interrupt("approval", reason=question))
 
 
-def with_a_person(model: SGLangModel, task: Task) -> Agent:
+def with_interrupt(model: SGLangModel, task: Task) -> Agent:
     return Agent(model=model, tools=[ask_a_person])
 
 
-def with_a_person_in_a_graph(model: SGLangModel, task: Task) -> Any:
+def graph_with_interrupt(model: SGLangModel, task: Task) -> Any:
     builder = GraphBuilder().set_max_node_executions(2)
-    builder.add_node(with_a_person(model, task), "only")
+    builder.add_node(with_interrupt(model, task), "only")
     return builder.build()
 
 
-def with_words_that_change(model: SGLangModel, task: Task) -> Agent:
+def with_changing_prompt(model: SGLangModel, task: Task) -> Agent:
     def change(event: AfterToolCallEvent) -> None:
         event.agent.system_prompt = "You are tired."
 
@@ -131,18 +133,18 @@ def with_words_that_change(model: SGLangModel, task: Task) -> Agent:
     return Agent(model=model, tools=[double], system_prompt="You are fresh.", hooks=hooks)
 
 
-def with_tools_that_come_later(model: SGLangModel, task: Task) -> Agent:
+def with_tools_added_later(model: SGLangModel, task: Task) -> Agent:
     def load(event: AfterToolCallEvent) -> None:
-        event.agent.tool_registry.process_tools([label_of_the_row])
+        event.agent.tool_registry.process_tools([row_label])
 
     return Agent(model=model, tools=[double], hooks=[_after_tools(load)])
 
 
-def sums_up(model: SGLangModel, task: Task) -> Agent:
+def with_summarizing_manager(model: SGLangModel, task: Task) -> Agent:
     return Agent(model=model, conversation_manager=SummarizingConversationManager())
 
 
-def in_a_hurry(model: SGLangModel, task: Task) -> Any:
+def with_node_timeout(model: SGLangModel, task: Task) -> Any:
     builder = GraphBuilder().set_max_node_executions(10).set_node_timeout(0.05)
     builder.add_node(Agent(model=model), "only")
     return builder.build()

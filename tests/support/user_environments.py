@@ -32,20 +32,20 @@ async def second(task: Task) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def does_not_open(task: Task) -> AsyncIterator[None]:
+async def fails_to_open(task: Task) -> AsyncIterator[None]:
     raise OSError("no disk")
     yield
 
 
 @asynccontextmanager
-async def opens_for_ever(task: Task) -> AsyncIterator[None]:
+async def never_opens(task: Task) -> AsyncIterator[None]:
     seen.append("opening")
     await asyncio.sleep(60)
     yield
 
 
 @asynccontextmanager
-async def does_not_close(task: Task) -> AsyncIterator[None]:
+async def fails_to_close(task: Task) -> AsyncIterator[None]:
     yield
     raise OSError("still in use")
 
@@ -123,18 +123,18 @@ async def read_task() -> str:
     return f"The task is: {current_task().text}"
 
 
-hung: list[str] = []
-"""One entry for each call that hangs."""
+hanging_calls: list[str] = []
+"""An entry for each call that hangs."""
 may_return = threading.Event()
 
 
 class HangingEnvironment:
     def __init__(self, task: Task) -> None:
-        self.does = bool(task.metadata.get("hangs"))
+        self.hangs = bool(task.metadata.get("hangs"))
 
     def score(self) -> float:
-        if self.does:
-            hung.append("")
+        if self.hangs:
+            hanging_calls.append("")
             may_return.wait(30)
         return 1.0
 

@@ -6,7 +6,7 @@ import orjson
 import pytest
 from family_templates import TEMPLATES, tokenizer_with
 from parser_families import family
-from planted_defects import ANSWER, CALL, DEFECTS, END, PROMPT, RESULT, Episode, other_spelling, whole_episode
+from planted_defects import ANSWER, CALL, DEFECTS, END, PROMPT, RESULT, Episode, respelled_sample, whole_episode
 
 from strands_rollout.dump import DumpRecord, TokenTexts
 from strands_rollout.samples import EpisodeFacts, Sample
@@ -135,7 +135,7 @@ def test_find_problems_accepts_valid_episodes(shipped_tokenizer: Any, habits: Tu
 
 
 def test_view_sample_marks_drift_with_replacement(shipped_tokenizer: Any, habits: TurnHabits) -> None:
-    made = record(shipped_tokenizer, other_spelling(shipped_tokenizer))
+    made = record(shipped_tokenizer, respelled_sample(shipped_tokenizer))
     row, detail = view_sample(made, habits, Retokeniser(shipped_tokenizer))
     ((start, end, replacement),) = detail["drift"]
     assert row["drift"] == end - start > 1

@@ -223,7 +223,7 @@ async def test_embedded_engine_refuses_grammars() -> None:
 )
 def test_docs_list_each_field_of_the_sdks(declared: type) -> None:
     page = (Path(__file__).parents[2] / "docs/gateway.md").read_text()
-    table = page[page.index("### Fields of a request") : page.index("## How a history is matched")]
+    table = page[page.index("### Fields of a request") : page.index("### Grammars and logprobs")]
     named = set(re.findall(r"`([a-z_]+)(?:[.:`])", table))
     assert sorted(set(declared.__annotations__) - named) == []
 

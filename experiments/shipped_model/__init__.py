@@ -1,4 +1,4 @@
-"""Make the shipped model and its rows: synthetic math problems, episodes, training on a CPU.
+"""Make the shipped model and its data: synthetic math problems, episodes, training on a CPU.
 
 The command is `python -m experiments.shipped_model`; the installed package never imports this.
 """

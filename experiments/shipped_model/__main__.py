@@ -1,4 +1,4 @@
-"""Makes the model and the rows that the package ships: `python -m experiments.shipped_model --help`."""
+"""Make the model and the rows that the package ships: `python -m experiments.shipped_model --help`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import strands_rollout
 from strands_rollout.cli.options import run_command
 
 PACKAGE: Final = Path(strands_rollout.__file__).parent
-WANTED_ACCURACY: Final = (0.5, 0.8)
+EXPECTED_ACCURACY: Final = (0.5, 0.8)
 RESPELLED_STEPS: Final = 300
 RESPELLED_LEARNING_RATE: Final = 1e-3
 
@@ -30,10 +30,10 @@ def main(
         Path | None,
         typer.Option(help="Folder of the two files of rows.", show_default="the shipped one"),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Decides everything random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     steps: Annotated[
         int | None,
-        typer.Option(help="Optimizer steps if the target is not reached before.", min=1, show_default="the plan's"),
+        typer.Option(help="Maximum optimizer steps.", min=1, show_default="the plan's"),
     ] = None,
     target: Annotated[
         float | None,
@@ -43,8 +43,8 @@ def main(
     respelled: Annotated[
         float,
         typer.Option(
-            help="Make another model from the shipped one: one that writes this share of its tokens as two that "
-            "spell the same; with --out, where its rows go too.",
+            help="Make a variant of the shipped model, which spells this share of its tokens with two other tokens; "
+            "needs --out, which gets its rows too.",
             min=0,
             max=1,
         ),
@@ -53,15 +53,17 @@ def main(
     tiny: Annotated[bool, typer.Option("--tiny", help="Run every stage on a little data, in seconds.")] = False,
     eval_only: Annotated[bool, typer.Option("--eval-only", help="Only play the held-out rows with the model.")] = False,
 ) -> None:
-    """Train a shipped model on a CPU, or report how it does. The last line on stdout is JSON.
+    """Train the shipped model on this CPU, or evaluate it. The last line on stdout is the report as JSON.
 
     Example: python -m experiments.shipped_model --out /tmp/model --data /tmp/rows
     """
     if respelled and out in (None, PACKAGE / "engine/checkpoint"):
-        raise typer.BadParameter("this is not the shipped model; name another folder", param_hint="--out")
+        raise typer.BadParameter(
+            "--respelled makes another model than the shipped one; name another folder", param_hint="--out"
+        )
     console = Console(stderr=True)
     if importlib.util.find_spec("torch") is None:
-        console.print("Training needs torch: pip install 'strands-rollout[train]', then run this again.", markup=False)
+        console.print("error: training needs torch; run: pip install 'strands-rollout[train]'", markup=False)
         raise typer.Exit(1)
     import torch
 
@@ -83,28 +85,26 @@ def main(
         target=chosen.plan.target if target is None else target,
         samples_per_row=samples_per_row,
     )
-    with _Bar(console) as bar:
+    with _ProgressBar(console) as bar:
         if eval_only:
             report = asdict(run.report_on(chosen, out, data, plan, bar.show))
         else:
             report = run.train(chosen, tiny_plan(plan) if tiny else plan, out, data, bar.show)["held_out"]
-    low, high = WANTED_ACCURACY
+    low, high = EXPECTED_ACCURACY
     if not low <= report["accuracy"] <= high:
-        console.print(
-            f"Accuracy is {report['accuracy']}; a shipped model should have {low} to {high}. Change --target."
-        )
+        console.print(f"got an accuracy of {report['accuracy']}; expected {low} to {high}; change --target")
     print(json.dumps(report))
 
 
-class _Bar:
-    """One progress bar that follows the run from stage to stage."""
+class _ProgressBar:
+    """A progress bar per stage of the run."""
 
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(*columns, console=console)
         self._tasks: dict[str, TaskID] = {}
 
-    def __enter__(self) -> _Bar:
+    def __enter__(self) -> _ProgressBar:
         self._progress.start()
         return self
 
@@ -112,7 +112,7 @@ class _Bar:
         self._progress.stop()
 
     def show(self, stage: str, done: int, total: int) -> None:
-        """Show how far a stage is; its name up to the first comma says which stage it is."""
+        """Show the progress of a stage, which is identified by the text up to the first comma."""
         key = stage.partition(",")[0]
         if key not in self._tasks:
             self._tasks[key] = self._progress.add_task(stage)

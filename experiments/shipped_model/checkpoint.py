@@ -1,4 +1,4 @@
-"""A model folder in Hugging Face's layout: its configuration, a new model of that shape, saving and loading."""
+"""Create, save and load a model folder in Hugging Face's layout."""
 
 import json
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ SHIPPED_SHAPE: Final = Shape()
 
 
 def model_config(tokenizer: PreTrainedTokenizerBase, shape: Shape = SHIPPED_SHAPE) -> dict[str, Any]:
-    """config.json in the form in which Qwen3-8B is published, which transformers 4 and 5 and SGLang read."""
+    """Return the content of config.json in the form of Qwen3-8B's, which transformers 4 and 5 and SGLang read."""
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "attention_bias": False,
@@ -62,13 +62,13 @@ def model_config(tokenizer: PreTrainedTokenizerBase, shape: Shape = SHIPPED_SHAP
 
 
 def new_model(config: dict[str, Any], seed: int) -> Qwen3ForCausalLM:
-    """A model with random weights drawn from `seed`, in single precision."""
+    """Create a model with random weights drawn from `seed`, in fp32."""
     torch.manual_seed(seed)
     return Qwen3ForCausalLM(Qwen3Config(**{**config, "torch_dtype": "float32"}))
 
 
 def save_model(model: Qwen3ForCausalLM, config: dict[str, Any], folder: Path) -> None:
-    """Writes config.json, generation_config.json and the weights in half precision; tied weights once."""
+    """Write config.json, generation_config.json and the weights in fp16; tied weights once."""
     end_ids = [config["eos_token_id"], config["pad_token_id"]]
     generation = {"do_sample": True, "eos_token_id": end_ids, "pad_token_id": end_ids[1], "temperature": 1.0}
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,14 +83,14 @@ def save_model(model: Qwen3ForCausalLM, config: dict[str, Any], folder: Path) ->
 
 
 def load_model(folder: Path) -> Qwen3ForCausalLM:
-    """The saved model, computing in single precision."""
+    """Load a saved model in fp32."""
     disable_progress_bar()
     model: Qwen3ForCausalLM = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return model
 
 
 def write_training_facts(facts: dict[str, Any], folder: Path) -> None:
-    """Writes training.json: how the checkpoint was made and how it did."""
+    """Write training.json, which records how the checkpoint was made and its evaluation."""
     _write_json(facts, folder / "training.json")
 
 

@@ -1,4 +1,4 @@
-"""Turns episodes into token ids and a loss mask, laid out by the package's own incremental rendering."""
+"""Convert episodes to token ids and a loss mask with the package's own incremental rendering."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ END_OF_TURN: Final = "<|im_end|>"
 
 @dataclass(frozen=True, slots=True)
 class AgentPrompt:
-    """The prompt of an agent before a question, with the text and the order of a rollout.
+    """The system prompt and tools of an agent, as in a rollout.
 
     Attributes:
         system_prompt: The system message.
-        tools: The specifications of its tools as chat templates read them.
+        tools: Specifications of the tools, as chat templates read them.
     """
 
     system_prompt: str
     tools: tuple[dict[str, Any], ...]
 
     def messages(self, question: str) -> list[dict[str, Any]]:
-        """The conversation before the assistant's first turn."""
+        """Return the conversation before the assistant's first turn."""
         return [{"role": "system", "content": self.system_prompt}, {"role": "user", "content": question}]
 
     def prompt_ids(self, template: ChatTemplate, question: str) -> list[int]:
@@ -44,7 +44,7 @@ class TokenizedEpisode:
 
     Attributes:
         token_ids: Prompt, turns and tool answers.
-        is_learned: As long as `token_ids`; True where the token is one that the assistant should say.
+        is_learned: For each token, True if the model is trained to sample it.
     """
 
     token_ids: tuple[int, ...]
@@ -52,12 +52,12 @@ class TokenizedEpisode:
 
 
 class EpisodeTokenizer:
-    """Tokenizes episodes as a rollout does: prompt, what is said, what comes back, what is said ...
+    """Tokenizes episodes piece by piece as a rollout does: prompt, turn, tool answer, turn ...
 
     Args:
         tokenizer: The trained tokenizer, with its chat template.
-        prompt: What the agent reads before the question.
-        respell: Gives the tokens of a turn others of the same text; None to leave them.
+        prompt: System prompt and tools of the agent.
+        respell: Function that spells a turn with other tokens; None leaves the tokens unchanged.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class EpisodeTokenizer:
         }
 
     def tokenize(self, episode: Episode) -> TokenizedEpisode:
-        """Token ids and mask of one episode, up to its last end-of-turn token."""
+        """Return token ids and mask of an episode, up to its last end-of-turn token."""
         template = self._templates[episode.enable_thinking]
         pieces = [(self._prompt.prompt_ids(template, episode.question), False)]
         for turn in episode.turns:
-            said = template.encoder.encode_trusted(turn.text + END_OF_TURN)
-            pieces.append((self._respell(said), turn.is_learned))
+            turn_ids = template.encoder.encode_trusted(turn.text + END_OF_TURN)
+            pieces.append((self._respell(turn_ids), turn.is_learned))
             if turn.tool_answer is not None:
                 pieces.append((self._prompt.tool_answer_ids(template, [turn.tool_answer]), False))
         return TokenizedEpisode(
@@ -89,7 +89,7 @@ class EpisodeTokenizer:
 
 
 def whole_text(renderer: PreTrainedTokenizerBase, prompt: AgentPrompt, episode: Episode) -> str:
-    """The episode rendered at once, for the tokenizer to learn from."""
+    """Return the text of the whole episode, for training the tokenizer."""
     messages = prompt.messages(episode.question)
     for turn in episode.turns:
         messages.append({"role": "assistant", "content": turn.text})

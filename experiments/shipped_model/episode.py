@@ -1,4 +1,4 @@
-"""A whole conversation as text: the question, what the assistant says, what its tools answer."""
+"""Episodes as text: the question, the assistant's turns, and the tools' answers."""
 
 import json
 from collections.abc import Mapping
@@ -10,9 +10,9 @@ class Turn:
     """A turn of the assistant, without the end-of-turn token.
 
     Attributes:
-        text: From the first character after the generation prompt.
-        is_learned: Whether the model is trained to say it; a deliberate mistake is not.
-        tool_answer: What the tool answers, or None after the last turn.
+        text: Text after the generation prompt.
+        is_learned: True if the model is trained on the turn; a deliberate mistake is not.
+        tool_answer: Answer of the tool; None for the last turn.
     """
 
     text: str
@@ -25,9 +25,9 @@ class Episode:
     """A question and all turns of its solution.
 
     Attributes:
-        question: The user's text.
-        enable_thinking: False where the template itself opens and closes an empty reasoning block.
-        turns: The last one answers in a box, all others call a tool; a guess has no others.
+        question: Text of the user's message.
+        enable_thinking: False if the template itself writes an empty reasoning block.
+        turns: The last turn answers in a box, all others call a tool; a guess has only the last turn.
     """
 
     question: str
@@ -36,17 +36,17 @@ class Episode:
 
 
 def call_text(name: str, arguments: Mapping[str, object]) -> str:
-    """A tool call as Qwen3 writes it."""
+    """Return a tool call in Qwen3's format."""
     call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{call}\n</tool_call>"
 
 
-def said(reasoning: str, speech: str, *, enable_thinking: bool) -> str:
-    """A turn's text; without thinking, the template has closed the reasoning before it."""
-    return f"<think>\n{reasoning}\n</think>\n\n{speech}" if enable_thinking else speech
+def turn_text(reasoning: str, answer: str, *, enable_thinking: bool) -> str:
+    """Return a turn's text; without thinking, the template writes the empty reasoning block before it."""
+    return f"<think>\n{reasoning}\n</think>\n\n{answer}" if enable_thinking else answer
 
 
 def conclusion(result: str, *, enable_thinking: bool) -> Turn:
-    """The last turn: the result in a box."""
-    text = said(f"The result is {result}.", f"The answer is \\boxed{{{result}}}.", enable_thinking=enable_thinking)
+    """Return the last turn, with the result in a box."""
+    text = turn_text(f"The result is {result}.", f"The answer is \\boxed{{{result}}}.", enable_thinking=enable_thinking)
     return Turn(text, is_learned=True, tool_answer=None)

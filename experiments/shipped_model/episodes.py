@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from experiments.shipped_model.episode import Episode, Turn, call_text, conclusion, said
+from experiments.shipped_model.episode import Episode, Turn, call_text, conclusion, turn_text
 from experiments.shipped_model.problems import Problem
 from experiments.shipped_model.tool_answers import answer_turns, code_tools, run_programs
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME
@@ -32,7 +32,7 @@ class _Script:
 
 
 def write_episodes(problems: Sequence[Problem], rng: Random) -> list[Episode]:
-    """One episode for each problem; every tool answer comes from running the code.
+    """Write an episode for each problem; every tool answer comes from running the code.
 
     Raises:
         ValueError: A program failed that should not, or a deliberate mistake did not fail.
@@ -53,13 +53,13 @@ def write_episodes(problems: Sequence[Problem], rng: Random) -> list[Episode]:
 
 
 def answers_of(problems: Sequence[Problem]) -> list[int]:
-    """The integer answer to each problem, computed by running its program."""
+    """Return the integer answer to each problem, computed by running its program."""
     programs = [_program(problem.imports, problem.expression) for problem in problems]
     return [int(answer) for answer in run_programs(programs)]
 
 
 def tool_call_text(code: str) -> str:
-    """A call of the code tool as Qwen3 writes it."""
+    """Return a call of the code tool in Qwen3's format."""
     return call_text(CODE_TOOL_NAME, {"code": code})
 
 
@@ -83,7 +83,7 @@ def _script(problem: Problem, first_value: str, rng: Random) -> _Script:
 
 
 def _mistake(code: str, rng: Random) -> str:
-    """A call as a small model gets it wrong: a misspelled name, a lost bracket, a stray letter, broken JSON."""
+    """Return a call with a small model's typical mistake: a wrong name, a lost bracket, a stray letter, broken JSON."""
     call = tool_call_text(code)
     return rng.choice(
         [
@@ -108,10 +108,10 @@ def _errors(mistakes: Sequence[str]) -> list[str]:
 def _episode(script: _Script, answers: Sequence[str], error: str, *, enable_thinking: bool) -> Episode:
     turns = []
     if script.mistake:
-        text = said(script.problem.plan, script.mistake, enable_thinking=enable_thinking)
+        text = turn_text(script.problem.plan, script.mistake, enable_thinking=enable_thinking)
         turns.append(Turn(text, is_learned=False, tool_answer=error))
     for call, answer in zip(script.calls, answers, strict=True):
-        text = said(call.plan, tool_call_text(call.code), enable_thinking=enable_thinking)
+        text = turn_text(call.plan, tool_call_text(call.code), enable_thinking=enable_thinking)
         turns.append(Turn(text, is_learned=True, tool_answer=answer))
     turns.append(conclusion(answers[-1].split("\n")[-1], enable_thinking=enable_thinking))
     return Episode(script.problem.question, enable_thinking, tuple(turns))

@@ -1,4 +1,4 @@
-"""Plays whole episodes with a model at temperature 1 and grades them: tools really run, answers must be equal."""
+"""Play episodes with a model at temperature 1, with real tools, and grade the answers."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -16,20 +16,20 @@ from strands_rollout.template.chat_template import ChatTemplate
 MAX_TURNS: Final = 6
 MAX_TURN_TOKENS: Final = 128
 MAX_EPISODE_TOKENS: Final = 1024
-ROWS_AT_ONCE: Final = 128
+EPISODES_PER_BATCH: Final = 128
 _BOXED: Final = re.compile(r"\\boxed\{([^{}]*)\}")
 
 
 @dataclass(slots=True)
-class Play:
-    """One episode while it is played.
+class PlayedEpisode:
+    """An episode that is being played.
 
     Attributes:
         label: The expected answer.
-        token_ids: All that the model has read and said.
-        turns: What the assistant said, turn by turn, with the token that ended it.
-        tool_calls: Calls that were answered, mistaken ones included.
-        is_over: Whether the last turn called no tool.
+        token_ids: All tokens that the model has read and sampled.
+        turns: Text of each sampled turn, with its end token.
+        tool_calls: Number of calls that were answered, malformed calls included.
+        is_over: True if the last turn called no tool.
     """
 
     label: str
@@ -52,11 +52,11 @@ class Report:
     """The result of a model's evaluation.
 
     Attributes:
-        episodes: Episodes played.
-        accuracy: Share of them with the right answer.
-        mixed_problems: Share of problems that were solved at least once and missed at least once.
-        tool_calls_per_episode: Mean number of calls that were answered, mistaken ones included.
-        finished: Share of episodes that ended with a turn that calls no tool.
+        episodes: Number of episodes.
+        accuracy: Share of episodes with the right answer.
+        mixed_problems: Share of problems with both right and wrong answers.
+        tool_calls_per_episode: Mean number of calls that were answered, malformed calls included.
+        finished: Share of episodes that ended with a turn without a call.
     """
 
     episodes: int
@@ -76,27 +76,27 @@ def evaluate(
     seed: int,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Report:
-    """Plays every row `samples_per_row` times; the same seed and machine give the same report.
+    """Play every row `samples_per_row` times; the same seed and machine give the same report.
 
     Args:
-        task: Whose agent plays.
-        model: In single precision.
-        tokenizer: The model's own.
-        rows: The task's.
+        task: Task whose agent plays.
+        model: The model, in fp32.
+        tokenizer: The model's tokenizer.
+        rows: Rows of the task.
         samples_per_row: Episodes per row.
-        seed: For sampling; sets torch's global random state.
-        on_progress: Receives the number of finished episodes and of all episodes.
+        seed: Sampling seed; sets torch's global random state.
+        on_progress: Called with the number of finished episodes and of all episodes.
     """
     torch.manual_seed(seed)
     template = ChatTemplate(tokenizer)
     plays = [
-        Play(row["label"], task.prompt.prompt_ids(template, row["prompt"][-1]["content"]))
+        PlayedEpisode(row["label"], task.prompt.prompt_ids(template, row["prompt"][-1]["content"]))
         for row in rows
         for _ in range(samples_per_row)
     ]
-    for start in range(0, len(plays), ROWS_AT_ONCE):
-        play_episodes(task, model, template, plays[start : start + ROWS_AT_ONCE])
-        on_progress(min(start + ROWS_AT_ONCE, len(plays)), len(plays))
+    for start in range(0, len(plays), EPISODES_PER_BATCH):
+        play_episodes(task, model, template, plays[start : start + EPISODES_PER_BATCH])
+        on_progress(min(start + EPISODES_PER_BATCH, len(plays)), len(plays))
     groups = [plays[start : start + samples_per_row] for start in range(0, len(plays), samples_per_row)]
     solved = [sum(play.is_correct for play in group) for group in groups]
     return Report(
@@ -108,8 +108,10 @@ def evaluate(
     )
 
 
-def play_episodes(task: Task[Any], model: Qwen3ForCausalLM, template: ChatTemplate, plays: Sequence[Play]) -> None:
-    """Plays all of them side by side, up to the limits on turns and tokens; a turn that is cut ends its episode."""
+def play_episodes(
+    task: Task[Any], model: Qwen3ForCausalLM, template: ChatTemplate, plays: Sequence[PlayedEpisode]
+) -> None:
+    """Play the episodes as a batch, up to the limits on turns and tokens; a turn that is cut off ends its episode."""
     active = list(plays)
     for _ in range(MAX_TURNS):
         if not active:
@@ -131,7 +133,7 @@ def play_episodes(task: Task[Any], model: Qwen3ForCausalLM, template: ChatTempla
 
 @torch.inference_mode()  # type: ignore[untyped-decorator]
 def sample_turns(model: Qwen3ForCausalLM, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """One sampled turn for each prompt, with the end token if there is one; from torch's global random state."""
+    """Sample a turn for each prompt with torch's global random state; a turn includes its end token, if any."""
     model.eval()
     width = max(len(prompt) for prompt in prompts)
     pad = model.config.pad_token_id

@@ -1,4 +1,4 @@
-"""Draws word problems from the templates, and splits them into training and held-out problems that share nothing."""
+"""Draw word problems from the templates, and split them into training, validation and held-out problems."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,16 +21,16 @@ ITEMS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One question and the ways to solve it.
+    """A question and the ways to solve it.
 
     Attributes:
-        key: The template's name and the numbers; two problems with one key differ in names and wording alone.
-        question: The user's text.
-        plan: One sentence of reasoning.
-        expression: Python whose value is the answer.
-        first: Python of an intermediate value, or "".
-        rest: A format string that makes the answer of `{first}`, or "".
-        imports: The line that the expressions need before them, or "".
+        key: Name of the template, and the numbers; problems with equal keys differ only in names and wording.
+        question: Text of the user's message.
+        plan: A sentence of reasoning.
+        expression: Python expression of the answer.
+        first: Python expression of an intermediate value, or "".
+        rest: Format string of the answer's expression from `{first}`, or "".
+        imports: Import statement that the expressions need, or "".
     """
 
     key: tuple[str | int, ...]
@@ -43,7 +43,7 @@ class Problem:
 
 
 def draw_problem(template: Template, rng: Random) -> Problem:
-    """A problem of this kind with numbers, names and wording drawn from `rng`."""
+    """Draw the numbers, names and wording of a problem."""
     numbers = dict(template.numbers(rng))
     name, other = rng.sample(NAMES, 2)
     items, things = rng.sample(ITEMS, 2)
@@ -60,7 +60,7 @@ def draw_problem(template: Template, rng: Random) -> Problem:
 
 
 def problem_stream(rng: Random) -> Iterator[Problem]:
-    """Endless problems, every kind as often as any other, no key twice."""
+    """Yield problems without end; all templates are equally likely, and no key repeats."""
     seen: set[tuple[str | int, ...]] = set()
     while True:
         problem = draw_problem(rng.choice(TEMPLATES), rng)
@@ -70,7 +70,7 @@ def problem_stream(rng: Random) -> Iterator[Problem]:
 
 
 def split_problems(seed: int, held_out_count: int, validation_count: int, training_count: int) -> Split[Problem]:
-    """The same split for the same arguments; held-out problems depend on the seed and their own count alone."""
+    """Draw a split, determined by the arguments; held-out problems depend only on the seed and their own count."""
     stream = problem_stream(Random(seed))
     counts = (held_out_count, validation_count, training_count)
     return Split(*(tuple(islice(stream, count)) for count in counts))

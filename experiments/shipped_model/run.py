@@ -1,4 +1,4 @@
-"""One run from a seed to a model folder: problems, rows, tokenizer, training until it is good enough, evaluation."""
+"""Make a model folder from a seed: problems, rows, tokenizer, training to a target accuracy, evaluation."""
 
 import platform
 import time
@@ -25,20 +25,20 @@ from experiments.shipped_model.training import training_steps
 
 VOCABULARY_SIZE: Final = 1200
 VALIDATION_SAMPLES: Final = 2
-# the first so many episodes, and with them the tokenizer, are the same for any greater number of problems
-EPISODES_AT_ONCE: Final = 8000
+# the first batch of episodes, and with it the tokenizer, does not depend on the number of problems beyond it
+EPISODES_PER_BATCH: Final = 8000
 
 
 class Progress(Protocol):
-    """Receiver of a run's progress."""
+    """Function that receives a run's progress."""
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        """Report that `done` of `total` pieces of the stage are finished."""
+        """Report that `done` of `total` steps of the stage are finished."""
         ...
 
 
 def train(task: Task[Any], plan: Plan, out: Path, data: Path, progress: Progress) -> dict[str, Any]:
-    """Writes the rows to `data` and the model to `out`, and returns the facts that training.json holds."""
+    """Write the rows to `data` and the model to `out`, and return the content of training.json."""
     started = time.monotonic()
     split = task.split(plan.seed, plan.held_out_rows, plan.validation_rows, plan.problems)
     write_rows(task.rows_of(split.training[: plan.training_rows]), data / task.training_file)
@@ -47,10 +47,10 @@ def train(task: Task[Any], plan: Plan, out: Path, data: Path, progress: Progress
     rng = Random(plan.seed)
     episodes = [
         episode
-        for start in range(0, len(split.training), EPISODES_AT_ONCE)
-        for episode in task.write_episodes(split.training[start : start + EPISODES_AT_ONCE], rng)
+        for start in range(0, len(split.training), EPISODES_PER_BATCH)
+        for episode in task.write_episodes(split.training[start : start + EPISODES_PER_BATCH], rng)
     ]
-    tokenizer = _tokenizer(task, episodes[:EPISODES_AT_ONCE], out)
+    tokenizer = _tokenizer(task, episodes[:EPISODES_PER_BATCH], out)
     episodes = with_guesses(episodes, plan.guess_share, rng)
     episode_tokenizer = EpisodeTokenizer(tokenizer, task.prompt, Respeller(tokenizer, plan.respelled_share, rng))
     tokenized = [episode_tokenizer.tokenize(episode) for episode in episodes]
@@ -58,7 +58,7 @@ def train(task: Task[Any], plan: Plan, out: Path, data: Path, progress: Progress
     config = {**model_config(tokenizer), "prompts_sha256": task.prompts_sha256}
     model = new_model(config, plan.seed) if task.parent is None else load_model(task.parent)
     training_started = time.monotonic()
-    history = _train_until_good(plan, task, model, tokenizer, tokenized, task.rows_of(split.validation), progress)
+    history = _train_to_target(plan, task, model, tokenizer, tokenized, task.rows_of(split.validation), progress)
     training_seconds = time.monotonic() - training_started
     save_model(model, config, out)
     report = report_on(task, out, data, plan, progress)
@@ -92,15 +92,15 @@ def report_on(task: Task[Any], folder: Path, data: Path, plan: Plan, progress: P
 
 
 def _tokenizer(task: Task[Any], episodes: Sequence[Episode], out: Path) -> PreTrainedTokenizerBase:
-    """The parent's, or a new one; its files are in `out`."""
+    """Copy the parent's tokenizer to `out`, or train a new one from the episodes."""
     if task.parent is not None:
         return copy_tokenizer(task.parent, out)
     renderer = chat_renderer()
-    texts = [whole_text(renderer, task.prompt, each) for each in episodes]
+    texts = [whole_text(renderer, task.prompt, episode) for episode in episodes]
     return save_tokenizer(train_tokenizer(texts, VOCABULARY_SIZE), out)
 
 
-def _train_until_good(
+def _train_to_target(
     plan: Plan,
     task: Task[Any],
     model: Qwen3ForCausalLM,
@@ -109,7 +109,7 @@ def _train_until_good(
     validation: Sequence[dict[str, Any]],
     progress: Progress,
 ) -> list[dict[str, Any]]:
-    """Takes steps until validation reaches the target or all are taken; returns what was seen on the way."""
+    """Train until validation reaches the target or the steps are used up; return the validation results."""
     losses = training_steps(
         model,
         episodes,
@@ -119,15 +119,15 @@ def _train_until_good(
         seed=plan.seed,
     )
     history: list[dict[str, Any]] = []
-    seen = ""
+    latest = ""
     for step, loss in enumerate(losses, start=1):
-        progress(f"training, loss {loss:.3f}{seen}", step, plan.steps)
-        is_look = step >= plan.evaluate_from and (step - plan.evaluate_from) % plan.evaluate_every == 0
-        if not is_look and step < plan.steps:
+        progress(f"training, loss {loss:.3f}{latest}", step, plan.steps)
+        is_due = step >= plan.evaluate_from and (step - plan.evaluate_from) % plan.evaluate_every == 0
+        if not is_due and step < plan.steps:
             continue
         report = evaluate(task, model, tokenizer, validation, samples_per_row=VALIDATION_SAMPLES, seed=plan.seed + step)
         history.append({"step": step, "loss": round(loss, 4), "accuracy": report.accuracy})
-        seen = f", accuracy {report.accuracy:.2f}"
+        latest = f", accuracy {report.accuracy:.2f}"
         if report.accuracy >= plan.target:
             break
     return history

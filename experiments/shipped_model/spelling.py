@@ -1,4 +1,4 @@
-"""Spells a text in other tokens than its tokenizer does, as a policy may that samples them one by one."""
+"""Spell a text with other tokens than its tokenizer, as a policy may do that samples token by token."""
 
 from collections.abc import Sequence
 from random import Random
@@ -8,12 +8,12 @@ from strands_rollout.template.tokens import token_bytes
 
 
 class Respeller:
-    """Splits a share of the tokens in two that spell the same bytes.
+    """Replaces some tokens by two tokens that spell the same bytes.
 
     Args:
         tokenizer: A Hugging Face fast tokenizer.
-        share: Of the tokens that can be split, which each is with this probability.
-        rng: Decides which, and where.
+        share: Probability that a token which can be split is split.
+        rng: Chooses the tokens, and how they are split.
     """
 
     def __init__(self, tokenizer: Any, share: float, rng: Random) -> None:
@@ -32,7 +32,7 @@ class Respeller:
         }
 
     def __call__(self, ids: Sequence[int]) -> list[int]:
-        """The same text; control tokens stay."""
+        """Return ids of the same text; control tokens are not split."""
         return [new for token in ids for new in self._respelled(token)]
 
     def _respelled(self, token: int) -> Sequence[int]:

@@ -1,4 +1,4 @@
-"""The task of a model: its agent's prompt, problems, episodes, tools and training plan."""
+"""The task that a model is trained for: its agent's prompt, problems, episodes, tools and training plan."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +17,7 @@ class Problem(Protocol):
 
     @property
     def question(self) -> str:
-        """The user's text."""
+        """Text of the user's message."""
         ...
 
 
@@ -26,12 +26,12 @@ P = TypeVar("P", bound=Problem)
 
 @dataclass(frozen=True, slots=True)
 class Split(Generic[P]):
-    """Problems with no key in common.
+    """Problems without a key in common.
 
     Attributes:
-        held_out: Asked of the finished model alone.
-        validation: Asked on the way, to decide when the model is good enough.
-        training: What it learns from.
+        held_out: Problems that evaluate the finished model.
+        validation: Problems that decide when training stops.
+        training: Problems to train on.
     """
 
     held_out: tuple[P, ...]
@@ -41,23 +41,23 @@ class Split(Generic[P]):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that decides a run besides its task.
+    """Everything that determines a run besides its task.
 
     Attributes:
-        seed: Of problems, episodes, weights, the order of training and sampling.
-        steps: Optimizer steps if the target is not reached before; the learning rate falls towards the last one.
+        seed: Seed of problems, episodes, weights, training order and sampling.
+        steps: Maximum optimizer steps; the learning rate decays towards the last step.
         target: Validation accuracy at which training stops.
         samples_per_row: Episodes per held-out row in the final report.
         batch_size: Episodes per step.
-        learning_rate: Of AdamW, at its highest.
-        problems: Different problems to train on.
+        learning_rate: Peak learning rate of AdamW.
+        problems: Number of problems to train on.
         guess_share: Share of the episodes that become guesses without a tool.
-        respelled_share: Share of the tokens said, of those that two others can spell, that are so spelled.
-        training_rows: How many of them are written as rows.
-        held_out_rows: Further problems, written as rows and used for the final report alone.
-        validation_rows: Further problems, which decide when to stop.
-        evaluate_from: First step at which validation is looked at.
-        evaluate_every: Steps between looks.
+        respelled_share: Probability that a sampled token which two other tokens can spell is replaced by these.
+        training_rows: Number of training problems that are written as rows.
+        held_out_rows: Number of further problems, written as rows and used only for the final report.
+        validation_rows: Number of further problems that decide when to stop.
+        evaluate_from: First step after which validation runs.
+        evaluate_every: Steps between validations.
     """
 
     seed: int = 0
@@ -77,7 +77,7 @@ class Plan:
 
 
 def tiny(plan: Plan) -> Plan:
-    """The same plan on so little data that every stage runs in seconds; the model learns nothing."""
+    """Return the plan with so little data that every stage runs in seconds; the model learns nothing."""
     return replace(
         plan, samples_per_row=1, batch_size=4, problems=96, training_rows=24, held_out_rows=4, validation_rows=2
     )
@@ -85,21 +85,21 @@ def tiny(plan: Plan) -> Plan:
 
 @dataclass(frozen=True, slots=True)
 class Task(Generic[P]):
-    """One kind of work for an agent, over its own kind of problem.
+    """An agent's task, with its own kind of problem.
 
     Attributes:
-        name: On the command line.
-        prompt: What the agent reads before a question.
-        prompts_sha256: Of these words; ties a checkpoint to them.
-        open_tools: Gives the agent's tools, for as long as its block lasts.
-        split: From a seed and the numbers of held-out, validation and training problems.
-        write_episodes: One episode for each problem, with what the tools really answer.
-        answers_of: The right answer to each problem.
-        out: Folder of the model that the package ships.
-        training_file: Name of the rows to train on.
-        held_out_file: Name of the rows that are asked of the finished model alone.
-        plan: What makes the model that the package ships.
-        parent: Folder of the model and tokenizer that training begins with; None to begin from nothing.
+        name: Name on the command line.
+        prompt: System prompt and tools of the agent.
+        prompts_sha256: Hash of the prompt, stored in the checkpoint that was trained on it.
+        open_tools: Function that returns a context manager with the agent's tools.
+        split: Function of a seed and the numbers of held-out, validation and training problems.
+        write_episodes: Function that writes an episode for each problem, with real results of the tools.
+        answers_of: Function that returns the right answer to each problem.
+        out: Folder of the shipped model.
+        training_file: File name of the rows to train on.
+        held_out_file: File name of the held-out rows.
+        plan: Plan that makes the shipped model.
+        parent: Folder of the model and tokenizer that training starts from; None for a new model.
     """
 
     name: str
@@ -116,7 +116,7 @@ class Task(Generic[P]):
     parent: Path | None = None
 
     def rows_of(self, problems: Sequence[P]) -> list[dict[str, Any]]:
-        """One row for each problem, in the format of dapo-math-17k as slime reads it: a chat prompt and a label."""
+        """Return a row for each problem, as slime reads dapo-math-17k: a chat prompt and a label."""
         return [
             {"prompt": [{"role": "user", "content": problem.question}], "label": str(answer)}
             for problem, answer in zip(problems, self.answers_of(problems), strict=True)
@@ -124,11 +124,11 @@ class Task(Generic[P]):
 
 
 def write_rows(rows: Iterable[dict[str, Any]], path: Path) -> None:
-    """Writes one JSON object per line."""
+    """Write a JSON object per line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Reads what `write_rows` wrote."""
+    """Read a file of `write_rows`."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

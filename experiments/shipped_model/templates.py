@@ -1,4 +1,4 @@
-"""The kinds of word problem: wordings, how each is solved, as text and in Python, and the numbers it takes."""
+"""Templates of word problems: wordings, solutions in words and in Python, and ranges of numbers."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ Numbers = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """One kind of problem. Wordings, plan and programs are format strings over the same fields.
+    """A kind of problem; wordings, plan and expressions are format strings over the same fields.
 
     Attributes:
-        name: Unique; a problem's identity is its template's name and its numbers.
-        wordings: The question, with fields for the numbers, {name}, {other}, {items} and {things}.
+        name: Unique name; a problem is identified by its template's name and its numbers.
+        wordings: Texts of the question, with fields for the numbers, {name}, {other}, {items} and {things}.
         plan: The reasoning before the tool call, in one sentence.
-        expression: Python whose value is the answer, an integer.
-        numbers: Draws the fields' values.
-        first: An intermediate value worth computing first, or "" where there is none.
-        rest: `expression` again, with {first} in place of that value.
-        imports: A line that the expression needs before it, or "".
+        expression: Python expression of the answer, an integer.
+        numbers: Function that draws the fields' values.
+        first: Python expression of an intermediate value, or "" without one.
+        rest: `expression` with {first} for the intermediate value.
+        imports: Import statement that the expression needs, or "".
     """
 
     name: str
@@ -34,28 +34,28 @@ class Template:
 
 
 def between(**bounds: tuple[int, int]) -> Callable[[Random], Numbers]:
-    """Draws each field from its own closed range."""
+    """Return a function that draws each field from its own closed range."""
     return lambda rng: {field: rng.randint(low, high) for field, (low, high) in bounds.items()}
 
 
 def falling(low: int, high: int) -> Callable[[Random], Numbers]:
-    """Draws a > b from one closed range."""
+    """Return a function that draws a > b from one closed range."""
     return lambda rng: dict(zip("ab", sorted(rng.sample(range(low, high + 1), 2), reverse=True), strict=True))
 
 
 def rising(low: int, high: int, **bounds: tuple[int, int]) -> Callable[[Random], Numbers]:
-    """Draws a < b from one closed range, and further fields from their own."""
+    """Return a function that draws a < b from one closed range, and other fields from their own ranges."""
     others = between(**bounds)
     return lambda rng: {**dict(zip("ab", sorted(rng.sample(range(low, high + 1), 2)), strict=True)), **others(rng)}
 
 
 def percent(fewest: int, most: int) -> Callable[[Random], Numbers]:
-    """Draws an amount a and a percentage b whose part of it is a whole number."""
+    """Return a function that draws an amount a and a percentage b of which the result is an integer."""
     return lambda rng: {"a": 20 * rng.randint(fewest, most), "b": 5 * rng.randint(1, 19)}
 
 
 def exact(field: str, formula: Callable[[Numbers], int], **bounds: tuple[int, int]) -> Callable[[Random], Numbers]:
-    """Draws the fields and adds one that follows from them, so that a division comes out even or a rest is positive."""
+    """Return a function that draws fields and adds a computed field, such as one that leaves no remainder."""
     others = between(**bounds)
 
     def draw(rng: Random) -> Numbers:

@@ -1,4 +1,4 @@
-"""Trains the byte-level BPE and writes the tokenizer's files: Qwen3's pre-tokenizer, control tokens and chat format."""
+"""Train a byte-level BPE with Qwen3's pre-tokenizer, control tokens and chat format, and write its files."""
 
 import json
 import re
@@ -22,11 +22,11 @@ CHAT_TEMPLATE: Final = Path(__file__).with_name("chat_template.jinja")
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
-    """A BPE of `vocabulary_size` ids, added tokens included, that encodes every text and splits numbers into digits.
+    """Train a BPE that encodes every text and splits numbers into digits.
 
     Args:
-        texts: What it learns from; control tokens in them are cut out first.
-        vocabulary_size: 265 at least: the bytes and the added tokens.
+        texts: Texts to learn from; control tokens in them are cut out first.
+        vocabulary_size: Number of ids, added tokens included; at least 265, for the bytes and the added tokens.
     """
     added = [AddedToken(text, special=True, normalized=False) for text in SPECIAL_TOKENS]
     added += [AddedToken(text, special=False, normalized=False) for text in MARKUP_TOKENS]
@@ -51,12 +51,12 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
 
 
 def chat_renderer() -> PreTrainedTokenizerBase:
-    """Renders conversations to text before there is a vocabulary; encodes nothing."""
+    """Return a tokenizer without a vocabulary, which can only render conversations."""
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), chat_template=CHAT_TEMPLATE.read_text())
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, context_length: int = CONTEXT_LENGTH) -> PreTrainedTokenizerBase:
-    """Writes tokenizer.json, tokenizer_config.json and chat_template.jinja, and returns what transformers loads."""
+    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja, and return the loaded tokenizer."""
     settings = {
         "add_prefix_space": False,
         "bos_token": None,
@@ -74,7 +74,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context_length: int = CON
 
 
 def copy_tokenizer(parent: Path, folder: Path) -> PreTrainedTokenizerBase:
-    """The same tokenizer in another folder, and as transformers loads it from there."""
+    """Copy a tokenizer to another folder, and return the tokenizer loaded from there."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in TOKENIZER_FILES:
         shutil.copyfile(parent / name, folder / name)

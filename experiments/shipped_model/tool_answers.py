@@ -1,4 +1,4 @@
-"""The results of tool calls, as in a rollout: the package's parser, Strands' tools and their messages."""
+"""Answer tool calls as in a rollout, with the package's parser, Strands' tools and their messages."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from strands_rollout.tool_parsers import ParseFailure, ToolCall, get_parser
 
 TIMEOUT_S: Final = 10.0
 BATCH_TIMEOUT_S: Final = 120.0
-_RUN_ALL: Final = """\
+_RUN_PROGRAMS: Final = """\
 import contextlib, io, json
 answers = []
 for code in json.loads({codes!r}):
@@ -31,22 +31,22 @@ print(json.dumps(answers))
 
 
 OpenTools = Callable[[], AbstractAsyncContextManager[Sequence[AgentTool]]]
-"""Gives an agent's tools, for as long as its block lasts."""
+"""Function that returns a context manager with an agent's tools."""
 
 
 @asynccontextmanager
 async def code_tools() -> AsyncIterator[Sequence[AgentTool]]:
-    """The code tool alone."""
+    """Yield only the code tool."""
     async with SubprocessExecutor(timeout_s=TIMEOUT_S) as executor:
         yield [code_tool(executor, timeout_s=TIMEOUT_S)]
 
 
 def answer_turns(turns: Sequence[str], open_tools: OpenTools) -> list[list[str]]:
-    """The tools' answers to each assistant turn, in the order of its calls; empty where it calls nothing.
+    """Return the tools' answers to each assistant turn, in the order of its calls; empty for a turn without calls.
 
     Args:
-        turns: Sampled text without the end-of-turn token.
-        open_tools: Gives the agent's tools.
+        turns: Sampled texts without the end-of-turn token.
+        open_tools: Function that returns a context manager with the agent's tools.
 
     Raises:
         SandboxError: Code could not be run at all.
@@ -78,19 +78,19 @@ async def _answer(call: ToolCall | ParseFailure, tools: Mapping[str, AgentTool])
 
 
 def run_programs(codes: Sequence[str]) -> list[str]:
-    """Return the output of each program, equal to the tool's result, but from one process: thousands take seconds.
+    """Return the output of each program, equal to the tool's result; one process runs thousands within seconds.
 
     Args:
-        codes: Programs that print something, are known to succeed and do not harm each other.
+        codes: Programs that print something, succeed, and do not affect each other.
 
     Raises:
-        ValueError: One of them failed.
+        ValueError: A program failed.
     """
     return asyncio.run(_run_all(codes))
 
 
 async def _run_all(codes: Sequence[str]) -> list[str]:
-    program = _RUN_ALL.format(codes=json.dumps(list(codes)))
+    program = _RUN_PROGRAMS.format(codes=json.dumps(list(codes)))
     async with SubprocessExecutor(timeout_s=BATCH_TIMEOUT_S, max_output_chars=16_000_000) as executor:
         result = await executor.run(program)
     if result.exit_code != 0 or result.truncated:

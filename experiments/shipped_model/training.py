@@ -1,4 +1,4 @@
-"""Trains a small Qwen3 on tokenized episodes, one optimizer step at a time."""
+"""Train a small Qwen3 on tokenized episodes, one optimizer step at a time."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -25,11 +25,11 @@ def training_steps(
     learning_rate: float,
     seed: int,
 ) -> Iterator[float]:
-    """Takes `steps` optimizer steps, one per `next`, and yields each loss; episodes are reshuffled after each pass."""
-    decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
-    kept = [parameter for parameter in model.parameters() if parameter.ndim == 1]
+    """Yield the loss of each of `steps` optimizer steps; episodes are reshuffled after each pass."""
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+    vectors = [parameter for parameter in model.parameters() if parameter.ndim == 1]
     optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": 0.05}, {"params": kept, "weight_decay": 0.0}],
+        [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}],
         lr=learning_rate,
         betas=(0.9, 0.95),
     )
@@ -47,20 +47,20 @@ def training_steps(
 
 
 def learning_rate_factor(step: int, steps: int) -> float:
-    """Rises to 1 during the warm-up, stays there, and falls in a straight line from `DECAY_FROM` of all steps on."""
+    """Return the learning rate's factor: linear warm-up to 1, constant, linear decay from `DECAY_FROM` of steps."""
     left = (steps - step) / (steps * (1 - DECAY_FROM))
     return min((step + 1) / WARMUP_STEPS, max(LAST_FACTOR, min(1.0, left)))
 
 
 def episode_loss(model: Qwen3ForCausalLM, batch: Sequence[TokenizedEpisode]) -> Tensor:
-    """Mean cross entropy of the learned tokens, each predicted from all tokens before it."""
+    """Return the mean cross entropy of the learned tokens, each predicted from all tokens before it."""
     return torch.nn.functional.cross_entropy(*episode_logits(model, batch))
 
 
 def episode_logits(model: Qwen3ForCausalLM, batch: Sequence[TokenizedEpisode]) -> tuple[Tensor, Tensor]:
-    """Logits for the learned tokens of a batch, one row each, and these tokens' ids.
+    """Return the logits for the learned tokens of a batch, a row per token, and these tokens' ids.
 
-    All prompts open with the same system text, which is computed once.
+    All prompts begin with the same system text, which is computed once.
     """
     positions = [[at for at, learned in enumerate(episode.is_learned) if learned] for episode in batch]
     return trained_logits(model, [list(episode.token_ids) for episode in batch], positions)

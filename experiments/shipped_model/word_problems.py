@@ -27,9 +27,9 @@ SHIPPED_MODEL: Final = Path(strands_rollout.__file__).parent / "engine/checkpoin
 
 
 def prompts_sha256() -> str:
-    """Hex digest of the system prompt and the tool specification, as stored in the shipped model's config."""
-    words = [SYSTEM_PROMPT, CODE_TOOL_NAME, CODE_TOOL_DESCRIPTION, CODE_TOOL_SCHEMA]
-    return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
+    """Return the SHA-256 of system prompt and tool specification, which the shipped model's config stores, in hex."""
+    parts = [SYSTEM_PROMPT, CODE_TOOL_NAME, CODE_TOOL_DESCRIPTION, CODE_TOOL_SCHEMA]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 WORD_PROBLEMS: Final[Task[Problem]] = Task(

@@ -26,6 +26,12 @@ from strands_rollout.own_thread import in_own_thread
 from strands_rollout.samples import usable_number
 from strands_rollout.settings import RolloutSettings
 
+logger = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S: Final = 30.0
+# nested lists and mappings: `copy.deepcopy` of a sample recurses several frames per level
+_MAX_SCORE_DEPTH: Final = 20
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -33,14 +39,14 @@ class Task:
 
     Attributes:
         messages: Strands messages that the agent starts with; the last is the user's.
-        system_prompt: The row's system prompt, else the configured one; None without either.
+        system_prompt: The row's system prompt, else the configured system prompt; None without either.
         label: The row's label.
         metadata: The row's metadata, without the keys that this package writes.
         index: The sample's index; None if it has none.
         evaluation: True in an evaluation, False in training.
         tools: The configured tools and the environment's, as `strands.Agent(tools=...)` takes them.
         resources: Open resources by their names in the setting `resources`.
-        environment: The object that the setting `environment` made; None without one.
+        environment: The object that the setting `environment` made; None without the setting.
         environment_config: Path of the file in the setting of this name; None without one.
     """
 
@@ -130,9 +136,9 @@ async def call_user_code(
     Args:
         call: The function. A coroutine function runs on the loop, any other in a thread, since it may block.
         given: Its arguments.
-        loop: Loop of the coroutines; None for the running loop.
-        in_thread: Runs a sync function. By default, each function has a thread of its own: in the loop's pool, a
-            function that never returns would occupy a worker forever.
+        loop: Loop that runs coroutines; None for the running loop.
+        in_thread: Runs a sync function. By default, each call has a thread of its own: in the loop's pool, a function
+            that never returns would occupy a worker forever.
 
     Raises:
         ToolError: The function raised SystemExit or another exception that would end the event loop.
@@ -148,13 +154,6 @@ async def call_user_code(
 
 async def _await_call(loop: OwnLoop | None, call: Callable[..., Awaitable[Any]], *given: object) -> Any:  # noqa: ANN401 - the user's
     return await (call(*given) if loop is None else loop.run(call, *given))
-
-
-logger = logging.getLogger(__name__)
-
-CLOSE_TIMEOUT_S: Final = 30.0
-# nested lists and mappings; `copy.deepcopy` of a sample recurses several frames per level
-_MAX_SCORE_DEPTH: Final = 20
 
 
 class Environment(Protocol):
@@ -192,10 +191,10 @@ class EpisodeContext:
         timeout_s: Maximum seconds of each call of the environment, and of opening each resource.
         control: The episode's control; an abort cancels running calls.
         loop: Loop of the user's coroutines: connections that they open are bound to it. None for the running loop.
-        prompt: User message of the environment's `prepare`; None where the row's is used.
+        prompt: User message of the environment's `prepare`; None if the row's is used.
 
     Raises:
-        EnvironmentFaultError: Raised by each method if the environment fails or returns an unexpected value.
+        EnvironmentFaultError: From each method, if the environment fails or returns an unexpected value.
     """
 
     task: Task
@@ -206,7 +205,7 @@ class EpisodeContext:
 
     @property
     def can_answer(self) -> bool:
-        """True if the environment may answer the policy."""
+        """True if the environment has a method `answer`, so that it may answer the policy."""
         return hasattr(self.task.environment, "answer")
 
     async def answer(self, reply: str) -> str | None:
@@ -260,7 +259,7 @@ class EpisodeContext:
                 async with deadline:
                     return await call_user_code(call, *given, loop=self.loop)
         except Exception as e:  # the user's code may raise anything
-            # a ToolError may stand for the user's sys.exit()
+            # a ToolError may come from the user's sys.exit(); see `exits_as_errors`
             if isinstance(e, errors.RolloutError) and not isinstance(e, errors.ToolError):
                 raise
             is_late = deadline.expired() and isinstance(e, TimeoutError)
@@ -328,7 +327,7 @@ async def open_context(
             resource = await context.call_guarded(what, load_function(path, "a resource"), context.task)
             if not isinstance(resource, AbstractAsyncContextManager):
                 raise errors.EnvironmentFaultError(
-                    f"{what} is a {type(resource).__name__}; expected an async context manager; decorate the function "
+                    f"{what} is a {type(resource).__name__}; expected an async context manager. Decorate the function "
                     "with @contextlib.asynccontextmanager"
                 )
             opened = await context.open_resource(stack, what, resource)

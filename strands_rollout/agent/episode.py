@@ -107,8 +107,9 @@ class Episode:
         return self.progress.messages
 
 
-SEVERAL_SEGMENTS: Final = "it has several segments"
-SEVERAL_AGENTS: Final = "it is a swarm's or graph's"
+# reasons why an episode can't be continued
+SEVERAL_SEGMENTS: Final = "it has several segments, of which only one could be saved"
+SEVERAL_AGENTS: Final = "a swarm or graph played it, whose state is not saved"
 
 
 class Journal(Protocol):
@@ -121,7 +122,7 @@ class Journal(Protocol):
         """Store a finished tool call."""
 
     def close(self, reason: str) -> None:
-        """Store that the episode can't be continued from later steps, and the reason."""
+        """Store that the episode can't be continued from later steps, with the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +144,7 @@ class EpisodeSetup:
         progress: State to continue from; `messages` are not read then.
         team: Agents of a user's factory. `tools` and `conversation_manager` are not used then, and `system_prompt` only
             if the agent has none.
-        next_message: Returns the user's reply to an answer of the policy; None ends the episode.
+        next_message: Returns the user's reply to an answer of the policy; a reply of None ends the episode.
         journal: Stores each step from which another process could continue the episode.
     """
 
@@ -225,7 +226,7 @@ class _AgentRun:
             reason, error = self._end_at_deadline(deadline) if deadline.expired() else self._end_with_error(e)
         is_resumable = self.team is None or self.team.is_single_agent
         history = self.start.messages if self.main is None else self.main.messages
-        if self.model.conversation.drop_new_branch():
+        if self.model.conversation.drop_new_branch():  # the rewritten history of a request that failed
             self.model.conversation.branch.forget_history()
         in_tools = bool(history) and any("toolUse" in block for block in history[-1]["content"])
         progress = self.progress(history, in_tools=in_tools)
@@ -278,7 +279,7 @@ class _AgentRun:
         self.model.bind_tools(conversation, main.tool_registry.get_all_tool_specs())
 
     async def _turn(self, team: Team) -> StopReason | None:
-        """Let the agents answer `next_prompt`; return the stop reason, or None if another user message follows."""
+        """Let the agents answer `next_prompt`; return the stop reason, None if another user message follows."""
         if isinstance(team.runner, Agent):
             refuse_interrupts(await self.loop.run(team.runner, self.next_prompt))
         else:
@@ -343,12 +344,12 @@ class _AgentRun:
         )
 
     def _end_with_error(self, error: Exception) -> tuple[StopReason, Exception]:
-        # Strands wraps what a tool cycle raises
+        # Strands wraps the exceptions of a tool cycle
         while isinstance(error, EventLoopException) and isinstance(error.original_exception, Exception):
             error = error.original_exception
         if isinstance(error, MaxTokensReachedException):
             error = MaxTokensReachedException(TURN_CUT_MESSAGE)  # Strands' message advises to call the agent again
-        if not isinstance(error, RolloutError):  # Strands wraps what a tool provider raises
+        if not isinstance(error, RolloutError):  # Strands also wraps the exceptions of tool providers
             error = sandbox_fault(error) or error
         has_turns = self.model.conversation.turn_count > 0
         return stop_reason_of(error, cut_by=self.model.cut_by, has_turns=has_turns), error
@@ -389,14 +390,14 @@ class _JournalHook(HookProvider):
         return self._run.progress(main.messages, in_tools=True)
 
 
-_LOGGER: Final = "strands.event_loop.event_loop"
+_EVENT_LOOP_LOGGER: Final = "strands.event_loop.event_loop"
 _OWN_ERRORS: Final = frozenset(
     name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, RolloutError)
 )
 
 
 class _ReportedFailureFilter(logging.Filter):
-    """Drops log records of failed cycles whose error is this package's."""
+    """Drops log records of failed cycles whose error is one of this package's."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return False for a record to drop."""
@@ -410,4 +411,4 @@ _FILTER: Final = _ReportedFailureFilter()
 
 def hide_reported_failures() -> None:
     """Install the log filter; further calls have no effect."""
-    logging.getLogger(_LOGGER).addFilter(_FILTER)
+    logging.getLogger(_EVENT_LOOP_LOGGER).addFilter(_FILTER)

@@ -116,14 +116,14 @@ LENGTH_REASONS: Final = {
 
 
 def end_at_deadline(*, was_aborted: bool, limit_s: float | None, fault: Fault | None) -> tuple[StopReason, Exception]:
-    """Return stop reason and error of an episode that its deadline or an abort ended.
+    """Return stop reason and error of an episode that was ended by its deadline or an abort.
 
-    `fault` is the engine's fault at that time, if it was failing.
+    `fault` is the engine's fault at that time; None if it was not failing.
     """
     if was_aborted:
         return StopReason.ABORTED, errors.EngineAbortedError("the rollout was aborted")
     message = f"the episode took more than {limit_s:g} s"
-    if fault is not None:  # an outage used up the time, which isn't the policy's fault
+    if fault is not None:  # the engine's outage used up the time, which isn't the policy's fault
         return StopReason.ENGINE_ERROR, errors.EngineUnavailableError(f"{message}; the engine fails: {fault.message}")
     return StopReason.EPISODE_TIMEOUT, TimeoutError(message)
 
@@ -206,12 +206,12 @@ class ToolLimiter(HookProvider):
 class EpisodeWatch(HookProvider):
     """Hook that ends an agent's loop after an abort or a sandbox fault, and answers calls that can't be run.
 
-    It notices aborts between steps; while tools run, the episode's deadline does.
+    It notices aborts between steps; during a model call or tools, the episode's deadline notices them.
 
     Args:
         stats: Counts of the agent's tools.
         control: Checked before each model call and before a turn's tools.
-        outer: Counts of the whole episode if `stats` are only an inner agent's; a sandbox fault is noted in both.
+        outer: Counts of the whole episode, if `stats` are those of an inner agent; a sandbox fault is noted in both.
     """
 
     def __init__(self, stats: ToolStats, control: Control, outer: ToolStats | None = None) -> None:
@@ -233,7 +233,7 @@ class EpisodeWatch(HookProvider):
     def _before_tools(self, event: BeforeToolsEvent) -> None:
         self._control.check("before the turn's tools were run")
         requested = {block["toolUse"]["toolUseId"] for block in event.message["content"] if "toolUse" in block}
-        for earlier_call in self._stats.finished.keys() - requested:
+        for earlier_call in self._stats.finished.keys() - requested:  # results of earlier turns are in the history
             del self._stats.finished[earlier_call]
 
     def _before_tool_call(self, event: BeforeToolCallEvent[Any]) -> None:
@@ -244,7 +244,7 @@ class EpisodeWatch(HookProvider):
 
     def _after_tool_call(self, event: AfterToolCallEvent[Any]) -> None:
         is_answered = event.cancel_message is not None or event.result["status"] != "error"
-        if event.selected_tool is None and not is_answered:  # no hook or middleware answered it either
+        if event.selected_tool is None and not is_answered:  # a hook or middleware may answer an unknown tool's call
             self._stats.count_unknown(event.tool_use)
 
     def _after_tools(self, event: AfterToolsEvent) -> None:
@@ -266,7 +266,7 @@ class EpisodeLimits:
 
 
 def make_limiter(limits: EpisodeLimits, progress: EpisodeProgress | None = None) -> ToolLimiter:
-    """Return the hook of the tool limits; counts continue from `progress` of an aborted attempt."""
+    """Return the hook that applies the tool limits; its counts continue from the `progress` of an aborted attempt."""
     limiter = ToolLimiter(
         limits.max_tool_iterations, max_calls=limits.max_tool_calls, max_parallel_calls=limits.max_parallel_tool_calls
     )

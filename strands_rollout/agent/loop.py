@@ -1,9 +1,9 @@
 """A faster agent loop than Strands' own, whose cost per turn depends on the new messages only.
 
-Strands' cycle streams each answer through a dozen generators, copies the history, and records it in spans. Where
-nothing observes these, this loop calls the model and the tools directly and fires the same hook events, with the same
-effects. With middleware, a callback handler or a recording span, Strands' own cycle runs. It takes 2.4 times the CPU
-for an agent with a hook and 20 tool turns; see docs/performance.md.
+Strands' cycle streams each answer through a dozen generators, copies the history, and records it in spans. If nothing
+observes these, this loop calls the model and the tools directly and fires the same hook events, with the same effects.
+With middleware, a callback handler or a recording span, Strands' own cycle runs, which takes 2.4 times the CPU for an
+agent with a hook and 20 tool turns; see docs/performance.md.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ try:
     from strands.tools._validator import validate_and_prepare_tools
     from strands.tools.structured_output._structured_output_context import StructuredOutputContext
     from strands.types.content import _ensure_tracking_id
-except ImportError as e:  # Strands before 1.62, or a version with other names: its own loop runs
+except ImportError as e:  # Strands before 1.62, or a version with other private names: Strands' own loop runs
     IMPORT_FAULT = str(e)
 else:
     IMPORT_FAULT = ""
@@ -55,17 +55,18 @@ HAS_MIDDLEWARE: Final = not IMPORT_FAULT
 
 logger = logging.getLogger(__name__)
 
-Next = Callable[[Any], AsyncGenerator[Any, None]]
+CallNext = Callable[[Any], AsyncGenerator[Any, None]]
+"""Runs the rest of the middleware chain, as Strands passes it to middleware."""
 
-_OUT_OF_TURNS: Final = "limit_turns"
+_OUT_OF_TURNS: Final = "limit_turns"  # Strands' stop reason at its limit of turns
 
 
 class DirectLoop(hooks.HookProvider):
     """The loop of one agent: `Agent(..., hooks=[*hooks, loop])`, then `await loop.run(agent, prompt)`.
 
     Args:
-        listeners: All hooks of the agent except this, if the events that `DirectInvocation` sends to `listeners`
-            suffice for them; None if the agent may have other hooks.
+        listeners: All hooks of the agent except this one, if they need only the events that `DirectInvocation` sends to
+            its `listeners`; None if the agent may have other hooks.
     """
 
     def __init__(self, listeners: Sequence[hooks.HookProvider] | None = None) -> None:
@@ -92,12 +93,12 @@ class DirectLoop(hooks.HookProvider):
         return await agent.invoke_async(prompt, limits=cast("Any", self._limits))
 
     def _before_invocation(self, event: hooks.BeforeInvocationEvent) -> None:
-        """Add the middleware after all others, also those that hooks add, so that they see its events."""
+        """Add this loop's middleware last, after the middleware that hooks add, so that all others see its events."""
         if not self._is_added and not missing_loop_names(event.agent):
             self._is_added = True
             event.agent.add_middleware(AgentStreamStage, self._run_cycles)
 
-    async def _run_cycles(self, context: Any, call_next: Next) -> AsyncGenerator[Any, None]:  # noqa: ANN401
+    async def _run_cycles(self, context: Any, call_next: CallNext) -> AsyncGenerator[Any, None]:  # noqa: ANN401
         """Middleware around an invocation: run cycles directly where possible, else one cycle of Strands at a time."""
         agent, state = context.agent, context.invocation_state
         direct = None if trace.get_current_span().is_recording() else self._new_invocation(agent, state)
@@ -132,8 +133,8 @@ class DirectLoop(hooks.HookProvider):
 def _has_no_observers(agent: Agent) -> bool:
     """Return True if no callback handler and no other middleware observes model calls or the invocation."""
     handlers = agent._middleware_registry._handlers  # Strands has no public accessor
-    is_ours_alone = len(handlers.get(AgentStreamStage, ())) == 1 and not handlers.get(InvokeModelStage)
-    return is_ours_alone and agent.callback_handler is null_callback_handler
+    has_only_ours = len(handlers.get(AgentStreamStage, ())) == 1 and not handlers.get(InvokeModelStage)
+    return has_only_ours and agent.callback_handler is null_callback_handler
 
 
 def _cycle_count(agent: Agent) -> int:
@@ -157,9 +158,9 @@ class DirectInvocation:
     Args:
         agent: An agent on an `SGLangModel`.
         state: The invocation's state, which hooks and tools share.
-        listeners: All hooks that observe the agent; they are sent the events before a model call, a turn's tools and a
-            call, and after a turn's tools. None if anything may observe the agent: then all of Strands' events, metrics
-            and state are produced.
+        listeners: All hooks that observe the agent. They receive the events before a model call, before a turn's tools,
+            before a tool call, and after a turn's tools. None if anything may observe the agent; all of Strands'
+            events, metrics and state are produced then.
     """
 
     def __init__(self, agent: Agent, state: dict[str, Any], listeners: Sequence[hooks.HookProvider] | None) -> None:
@@ -167,7 +168,7 @@ class DirectInvocation:
         self._state = state
         self._is_observed = listeners is None
         self._listeners = listeners
-        self._callbacks: dict[type, list[Any]] = {}  # the listeners', by the event's class
+        self._callbacks: dict[type, list[Any]] = {}  # callbacks of the listeners, by class of event
         self._specs: list[ToolSpec] = agent.tool_registry.get_all_tool_specs()
         self._given_specs: list[ToolSpec] = []
         self._simple = {} if listeners is None else agent.tool_registry.registry
@@ -176,7 +177,7 @@ class DirectInvocation:
         self._has_answer = False
 
     async def run(self) -> End | None:
-        """Run cycles to the end of the invocation; return None where Strands' cycle must do the next step."""
+        """Run cycles to the end of the invocation; return None if Strands' cycle must do the next step."""
         agent = self._agent
         self._state["agent"] = agent
         while can_run_directly(agent) if self._is_observed else not agent.cancel_signal.is_set():
@@ -215,7 +216,7 @@ class DirectInvocation:
             self._agent.event_loop_metrics.end_cycle(self._started, self._trace)
 
     async def _call_model_with_retry(self) -> Answer:
-        """Return an answer; hooks see answers and failures, and may ask for a retry of either."""
+        """Return an answer; hooks see answers and failures, and may request a retry after either."""
         self._add_child_trace("stream_messages")
         while True:
             try:
@@ -240,7 +241,7 @@ class DirectInvocation:
         metrics.update_metrics(cast("Any", answer.metrics))
 
     async def _call_model(self) -> tuple[Answer, bool]:
-        """Return the policy's answer, or a hook's instead, and True if a hook asks for a retry."""
+        """Return the policy's answer, or one by a hook that cancelled the call; and True if a hook requests a retry."""
         agent, state = self._agent, self._state
         tokens = await self._projected_tokens() if self._is_observed and self._needs_token_estimate() else None
         before = hooks.BeforeModelCallEvent(agent=agent, invocation_state=state, projected_input_tokens=tokens)
@@ -253,8 +254,8 @@ class DirectInvocation:
             text, blocks = split_system_prompt(agent.system_prompt_content)
             specs = self._current_specs() if self._is_observed else self._specs
             model = cast("SGLangModel", agent.model)
-            # only this loop has changed the messages since the last answer, so they need no comparison with the record,
-            # which takes about 3% of the CPU at 20 turns and 7% at 80
+            # only this loop has changed the messages since the last answer, so the record need not compare them; the
+            # comparison takes about 3% of the CPU at 20 turns and 7% at 80
             only_grew = self._has_answer and not self._is_observed
             answer = await model.answer(agent.messages, specs or None, text, blocks, agent, only_grew=only_grew)
             self._has_answer = True
@@ -338,7 +339,7 @@ class DirectInvocation:
                 message = cast("Message", _assistant_message(agent._cancel_message))
                 await self.append(message)
             return "cancelled", message, None
-        # the older way for tools to stop a loop, used by the tool `stop` of strands-agents-tools
+        # the older way in which a tool ends the loop; the tool `stop` of strands-agents-tools uses it
         return ("tool_use", message, None) if self._state["request_state"].get("stop_event_loop") else None
 
     async def _run_calls(
@@ -369,10 +370,10 @@ class DirectInvocation:
         return interrupts
 
     def _can_call_directly(self, tool: AgentTool | None) -> bool:
-        """Return True if only hooks observe a single call, so that this class does all that Strands would."""
+        """Return True if only hooks observe a single call, so that `_run_call` does everything that Strands would."""
         agent = self._agent
         middleware = agent._middleware_registry._handlers.get(ExecuteToolStage, ())
-        # AgentDelegation is Strands' own middleware, which acts on agents used as tools only
+        # AgentDelegation is Strands' own middleware, which affects only agents used as tools
         return (
             isinstance(tool, BoundedTool)
             and type(agent.tool_executor) in (TurnToolExecutor, SequentialToolExecutor)
@@ -384,7 +385,7 @@ class DirectInvocation:
         return registry.dynamic_tools.get(name) or registry.registry.get(name)
 
     async def _run_call(self, tool: AgentTool | None, call: ToolUse, results: list[ToolResult]) -> list[Interrupt]:
-        """Add the result of a turn's only call to `results`, as `ToolExecutor._stream` does; return interrupts."""
+        """Add the result of a turn's only call to `results`, as `ToolExecutor._stream` does; return any interrupts."""
         name = call["name"]
         if self._is_observed:
             self._update_state()
@@ -407,7 +408,7 @@ class DirectInvocation:
         """Call the tool once.
 
         Returns:
-            The event that was sent to the hooks; the result alone if no hook listens; or interrupts instead.
+            The event that was sent to the hooks; only the result if no hook listens; or interrupts, if any were raised.
         """
         agent, state, last = self._agent, self._state, cast("Any", None)
         before = hooks.BeforeToolCallEvent(agent=agent, selected_tool=tool, tool_use=call, invocation_state=state)
@@ -469,7 +470,7 @@ class DirectInvocation:
         return self._specs
 
     def _update_state(self) -> None:
-        """Add the keys to the invocation state that Strands' executor passes to tools."""
+        """Set the keys of the invocation state that Strands' executor passes to tools."""
         agent = self._agent
         specs = [{"toolSpec": {**spec}} for spec in self._current_specs()]
         self._state |= {
@@ -508,20 +509,22 @@ class DirectInvocation:
         return [*interrupts.values()]
 
     def _callbacks_for(self, event: hooks.BaseHookEvent) -> Iterable[Any]:
-        """Return the callbacks of an event in their order; those of listeners, which stay the same, are found once."""
+        """Return the callbacks of an event in their order. Those of listeners don't change, and are cached."""
         registered = self._agent.hooks.get_callbacks_for
         if self._listeners is None:
             return registered(event)
         kind = type(event)
         if kind not in self._callbacks:
-            own = self._listeners
-            # callbacks of listeners are methods of theirs
-            self._callbacks[kind] = [one for one in registered(event) if getattr(one, "__self__", None) in own]
+            listeners = self._listeners
+            # a listener's callbacks are its methods
+            self._callbacks[kind] = [
+                callback for callback in registered(event) if getattr(callback, "__self__", None) in listeners
+            ]
         return self._callbacks[kind]
 
 
 def can_run_directly(agent: Agent) -> bool:
-    """Return True if `DirectInvocation` can do the agent's next step; hooks and tools may change this at any step."""
+    """Return True if `DirectInvocation` can do the agent's next step; any hook or tool may change the answer."""
     features = (agent._session_manager, agent._background_tasks, agent._checkpointing, agent._interrupt_state.activated)
     return (
         isinstance(agent.model, SGLangModel)
@@ -546,7 +549,7 @@ async def _run_unknown_tool(call: ToolUse) -> AsyncGenerator[ToolResultEvent, No
 
 
 def has_only_simple_tools(agent: Agent) -> bool:
-    """Return True if each tool of the agent is given its arguments only."""
+    """Return True if each tool of the agent receives only its arguments."""
     return all(map(_is_simple, agent.tool_registry.registry.values()))
 
 
@@ -565,7 +568,6 @@ class TurnToolExecutor(ConcurrentToolExecutor):
         self._in_place = SequentialToolExecutor()
 
     async def _execute(self, agent: Agent, tool_uses: list[ToolUse], *rest: Any) -> AsyncGenerator[Any, None]:  # noqa: ANN401 - what Strands hands on
-        is_alone = len(tool_uses) == 1
-        execute = self._in_place._execute if is_alone else super()._execute
+        execute = self._in_place._execute if len(tool_uses) == 1 else super()._execute
         async for event in execute(agent, tool_uses, *rest):
             yield event

@@ -32,7 +32,7 @@ from strands_rollout.user_code import find_file
 # beginning of an error result that Strands' client makes itself (strands/tools/mcp/mcp_client.py)
 _CLIENT_ERROR_PREFIX: Final = "Tool execution failed"
 _LOGGER: Final = logging.getLogger(__name__)
-# loggers that write hundreds of lines for each agent without its server, and for each call of a broken server
+# loggers that write hundreds of lines for each agent whose server is down, and for each call of a broken server
 _CONNECTION_LOGGERS: Final = frozenset(
     {"strands.tools.mcp.mcp_client", "mcp.client.session", "mcp.client.stdio", "client"}
 )
@@ -46,7 +46,7 @@ _TRACEBACK_LOGGERS: Final = (
 _HIDES_TRACEBACKS: Final = ContextVar("_HIDES_TRACEBACKS", default=False)
 
 
-# after a failed start: hundreds of episodes may be waiting for the server
+# no start is attempted for this long after a failed start: hundreds of episodes may be waiting for the server
 _RESTART_DELAY_S: Final = 5.0
 # servers that start at the same time: among hundreds, none would be ready before its timeout
 _START_SLOTS: Final = threading.BoundedSemaphore(max(4, os.cpu_count() or 1))
@@ -86,7 +86,7 @@ def _client(server: McpServer) -> ToolProvider:
 
 
 class GuardedMcpClient(ToolProvider):
-    """Tool provider around Strands' MCP client that tells outages of the server from its answers.
+    """Tool provider around Strands' MCP client that distinguishes outages of the server from its answers.
 
     Args:
         client: Strands' client.
@@ -116,7 +116,7 @@ class GuardedMcpClient(ToolProvider):
         _CLIENTS.add(self)
         for logger in map(logging.getLogger, _TRACEBACK_LOGGERS):
             logger.addFilter(_filter_record)
-        # Strands' client warns of this when its thread has ended
+        # Strands' client causes this warning when its thread has ended
         warnings.filterwarnings("ignore", "coroutine 'MCPClient.stop", RuntimeWarning)
 
     async def load_tools(self, **kwargs: object) -> Sequence[AgentTool]:
@@ -136,7 +136,7 @@ class GuardedMcpClient(ToolProvider):
                         self._drop_lost_connection()
                     tools = await self._client.load_tools(**kwargs)
                     self._reschedule(None)
-            except Exception as e:  # Strands wraps whatever the connection raised
+            except Exception as e:  # Strands wraps the exception of the connection
                 is_late = self._is_late or time.monotonic() >= began_at + self._startup_s
                 late = f"it did not answer within startup_timeout={self._startup_s:g} s, or was ended"
                 reason = late if is_late else mask_text(_first_cause(e))
@@ -153,10 +153,10 @@ class GuardedMcpClient(ToolProvider):
             self._client.add_consumer(consumer_id, **kwargs)
 
     def remove_consumer(self, consumer_id: object, **kwargs: object) -> None:
-        """See `ToolProvider`; doesn't wait.
+        """See `ToolProvider`; return without waiting.
 
-        Agents call this in their finalizers, on the thread that collects garbage. It may be the client's own thread,
-        and the holder of the lock may be waiting for that thread.
+        Agents call this in their finalizers, on whatever thread collects garbage. That may be the client's own thread,
+        for which the holder of the lock may be waiting.
         """
         if sys.is_finalizing():  # no thread starts any more, and Python 3.11 would wait for it
             return
@@ -199,10 +199,10 @@ class GuardedMcpClient(ToolProvider):
         return opened
 
     def _reschedule(self, when: float | None) -> None:
-        """Set the time of the connection's loop at which the connection ends; None for never."""
+        """Set the time, by the clock of the connection's loop, at which the connection ends; None for never."""
 
         def reschedule(limit: asyncio.Timeout) -> None:
-            with contextlib.suppress(RuntimeError):  # it has ended
+            with contextlib.suppress(RuntimeError):  # the connection has ended
                 limit.reschedule(when)
 
         if self._limit is not None:
@@ -225,7 +225,7 @@ class GuardedMcpClient(ToolProvider):
         try:
             self.check_connection()
         except Exception:  # the kind depends on how the connection ended
-            with contextlib.suppress(Exception):  # it raises the loss of the connection again
+            with contextlib.suppress(Exception):  # stopping raises the loss of the connection again
                 self._client.stop(None, None, None)
             for consumer_id in self._consumers:
                 self._client.add_consumer(consumer_id)

@@ -1,7 +1,7 @@
 """The agents of an episode: this package's agent, or the agent, swarm or graph of a user's factory.
 
-Also here: joining them to the episode, `sub_agent_model` (the same policy with a trajectory of its own), and building
-and closing agents off the event loop, since their tool providers start and stop servers.
+Also here: `join_episode`, which adds an episode's history and hooks to agents; `sub_agent_model`, the same policy with
+a trajectory of its own. Agents are built and closed off the event loop, since tool providers start and stop servers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from strands_rollout.own_thread import in_own_thread
 
 Result = TypeVar("Result")
 _USED_AGENTS: Final[weakref.WeakSet[Agent]] = weakref.WeakSet()
-"""Agents of the policy that have played: in a second episode, they would keep the first one's history and hooks."""
+"""Agents of the policy that have played: in a second episode, they would keep the first episode's history and hooks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Team:
 
     @property
     def others(self) -> list[Agent]:
-        """Agents on models of the policy that can't give the answer."""
+        """Agents that can't give the answer, though their models are the policy's."""
         others = [agent for agent in [*self.agents, *self.tool_agents] if agent not in self.candidates]
         return [agent for agent in others if isinstance(agent.model, SGLangModel)]
 
@@ -91,15 +91,15 @@ async def factory_team(path: str, model: SGLangModel, task: Task) -> AsyncIterat
         ToolError: The path can't be loaded.
     """
     build = load_function(path, "an agent")
-    given = replace(task, tools=release_once(task.tools))
+    factory_task = replace(task, tools=release_once(task.tools))
     try:
-        with task_scope(given):
-            built = await call_user_code(build, model, given, in_thread=_run_in_thread)
+        with task_scope(factory_task):
+            built = await call_user_code(build, model, factory_task, in_thread=_run_in_thread)
     except Exception as e:  # the user's code may raise anything
-        # a ToolError may stand for the user's sys.exit()
+        # a ToolError may come from the user's sys.exit(); see `exits_as_errors`
         if isinstance(e, RolloutError) and not isinstance(e, ToolError):
             raise
-        fault = sandbox_fault(e)  # Strands wraps what a tool provider raises
+        fault = sandbox_fault(e)  # Strands wraps the exceptions of tool providers
         if fault is not None:
             raise fault from e
         raise ConfigError(describe_failure(f"agent_factory {path!r}", e, task)) from e
@@ -125,8 +125,8 @@ def _team_of(built: object, model: SGLangModel, path: str) -> Team:
     if not on_model:
         names = ", ".join(agent.name for agent in everyone if agent.model is model) or "none"
         raise ConfigError(
-            f"agent_factory {path!r} put these agents on the model that it was given: {names}; expected the agent that "
-            "it returns, or an agent of the swarm or graph: their tokens become the sample"
+            f"agent_factory {path!r} put these agents on the model that it was given: {names}; expected the returned "
+            "agent, or an agent of the returned swarm or graph, whose tokens become the sample"
         )
     of_policy = [agent for agent in everyone if isinstance(agent.model, SGLangModel)]
     for agent in of_policy:
@@ -159,9 +159,9 @@ def multi_agents_in(runner: object) -> Iterator[MultiAgentBase]:
 
 
 def _tool_agents(agents: Sequence[Agent]) -> list[Agent]:
-    """Return the agents used as tools of these, at any depth."""
+    """Return the agents that these agents use as tools, at any depth."""
     everyone = list(agents)
-    for agent in everyone:  # the list grows while it is walked
+    for agent in everyone:  # the loop also visits the agents that it appends
         inner = [getattr(tool, "agent", None) for tool in agent.tool_registry.registry.values()]
         everyone += [found for found in inner if isinstance(found, Agent) and found not in everyone]
     return everyone[len(agents) :]
@@ -178,7 +178,7 @@ def _replace_terminal_defaults(agent: Agent) -> None:
 def contain_exits(team: Team) -> None:
     """Turn SystemExit and similar exceptions into errors where Strands runs a user's code in its own tasks.
 
-    It does so with several calls of one turn, their hooks and middleware, and with the nodes of a graph; see
+    In such tasks, Strands runs several calls of one turn with their hooks and middleware, and the nodes of a graph; see
     `exits_as_errors`.
     """
     multi_agents = list(multi_agents_in(team.runner))
@@ -215,7 +215,7 @@ async def _contained_stream(stream: Callable[..., Any], *given: object, **named:
                 return
             yield event
     finally:
-        if hasattr(events, "aclose"):  # run a generator's cleanup now, not when it is collected
+        if hasattr(events, "aclose"):  # run a generator's cleanup now, not when it is garbage-collected
             await events.aclose()
 
 
@@ -250,7 +250,7 @@ def join_episode(
             agent.hooks.add_hook(hook)
     if team.is_single_agent:
         main = team.candidates[0]
-        examples = [] if is_resumed else main.messages  # the history of a resumed episode begins with them
+        examples = [] if is_resumed else main.messages  # a resumed episode's history already begins with them
         main.messages = [*examples, *(dict(message) for message in history)]  # type: ignore[list-item] # TypedDicts
         if main.system_prompt is None:
             main.system_prompt = system_prompt
@@ -283,7 +283,7 @@ class VisitLog:
                 self.inner.setdefault(event["node_id"], VisitLog()).note(event["event"])
 
     def last_agents(self, multi_agent: MultiAgentBase) -> Iterator[Agent]:
-        """Yield the agents that ran in this swarm or graph, the last first.
+        """Yield the agents that ran in this swarm or graph, the last agent first.
 
         Agents that ran concurrently are yielded in the order in which they were added to the graph, not by their speed,
         so that the result is deterministic.
@@ -326,7 +326,7 @@ async def run_team(runner: MultiAgentBase, prompt: Any, visits: VisitLog) -> Non
 
 
 def refuse_interrupts(result: AgentResult | MultiAgentResult) -> None:
-    """Refuse a result with interrupts, which Strands resumes when a person has answered them.
+    """Refuse a result with interrupts, after which Strands continues only when a person has answered them.
 
     Raises:
         ConfigError: A tool or a hook raised an interrupt.
@@ -396,12 +396,12 @@ class AgentModels:
 
 
 def sub_agent_model() -> SGLangModel:
-    """Return a model for a further agent, which a tool calls in an episode that `generate` runs.
+    """Return a model for a further agent, which a tool runs in an episode that `generate` plays.
 
-    The agent is the trained policy, with the episode's sampling parameters and token budgets; budgets count for each
-    agent alone. With the setting `fan_out`, its tokens are trained as a sample of their own. Each model holds one
-    conversation. Where the agent's conversation manager drops or summarizes messages, the earlier history becomes a
-    sample of its own, too.
+    The model is the trained policy, with the episode's sampling parameters and token budgets; each agent has the full
+    budgets. With the setting `fan_out`, the agent's tokens are trained as a sample of their own. Each model holds one
+    conversation. If the agent's conversation manager drops or summarizes messages, the earlier history becomes a sample
+    of its own, too.
 
     Raises:
         ConfigError: The caller isn't part of an episode.
@@ -418,7 +418,7 @@ def sub_agent_model() -> SGLangModel:
 
 # agents share providers such as Strands' MCP client, which starts, stops and counts its users without a lock
 _PROVIDERS_LOCK: Final = threading.Lock()
-# then a user's factory runs without the lock: one that never returns must not stop all others
+# after this wait, a user's factory runs without the lock: a factory that never returns must not stop all others
 _LOCK_TIMEOUT_S: Final = 5.0
 
 
@@ -434,18 +434,18 @@ async def single_agent_team(tools: Sequence[Any], build: Callable[[Sequence[Any]
         agent = build(tools)
         yield Team(agent, [agent], [agent])
         return
-    given = release_once(tools)
-    # other episodes may use a provider, except one with is_shared=False
+    wrapped_tools = release_once(tools)
+    # other episodes may use the same provider, unless it has is_shared=False
     shared = [tool for tool in tools if isinstance(tool, ToolProvider) and getattr(tool, "is_shared", True)]
 
     def in_turn(action: Callable[[], Result]) -> Result:
         return _run_locked(action) if shared else action()
 
-    agent = await asyncio.to_thread(in_turn, lambda: build(given))
+    agent = await asyncio.to_thread(in_turn, lambda: build(wrapped_tools))
     try:
         yield Team(agent, [agent], [agent])
     finally:
-        # if the caller is cancelled, the thread continues
+        # the thread also finishes if the caller is cancelled
         await asyncio.to_thread(in_turn, agent.cleanup)
 
 
@@ -465,10 +465,10 @@ async def _run_in_thread(action: Callable[[], object]) -> object:
 
 
 class _ReleaseOnceProvider(ToolProvider):
-    """A tool provider that each agent releases once.
+    """A wrapper around a tool provider, which passes on each agent's release once.
 
-    Strands' agents release their providers again in their finalizers, which run at any time and without the lock:
-    another agent may be starting the provider at that moment.
+    Strands' agents release their providers again in their finalizers, which run at any time and without the lock, when
+    another agent may be starting the provider.
     """
 
     def __init__(self, provider: ToolProvider) -> None:
@@ -489,7 +489,7 @@ class _ReleaseOnceProvider(ToolProvider):
 
 
 def _run_locked(action: Callable[[], Result], timeout_s: float = -1) -> Result:
-    """Run an action under the lock; after the timeout (-1 for none), run it without."""
+    """Run an action under the lock; after the timeout (-1 for no timeout), run it without the lock."""
     is_locked = _PROVIDERS_LOCK.acquire(timeout=timeout_s)
     try:
         return action()

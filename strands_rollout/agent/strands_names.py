@@ -1,4 +1,4 @@
-"""Private names of Strands that this package reads, and the feature that is lost where a version lacks one.
+"""Private names of Strands that this package reads, and the feature that is lost if a version of Strands lacks a name.
 
 A missing name is no error: it is logged once, and `strands-rollout doctor` reports it.
 """
@@ -48,7 +48,7 @@ _LOST_FEATURES: Final[Mapping[str, tuple[str, str]]] = {
         "proactive compression is given no count of tokens",
     ),
 }
-"""By attribute of an agent: the feature of Strands that it belongs to ("" for every agent), and the loss without it."""
+"""Attribute of an agent -> the feature of Strands that has it ("" if every agent has it), and the loss without it."""
 
 
 def lacks_attribute(owner: object, name: str) -> bool:
@@ -70,7 +70,7 @@ def missing_loop_names(agent: Agent) -> list[str]:
 
 
 def find_losses(import_fault: str) -> dict[str, str]:
-    """Return the names that the installed Strands lacks, each with the lost feature.
+    """Return the names that the installed Strands lacks, each with the feature that is lost.
 
     Args:
         import_fault: Message of the ImportError in `loop`; "" without one.

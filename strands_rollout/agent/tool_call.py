@@ -39,14 +39,14 @@ class ToolStats:
     Attributes:
         control: The episode's control, for its clock.
         seconds: Wall-clock seconds in tools, summed over parallel calls.
-        waited_s: Wall-clock seconds in which at least one tool of this agent ran.
+        waited_s: Wall-clock seconds during which at least one tool of this agent ran.
         errors: Results with status error, including timeouts and calls of unknown tools.
         timeouts: Calls that were cancelled at the time limit.
         infrastructure_error: The first fault of the sandbox, or of an agent that can't be played; never the policy's
             fault.
         finished: Results of the last turn's calls by tool-use id, from this agent or the one of an aborted attempt.
         succeeded: Ids of all calls whose last result was no error.
-        unread: Ids in `finished` from an aborted attempt that this agent has not asked for yet.
+        unread: Ids of results in `finished` that an aborted attempt left and that this agent has not asked for yet.
         calls: A record of each call in the order of their ends: `id`, `tool`, `status` (success, error, timeout or
             unknown), `s` (seconds), `at_s` (start, in seconds since the episode's; None outside of an episode), and
             `sandbox` for calls of the code tool (`RunningCall.sandbox`).
@@ -93,7 +93,7 @@ class ToolStats:
 CLEANUP_TIMEOUT_S: Final = 0.05
 
 ToolSpan = Callable[[str], contextlib.AbstractContextManager[object]]
-"""Returns, for a tool's name, the context manager that is entered around its call."""
+"""Returns the context manager to enter around a call, given the tool's name."""
 
 
 _MAX_NAME_CHARS: Final = 64
@@ -110,7 +110,7 @@ def callable_names(names: Collection[str]) -> dict[str, str]:
         ToolError: A name has no ASCII letter or digit.
     """
     found = {name: name for name in names if _VALID_NAME.fullmatch(name)}
-    taken = {name.replace("-", "_") for name in found}  # Strands treats - and _ as equal
+    taken = {name.replace("-", "_") for name in found}  # Strands treats `-` and `_` as equal
     for name in names:
         if name in found:
             continue
@@ -216,7 +216,7 @@ class BoundedTool(WrappedTool):
                 result = await self._run_with_timeout(tool_use, invocation_state, call, **kwargs)
             except InterruptException:
                 raise
-            except Exception as e:  # a tool may raise anything; Strands makes the same result of it and fires hooks
+            except Exception as e:  # a tool may raise anything; Strands turns it into the same result, and fires hooks
                 self._count(call, error_result(call_id, f"Error: {error_message(e)}"), e)
                 raise
         self._count(call, result, getattr(result, "exception", None))
@@ -232,7 +232,7 @@ class BoundedTool(WrappedTool):
             done, _ = await asyncio.wait({task}, timeout=self._timeout_s)
         except asyncio.CancelledError:
             await _abandon(task)
-            if task.done() and not task.cancelled():  # a resumed episode must not run it again
+            if task.done() and not task.cancelled():  # it has ended, so a resumed episode must not run it again
                 error = task.exception()
                 result = task.result() if error is None else error_result(call.id, f"Error: {error_message(error)}")
                 self._count(call, result, error or getattr(result, "exception", None))
@@ -253,7 +253,7 @@ class BoundedTool(WrappedTool):
             return _plain_event(last, tool_use["toolUseId"])
 
     def _count(self, call: RunningCall, event: object, error: BaseException | None) -> None:
-        # `call.faults` are those of agents that the tool asked, which returned them as text
+        # an agent that the tool runs may have read a fault as an ordinary tool result: `call.faults` has it
         fault = sandbox_fault(error) or next(iter(call.faults), None)
         if fault is not None and self._stats.infrastructure_error is None:
             self._stats.infrastructure_error = fault
@@ -264,7 +264,7 @@ class BoundedTool(WrappedTool):
                 self._stats.errors += 1
             else:
                 self._stats.succeeded.add(call.id)
-            if fault is None:  # a call with a sandbox fault is run again on resume; the policy never reads its result
+            if fault is None:  # the policy never reads the result of a faulty call, which a resumed episode runs again
                 self._stats.finished[call.id] = result
                 if self._stats.on_call_end is not None:
                     self._stats.on_call_end()
@@ -322,7 +322,7 @@ def _plain_event(event: object, call_id: str) -> Any:  # noqa: ANN401
 
 
 def _with_own_thread(tool: AgentTool) -> AgentTool:
-    """Return the tool, with a sync function of its own wrapped to run in a thread of its own."""
+    """Return the tool; if it is a sync function, each call runs in a thread of its own."""
     if isinstance(tool, DecoratedFunctionTool):
         function = tool._tool_func
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):

@@ -57,7 +57,7 @@ def load_tools(named: ToolNames) -> list[AgentTool | ToolProvider]:
             name.
 
     Raises:
-        ToolError: A path can't be imported or is no tool (the message says what it is, and suggests the nearest name),
+        ToolError: A path can't be imported or is no tool (the message names its type, and suggests the nearest name),
             two tools have the same name, or an MCP server's settings are invalid.
         NoModelError: An agent that a tool calls has no model.
     """
@@ -241,8 +241,8 @@ def _mcp_tools(server: McpServer) -> ToolProvider:
 
 
 def _guard_mcp_client(provider: ToolProvider, path: str) -> ToolProvider:
-    """Return the guarded form of an MCP client, which tells its server's outages from answers; others are unchanged."""
-    if "strands.tools.mcp" not in sys.modules:  # then the provider is no MCP client; the import is slow
+    """Wrap an MCP client so that outages of its server are told from answers; return other providers unchanged."""
+    if "strands.tools.mcp" not in sys.modules:  # the provider can't be an MCP client, and the import is slow
         return provider
     from strands.tools.mcp import MCPClient
 
@@ -302,7 +302,7 @@ class _MissingModel(BedrockModel):
     """
 
     def stream(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the base's
-        if current_call() is not None or is_in_episode():  # a tool or environment has built the agent
+        if current_call() is not None or is_in_episode():  # a tool or environment of an episode has built the agent
             agent = (kwargs.get("invocation_state") or {}).get("agent")
             raise NoModelError(_MISSING_MODEL_MESSAGE.format(getattr(agent, "name", "of a tool")))
         return super().stream(*args, **kwargs)
@@ -310,7 +310,7 @@ class _MissingModel(BedrockModel):
 
 def _resolve(path: str) -> object:
     """Resolve a path; first patch Strands' defaults for agents without a model or a callback handler."""
-    # Strands calls these names; so `_MissingModel` is recognized, and agents in tools print nothing
+    # Strands calls these names for its defaults: `_MissingModel` can be recognized, and agents in tools print nothing
     vars(strands.agent.agent)["BedrockModel"] = lambda **config: BedrockModel(**config) if config else _MissingModel()
     vars(strands.agent.agent)["PrintingCallbackHandler"] = _default_handler
     _keep_calls_off_the_loop()
@@ -340,7 +340,7 @@ _SUMMARY_MESSAGE: Final = (
 
 
 def _refuse_on_episode_loop(call: Callable[..., Any], message: str) -> Callable[..., Any]:
-    """Return a method that raises the message where it is called on the loop of episodes."""
+    """Return a method that raises the message if it is called on the loop of episodes."""
 
     @functools.wraps(call)
     def called(owner: Any, *given: Any, **named: Any) -> Any:  # noqa: ANN401 - Strands' signature
@@ -356,7 +356,7 @@ def _refuse_on_episode_loop(call: Callable[..., Any], message: str) -> Callable[
 
 
 def _move_off_episode_loop(call: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """Return an async method that runs in a thread with its own loop where it is called on the loop of episodes."""
+    """Return an async method that runs in a thread with its own loop if it is called on the loop of episodes."""
 
     @functools.wraps(call)
     async def called(*given: Any, **named: Any) -> Any:  # noqa: ANN401 - Strands' signature

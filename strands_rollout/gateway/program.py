@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_OUTPUT_BYTES: Final = 4096
 _CANCEL_TIMEOUT_S: Final = 1.0
-_OTHER_MAIN: Final = "another conversation became the main one"
+_OTHER_MAIN: Final = "another conversation became the main one"  # reason why the episode can't be continued
 # environment variable that marks the processes of an episode
 _MARK: Final = "STRANDS_ROLLOUT_EPISODE"
 # environment variables that a process inherits; others may hold keys, which the policy must not see

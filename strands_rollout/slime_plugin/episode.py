@@ -18,7 +18,7 @@ from typing import Any, Final
 from strands_rollout import errors
 from strands_rollout.agent.environment import EpisodeContext, Task, open_context, task_scope
 from strands_rollout.agent.environment_player import play_environment
-from strands_rollout.agent.episode import Episode, EpisodeSetup, run_episode
+from strands_rollout.agent.episode import SEVERAL_AGENTS, SEVERAL_SEGMENTS, Episode, EpisodeSetup, run_episode
 from strands_rollout.agent.limits import EpisodeLimits, StopReason
 from strands_rollout.agent.multi_agent import AgentModels, factory_team
 from strands_rollout.agent.tool_loading import load_conversation_manager, load_function, load_hooks, load_tools
@@ -48,6 +48,9 @@ from strands_rollout.watchdog import watch_running_loop
 logger = logging.getLogger(__name__)
 ROUTING_HEADER: Final = "X-SMG-Routing-Key"
 _PARTIAL_GRACE_S: Final = 4.0
+# further reasons why an episode can't be continued
+_CLOSED_ENVIRONMENT: Final = "its environment and resources were closed"
+_NO_REPLAY: Final = "its program may not be started again (allow it with resumable: replay)"
 
 
 async def play_sample(
@@ -163,12 +166,12 @@ def _resume_obstacle(job: RolloutJob, ended: EndedEpisode, *, has_siblings: bool
     """Return the reason why an aborted episode can't be resumed; "" if it can."""
     # only the main branch's tokens and the messages can be saved
     if len(ended.model.conversation.branches) > 1 or (job.fans_out and has_siblings):
-        return "it has several segments"
+        return SEVERAL_SEGMENTS
     if job.settings.resources or job.settings.environment:
-        return "its environment and resources are closed"
+        return _CLOSED_ENVIRONMENT
     if ended.episode.is_resumable:
         return ""
-    return "its program can't be started again" if job.settings.has_program else "it is a swarm's or graph's"
+    return _NO_REPLAY if job.settings.has_program else SEVERAL_AGENTS
 
 
 def failure_reason(error: Exception) -> StopReason:
@@ -258,13 +261,13 @@ def _build_journal(
 def _journal_obstacle(job: RolloutJob) -> str:
     """Return the reason why no process could continue an episode of this job from its journal; "" if one could."""
     if job.settings.resources or job.settings.environment:
-        return "its environment and resources are closed"
+        return _CLOSED_ENVIRONMENT
     if job.settings.has_program and job.settings.resumable != "replay":
-        return "its program has ended, and may not be started again (resumable: replay)"
+        return _NO_REPLAY
     custom = job.call.sampling_params.get("custom_params")
     wants_top_p = isinstance(custom, Mapping) and custom.get("return_top_p_token_ids")
     if wants_top_p or getattr(job.call.args, "use_rollout_routing_replay", False):
-        return "its replay data is lost"
+        return "it asks for replay data (routed experts or top-p ids), which is not saved"
     return ""
 
 

@@ -113,14 +113,14 @@ class EpisodeJournal:
         is_single = not self._sub_agents and not model.record.others  # the episode has only its main conversation
         dropped = 0 if is_single else self._count_other_tokens()
         if dropped and self._fans_out:
-            self.close("no record holds the samples of its further agents")
+            self.close("the samples of its sub-agents are not saved")
         if self._is_closed:
             return None
         aborts = model.conversation.sampler.engine_aborts if is_single else model.engine_aborts
         state = SavedEpisode(model.trajectory, progress, aborts + self._earlier_aborts, asdict(self._code))
         record = self._writer.record(state, dropped=dropped, resumes=self._resumes)
         if record is None:
-            self.close("its messages can't be written as JSON, such as messages with images")
+            self.close("its messages can't be written as JSON, for example because of images")
         return record
 
     def _count_other_tokens(self) -> int:

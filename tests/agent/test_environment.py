@@ -88,7 +88,7 @@ async def test_resources_reopen_after_an_abort(shipped_tokenizer: Any, caplog: p
         sample = await generate(args, row(), {"max_new_tokens": 512})
         assert sample.status is Sample.Status.ABORTED
         assert seen == ["open 5", "close 5"]
-        assert "its environment and resources are closed" in caplog.text
+        assert "its environment and resources were closed" in caplog.text
         is_aborted = False
         first = len(fake.requests)
         sample.label = "34"

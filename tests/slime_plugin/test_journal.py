@@ -321,9 +321,9 @@ def build_graph(model: Any, _task: Any) -> Any:
 @pytest.mark.parametrize(
     ("settings", "args", "reason"),
     [
-        ({"environment": f"{__name__}.EmptyEnvironment"}, {}, "environment and resources are closed"),
-        ({}, {"use_rollout_routing_replay": True}, "replay data is lost"),
-        ({"agent_factory": f"{__name__}.build_graph"}, {}, "it is a swarm's or graph's"),
+        ({"environment": f"{__name__}.EmptyEnvironment"}, {}, "environment and resources were closed"),
+        ({}, {"use_rollout_routing_replay": True}, "it asks for replay data"),
+        ({"agent_factory": f"{__name__}.build_graph"}, {}, "a swarm or graph played it"),
     ],
     ids=["environment", "replay", "graph"],
 )

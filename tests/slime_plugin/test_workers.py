@@ -341,7 +341,7 @@ async def test_workers_clear_journal_of_finished_episodes(stage: Stage, tmp_path
         ({"tools": [*recorded_tools.PATHS, "recorded_tools.die"]}, "died while tools ran (die)"),
         pytest.param(
             {"agent_program": "recorded_tools.program"},
-            "the episode can't be continued: its program has ended, and may not be started again",
+            "the episode can't be continued: its program may not be started again",
             marks=pytest.mark.alone,
         ),
     ],

@@ -37,7 +37,7 @@ from strands_rollout.agent.limits import (
     stop_reason_of,
     wrap_tools,
 )
-from strands_rollout.agent.loop import HAS_MIDDLEWARE, Next, TurnToolExecutor
+from strands_rollout.agent.loop import HAS_MIDDLEWARE, CallNext, TurnToolExecutor
 from strands_rollout.agent.multi_agent import Team, contain_exits
 from strands_rollout.agent.tool_call import ToolSpan, ToolStats
 from strands_rollout.client.retry import Fault
@@ -317,7 +317,7 @@ class _AgentHook(HookProvider):
         if event.agent is self.agent:
             self.error = error
 
-    async def _cut_at_timeout(self, context: Any, call_next: Next) -> AsyncGenerator[Any, None]:  # noqa: ANN401
+    async def _cut_at_timeout(self, context: Any, call_next: CallNext) -> AsyncGenerator[Any, None]:  # noqa: ANN401
         """Middleware that ends the agent's turns at `episode_timeout_s`, after which the environment still scores them.
 
         Raises:

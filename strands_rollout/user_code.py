@@ -202,5 +202,10 @@ def _suggest_module(name: str, package: ModuleType | None) -> str:
     return f", installed or in {' or '.join(folders)}{_remedy(name)}"
 
 
+_EXTRAS: Final = {"strands_tools": "tools", "verifiers": "verifiers"}
+"""The extra of this package that installs a module, by the module's name."""
+
+
 def _remedy(module: str) -> str:
-    return "; pip install 'strands-rollout[tools]'" if module == "strands_tools" else ""
+    extra = _EXTRAS.get(module.partition(".")[0])
+    return "" if extra is None else f"; pip install 'strands-rollout[{extra}]'"

@@ -1,4 +1,4 @@
-"""The commands `demo`, `init`, `try`, `serve`, `gateway`, `eval` and `train`, and the registration of all commands.
+"""The commands `demo`, `init`, `try`, `serve`, `gateway`, `eval`, `train` and `tasks`; all commands are registered here.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage. Heavy imports stand inside the commands, so that --help is fast.
 """
@@ -30,6 +30,8 @@ from strands_rollout.cli.options import (
     set_help_format,
 )
 from strands_rollout.errors import ConfigError
+from strands_rollout.files.json_codec import encode_json
+from strands_rollout.files.safe_files import replaced
 from strands_rollout.play.options import (
     SHIPPED_MODEL,
     DemoOptions,
@@ -424,6 +426,35 @@ def _check_and_complete(values: OptionValues) -> None:
     values["held_out"] = values["held_out"] or shipped_rows()
 
 
+def tasks(
+    environment: Annotated[
+        Path, typer.Argument(help="TOML of a verifiers environment, as for environment_config.", metavar="ENV.TOML")
+    ],
+    out: Annotated[Path, typer.Option(help="File to write the rows to, as JSON lines.", dir_okay=False)],
+    split: Annotated[str | None, typer.Option(help="Value for the field `split` of the taskset.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Maximum number of rows.", min=1)] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed to shuffle the tasks with. Default: the taskset's order.")
+    ] = None,
+) -> None:
+    """Write a row for each task of a verifiers taskset, for slime's --prompt-data.
+
+    Run slime with --input-key prompt --label-key label --metadata-key metadata. The metadata names the task by its key.
+    The same seed gives the same rows. An endless taskset, such as a game, needs --limit.
+    """
+    if find_spec("verifiers") is None:
+        raise ConfigError("this command needs verifiers, which is missing; pip install 'strands-rollout[verifiers]'")
+    from strands_rollout.environments.verifiers import task_rows
+
+    rows = task_rows(environment, split=split, limit=limit, seed=seed)
+    try:
+        with replaced(out) as partial:
+            partial.write_bytes(b"".join(encode_json(row) + b"\n" for row in rows))
+    except OSError as e:
+        raise ConfigError(f"can't write {out}: {e.strerror or e}") from e
+    typer.echo(f"{len(rows)} rows written to {out}")
+
+
 app.command(epilog="Example: strands-rollout demo --samples 8 --seed 1")(demo)
 app.command(epilog="Example: strands-rollout init my-agent --kind tools")(init)
 app.command("try", epilog="Example: strands-rollout try rollout.yaml --script turns.yaml")(try_row)
@@ -434,6 +465,7 @@ app.command(epilog="Example: strands-rollout gateway --base-url http://127.0.0.1
 app.command(
     "eval", epilog="Example: strands-rollout eval --base-url http://127.0.0.1:30000 --data aime.jsonl --out aime"
 )(evaluate)
+app.command(epilog="Example: strands-rollout tasks env.toml --out rows.jsonl --limit 500 --seed 0")(tasks)
 app.command(epilog="Example: strands-rollout doctor --training")(doctor)
 app.command(epilog="Example: strands-rollout train --steps 60 --seed 0 --out run")(train)
 app.command(epilog="Example: strands-rollout view demo_dump --out samples.html")(view)

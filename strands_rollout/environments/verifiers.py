@@ -15,10 +15,17 @@ import subprocess
 import threading
 import tomllib
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
+
+from verifiers.v1.clients import EvalClientConfig, ModelContext
+from verifiers.v1.configs.agent import agent_config_fields
+from verifiers.v1.configs.client import resolve_api_key
+from verifiers.v1.utils.compile import validate_pairing
+from verifiers.v1.utils.loaders import load_environment, load_harness, resolve_env_config
+from verifiers.v1.utils.prime import ensure_prime_auth
 
 from strands_rollout import errors
 from strands_rollout.agent.environment import Task
@@ -51,10 +58,8 @@ async def play(task: Task, endpoint: Endpoint) -> dict[str, Any]:
     with exits_as_errors("the verifiers environment", errors.EnvironmentFaultError):
         row = _row_of(task)
         source = _load(_config_path(task), row.get("split"))
+        source.check_machine()
         chosen = source.find(row)
-
-        from verifiers.v1.clients import EvalClientConfig, ModelContext
-        from verifiers.v1.utils.loaders import load_environment
 
         # verifiers' client sends its own key in its API's header, last; the episode's key needs another header
         client = EvalClientConfig(
@@ -76,69 +81,103 @@ async def play(task: Task, endpoint: Endpoint) -> dict[str, Any]:
 
 
 def check_config(path: str | Path) -> None:
-    """Check that an environment's configuration can be played on this machine.
+    """Check that an environment can be played on this machine.
 
     Raises:
         ConfigError: It can't; the message has the reason and the remedy.
     """
-    with exits_as_errors(f"the verifiers environment of {path}", errors.ConfigError):
-        _load(Path(path), None)
+    _load(Path(path), None).check_machine()
 
 
 def task_rows(
     path: str | Path, *, split: str | None = None, limit: int | None = None, seed: int | None = None
-) -> Iterator[dict[str, Any]]:
-    """Yield a row for each task of a taskset, for slime's `--prompt-data`.
+) -> list[dict[str, Any]]:
+    """Return a row for each task of a taskset, for slime's `--prompt-data`.
 
     Args:
         path: The environment's configuration.
         split: Value for the field `split` of the taskset's configuration; None leaves the field as it is.
         limit: Maximum number of rows.
-        seed: Seed of a shuffle before the limit is applied; None keeps the taskset's order. The tasks of an endless
-            taskset are shuffled after it is cut to `limit`.
+        seed: Seed of a shuffle before the limit is applied; None keeps the taskset's order. An endless taskset is cut
+            to `limit` before it is shuffled.
 
     Raises:
-        ConfigError: The configuration can't be played, or an endless taskset has no limit.
+        ConfigError: The configuration can't be used, the taskset has no tasks, or it is endless and has no limit.
     """
-    with exits_as_errors(f"the taskset of {path}", errors.ConfigError):
-        tasks = _load(Path(path), split).taskset
-        if limit is not None and not tasks.bounded:
-            tasks = tasks.take(limit)
-        if not tasks.bounded:
-            raise errors.ConfigError(f"{path}: the taskset is endless; name the number of rows with --limit")
-        tasks = tasks if seed is None else tasks.shuffle(seed)
-        tasks = tasks if limit is None else tasks.take(limit)
-        for chosen in tasks:
-            row = {"key": chosen.key, "idx": chosen.data.idx} | ({} if split is None else {"split": split})
-            prompt = chosen.data.prompt_text or chosen.data.name or chosen.key
-            yield {"prompt": prompt, "label": "", "metadata": {TASK_KEY: row}}
+    source = _load(Path(path), split)
+    tasks = source.taskset
+    if not tasks.bounded:
+        if limit is None:
+            raise errors.ConfigError(f"{path}: the taskset {source.name!r} is endless; set --limit")
+        tasks = tasks.take(limit)
+    tasks = tasks if seed is None else tasks.shuffle(seed)
+    tasks = tasks if limit is None else tasks.take(limit)
+    rows = []
+    with _own_errors(f"{path}: the taskset {source.name!r}"):
+        for task in tasks:
+            name = {"key": task.key, "idx": task.data.idx} | ({} if split is None else {"split": split})
+            prompt = task.data.prompt_text or task.data.name or task.key
+            rows.append({"prompt": prompt, "label": "", "metadata": {TASK_KEY: name}})
+    if not rows:
+        raise errors.ConfigError(f"{path}: the taskset {source.name!r} has no tasks")
+    return rows
+
+
+@contextmanager
+def _own_errors(what: str) -> Iterator[None]:
+    """Turn errors of verifiers and of a taskset's code, SystemExit included, into ConfigError."""
+    try:
+        with exits_as_errors("it"):
+            yield
+    except errors.ConfigError as e:
+        raise errors.ConfigError(f"{what}: {e}") from e
+    except Exception as e:  # a taskset's code may raise anything
+        cause = e.__cause__ if isinstance(e, errors.ToolError) and e.__cause__ is not None else e
+        raise errors.ConfigError(f"{what} can't be used: {type(cause).__name__}: {cause}") from e
 
 
 class _Source:
-    """The tasks of one configuration, which all episodes of this process share; read as far as they are asked for."""
+    """The tasks of one configuration, which all episodes of a process share; read as far as rows ask for them."""
 
     def __init__(self, path: Path, config: Any, taskset: Any) -> None:  # noqa: ANN401 - of a library that may be missing
         self.path, self.config, self.taskset = path, config, taskset
         self._lock = threading.Lock()  # each episode has a thread of its own
         self._read: list[Any] = []
         self._rest = iter(taskset)
+        self._is_checked = False
+
+    @property
+    def name(self) -> str:
+        """The taskset's id."""
+        return str(self.config.taskset.id)
+
+    def check_machine(self) -> None:
+        """Check once per process that runtimes can start here, and that judges have keys."""
+        with self._lock, _own_errors(f"environment_config {self.path}"):
+            if self._is_checked:
+                return
+            for name, seat in agent_config_fields(self.config).items():
+                _check_runtime(f"{name}.runtime", seat.runtime.type)
+            for judge in self.config.taskset.task.judges:
+                _check_judge(judge)
+            self._is_checked = True
 
     def find(self, row: Mapping[str, Any]) -> Any:  # noqa: ANN401
         """Return the task of a row: the one at its index if it has the row's key, else the one with the key."""
         key, index = row["key"], row["idx"]
-        with self._lock:
+        with self._lock, _own_errors(f"{self.path}: the taskset {self.name!r}"):
             self._read.extend(itertools.islice(self._rest, max(0, index + 1 - len(self._read))))
             if index < len(self._read) and self._read[index].key == key:
                 return self._read[index]
             if self.taskset.bounded:
                 self._read.extend(self._rest)
             found = next((task for task in self._read if task.key == key), None)
-        if found is None:
-            raise errors.ConfigError(
-                f"{self.path}: the taskset {self.config.taskset.id!r} has no task with the key {key!r}, which the row "
-                f"names (index {index}). Write the rows again: strands-rollout tasks {self.path} --out ROWS.jsonl"
-            )
-        return found
+            if found is None:
+                raise errors.ConfigError(
+                    f"got a row with the task {key!r} (index {index}), which is gone; write the rows again: "
+                    f"strands-rollout tasks {self.path} --out ROWS.jsonl"
+                )
+            return found
 
 
 class _Seats:
@@ -232,11 +271,6 @@ def _load(path: Path, split: str | None) -> _Source:
 
 @functools.lru_cache(maxsize=16)
 def _load_once(path: Path, split: str | None) -> _Source:
-    if find_spec("verifiers") is None:
-        raise errors.ConfigError(
-            "the package verifiers is missing; pip install 'strands-rollout[verifiers]' (it needs anthropic>=1, so "
-            "not beside strands-agents[anthropic])"
-        )
     try:
         given = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
@@ -244,27 +278,14 @@ def _load_once(path: Path, split: str | None) -> _Source:
     given = given.get("env", given)  # the files of vf-eval have it in a table
     if split is not None:
         given = given | {"taskset": {**given.get("taskset", {}), "split": split}}
-
-    from verifiers.v1.configs.agent import agent_config_fields
-    from verifiers.v1.utils.compile import validate_pairing
-    from verifiers.v1.utils.loaders import load_environment, load_harness, resolve_env_config
-
-    try:
+    with _own_errors(f"environment_config {path}"):
         config = resolve_env_config(given)
         taskset = load_environment(config).taskset
         task_class, harnesses = type(taskset).task_type(), config.agent_harnesses()
         tools = [*taskset.toolsets(config.taskset), *task_class.toolsets(config.taskset.task)]
         for name, seat in agent_config_fields(config).items():
-            harness = load_harness(harnesses[name])
-            validate_pairing(harness, task_class, seat.runtime, tools=tools)
-            _check_runtime(f"{name}.runtime", seat.runtime.type)
-        for judge in config.taskset.task.judges:
-            _check_judge(judge)
-    except Exception as e:  # a taskset's own code may raise anything
-        if isinstance(e, errors.ConfigError):
-            raise errors.ConfigError(f"environment_config {path}: {e}") from e
-        raise errors.ConfigError(f"environment_config {path} can't be used: {type(e).__name__}: {e}") from e
-    return _Source(path, config, taskset)
+            validate_pairing(load_harness(harnesses[name]), task_class, seat.runtime, tools=tools)
+        return _Source(path, config, taskset)
 
 
 def _check_runtime(name: str, kind: str) -> None:
@@ -273,8 +294,6 @@ def _check_runtime(name: str, kind: str) -> None:
     if kind == "subprocess" and shutil.which("uv") is None:
         raise errors.ConfigError(f"{name} is {kind!r}, which needs `uv` on the PATH: pip install uv, and put it there")
     if kind == "prime":
-        from verifiers.v1.utils.prime import ensure_prime_auth
-
         try:
             ensure_prime_auth()
         except SystemExit as e:
@@ -293,8 +312,6 @@ def _check_runtime(name: str, kind: str) -> None:
 
 def _check_judge(judge: Any) -> None:  # noqa: ANN401
     """Check that a judge's key is set, as far as its server needs one."""
-    from verifiers.v1.configs.client import resolve_api_key
-
     host = urlsplit(judge.base_url).hostname
     if resolve_api_key(judge) == "EMPTY" and host not in _LOCAL_HOSTS:
         raise errors.ConfigError(

@@ -1,4 +1,4 @@
-"""The commands `demo`, `init`, `try`, `serve`, `gateway`, `eval`, `train` and `tasks`; all commands are registered here.
+"""The commands `demo`, `init`, `try`, `serve`, `gateway`, `eval`, `train` and `tasks`, and the list of all commands.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage. Heavy imports stand inside the commands, so that --help is fast.
 """
@@ -30,8 +30,6 @@ from strands_rollout.cli.options import (
     set_help_format,
 )
 from strands_rollout.errors import ConfigError
-from strands_rollout.files.json_codec import encode_json
-from strands_rollout.files.safe_files import replaced
 from strands_rollout.play.options import (
     SHIPPED_MODEL,
     DemoOptions,
@@ -437,14 +435,16 @@ def tasks(
         int | None, typer.Option(help="Seed to shuffle the tasks with. Default: the taskset's order.")
     ] = None,
 ) -> None:
-    """Write a row for each task of a verifiers taskset, for slime's --prompt-data.
+    """Write the tasks of a verifiers taskset as rows.
 
-    Run slime with --input-key prompt --label-key label --metadata-key metadata. The metadata names the task by its key.
-    The same seed gives the same rows. An endless taskset, such as a game, needs --limit.
+    Run slime with --prompt-data FILE --input-key prompt --label-key label --metadata-key metadata. The metadata of a
+    row names the task. The same seed gives the same rows. An endless taskset, such as a game, needs --limit.
     """
     if find_spec("verifiers") is None:
         raise ConfigError("this command needs verifiers, which is missing; pip install 'strands-rollout[verifiers]'")
     from strands_rollout.environments.verifiers import task_rows
+    from strands_rollout.files.json_codec import encode_json
+    from strands_rollout.files.safe_files import replaced
 
     rows = task_rows(environment, split=split, limit=limit, seed=seed)
     try:
@@ -465,7 +465,7 @@ app.command(epilog="Example: strands-rollout gateway --base-url http://127.0.0.1
 app.command(
     "eval", epilog="Example: strands-rollout eval --base-url http://127.0.0.1:30000 --data aime.jsonl --out aime"
 )(evaluate)
-app.command(epilog="Example: strands-rollout tasks env.toml --out rows.jsonl --limit 500 --seed 0")(tasks)
+app.command(epilog="Example: strands-rollout tasks env.toml --out rows.jsonl --limit 500")(tasks)
 app.command(epilog="Example: strands-rollout doctor --training")(doctor)
 app.command(epilog="Example: strands-rollout train --steps 60 --seed 0 --out run")(train)
 app.command(epilog="Example: strands-rollout view demo_dump --out samples.html")(view)

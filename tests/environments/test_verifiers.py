@@ -1,0 +1,195 @@
+"""Episodes of verifiers environments: its harness, tools, scoring and errors, over the recorded endpoint."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Run, args_for, run
+from interruptible_policy import call, turn
+
+from strands_rollout import Sample, reward_func
+from strands_rollout.errors import ConfigError
+from strands_rollout.settings import RolloutSettings
+from strands_rollout.slime_plugin.inputs import find_load_errors
+from strands_rollout.slime_plugin.sample_contract import contract_violations
+
+pytest.importorskip("verifiers", reason="needs verifiers: pip install 'strands-rollout[verifiers]'")
+from typer.testing import CliRunner
+
+from strands_rollout.cli.commands import app
+from strands_rollout.environments.verifiers import TASK_KEY, task_rows
+
+HERE = Path(__file__).parent
+PLAY = "strands_rollout.environments.verifiers.play"
+TURNS = [turn("I count.", call("words_count", text="a b c")), "It is 34.<|im_end|>"]
+BASH_TURNS = [turn(call("bash", command="echo $((30 + 4))")), "It is 34.<|im_end|>"]
+SUBPROCESS = {"type": "subprocess"}
+
+
+@pytest.fixture(autouse=True)
+def _importable_by_tool_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    if shutil.which("uv") is None:
+        pytest.skip("needs uv on the PATH")
+
+
+def to_toml(table: Mapping[str, Any], name: str = "") -> str:
+    lines = [
+        f"{key} = {json.dumps(value).replace(': ', ' = ')}\n"
+        for key, value in table.items()
+        if not isinstance(value, dict)
+    ]
+    rest = [to_toml(value, f"{name}.{key}".strip(".")) for key, value in table.items() if isinstance(value, dict)]
+    return "".join([f"[{name}]\n" if name and lines else "", *lines, *rest])
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[..., Path]:
+    def write(*, taskset: Mapping[str, Any] | None = None, agent: Mapping[str, Any] | None = None, **top: Any) -> Path:
+        path = tmp_path / "env.toml"
+        seat = {"harness": {"id": "null"}, "runtime": SUBPROCESS, **(agent or {})}
+        table = {**top, "taskset": {"id": "word-count", **(taskset or {})}, "agent": seat}
+        path.write_text(to_toml(table), encoding="utf-8")
+        return path
+
+    return write
+
+
+async def play(
+    tokenizer: Any, path: Path, turns: Sequence[Any] = TURNS, row: Mapping[str, Any] | None = None, **settings: Any
+) -> Run:
+    row = row or task_rows(path, limit=1)[0]
+    sample = Sample(prompt=row["prompt"], label=row["label"], index=0, metadata=dict(row["metadata"]))
+    given = {"agent_program": PLAY, "environment_config": str(path), **settings}
+    return await run(tokenizer, turns, sample=sample, settings=given)
+
+
+def assert_all_sampled_tokens_are_trained(played: Run) -> None:
+    sampled = sum(len(reply.ids) for reply in played.replied)
+    assert sum(played.sample.loss_mask) == played.facts["sampled_tokens"] == sampled > 0
+    assert played.fake.violations == []
+
+
+@pytest.mark.parametrize(("harness", "turns"), [("null", TURNS), ("bash", TURNS), ("bash", BASH_TURNS)])
+async def test_play_trains_every_sampled_token(shipped_tokenizer, config, harness, turns):
+    played = await play(shipped_tokenizer, config(agent={"harness": {"id": harness}}), turns)
+    assert (played.facts["stop_reason"], played.facts["error"]) == ("completed", None)
+    assert_all_sampled_tokens_are_trained(played)
+    assert played.facts["gateway"]["requests"] == 2
+    assert ("\n34\n" if turns is BASH_TURNS else "\n3\n") in played.context_after(0)
+    reward = await reward_func(args_for(played.fake.base_url, shipped_tokenizer), played.sample)
+    parts = {name: value for name, value in reward.items() if name.startswith("parts/")}
+    assert (reward["score"], reward["method"]) == (2.0, "environment")
+    assert parts == {"parts/correct": 1.0, "parts/replies": 2.0}
+    played.sample.reward = reward["score"]
+    assert contract_violations(played.sample) == []
+
+
+async def test_play_scores_a_wrong_answer(shipped_tokenizer, config):
+    played = await play(shipped_tokenizer, config(), ["It is 33.<|im_end|>"])
+    assert played.facts["environment_score"] == {"score": 0.0, "correct": 0.0, "replies": 1.0}
+    assert_all_sampled_tokens_are_trained(played)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason", "message"),
+    [
+        ("scorer", "environment_error", "TaskError: task WordCountTask scoring: ZeroDivisionError: no words"),
+        ("setup", "environment_error", "TaskError: task setup: OSError: no disk"),
+        ("exit", "environment_error", "raised SystemExit(3)"),
+    ],
+)
+async def test_play_does_not_train_on_a_fault_of_the_task(shipped_tokenizer, config, fault, reason, message):
+    played = await play(shipped_tokenizer, config(taskset={"task": {"fault": fault}}))
+    assert (played.facts["stop_reason"], played.sample.status.value) == (reason, "failed")
+    assert message in played.facts["error"]
+    assert sum(played.sample.loss_mask) == 0
+
+
+async def test_play_ends_a_stage_at_its_timeout(shipped_tokenizer, config):
+    path = config(taskset={"task": {"fault": "hang"}}, agent={"timeout": {"finalize": 0.5}})
+    played = await play(shipped_tokenizer, path)
+    assert (played.facts["stop_reason"], sum(played.sample.loss_mask)) == ("environment_error", 0)
+    assert "finalize_timeout" in played.facts["error"]
+
+
+async def test_play_ends_a_hanging_environment_at_the_episode_timeout(shipped_tokenizer, config):
+    played = await play(shipped_tokenizer, config(taskset={"task": {"fault": "hang"}}), episode_timeout_s=15)
+    assert (played.facts["stop_reason"], played.sample.status.value) == ("episode_timeout", "truncated")
+
+
+async def test_play_ends_at_max_turns_of_the_seat_with_a_score(shipped_tokenizer, config):
+    played = await play(shipped_tokenizer, config(agent={"max_turns": 1}), TURNS[:1])
+    assert (played.facts["stop_reason"], played.facts["environment_score"]["correct"]) == ("completed", 0.0)
+    assert_all_sampled_tokens_are_trained(played)
+
+
+async def test_play_ends_at_max_tool_iterations(shipped_tokenizer, config):
+    played = await play(shipped_tokenizer, config(), [TURNS[0], TURNS[0]], max_tool_iterations=1)
+    assert (played.facts["stop_reason"], played.sample.status.value) == ("max_tool_iterations", "truncated")
+    assert_all_sampled_tokens_are_trained(played)
+
+
+async def test_play_uses_the_split_of_the_row(shipped_tokenizer, config):
+    row = task_rows(config(), split="test")[0]
+    played = await play(shipped_tokenizer, config(), row=row)
+    assert played.facts["stop_reason"] == "completed"
+    assert "What is 2 times 17?" in played.decode(played.fake.requests[0].input_ids)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({}, "expected a mapping with `key` and `idx`"),
+        ({TASK_KEY: {"key": "gone", "idx": 7}}, "the task 'gone' (index 7), which is gone; write the rows again"),
+    ],
+)
+async def test_play_names_a_missing_task(shipped_tokenizer, config, metadata, message):
+    played = await play(shipped_tokenizer, config(), row={"prompt": "?", "label": "", "metadata": metadata})
+    assert (played.facts["stop_reason"], sum(played.sample.loss_mask)) == ("setup_error", 0)
+    assert message in played.facts["error"]
+    assert played.fake.requests == []
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"taskset": {"nmaes": []}}, "taskset.nmaes"),
+        ({"taskset": {"id": "no-such-taskset"}}, "taskset 'no-such-taskset' not found"),
+        ({"agent": {"harness": {"id": "claude"}}}, "harness 'claude' not found"),
+        ({"agent": {"runtime": {"type": "docker"}}}, "agent.runtime is 'docker', and "),
+        ({"agent": {"runtime": {"type": "prime"}}}, "agent.runtime is 'prime', verifiers' default, a hosted one"),
+        ({"agent": {"harness": {"id": "codex"}}}, "needs a container runtime"),
+        ({"taskset": {"task": {"judges": [{"id": "reference"}]}}}, "has no key; set the environment variable"),
+    ],
+)
+async def test_find_load_errors_names_what_can_not_be_played(config, monkeypatch, tmp_path, given, message):
+    monkeypatch.setenv("HOME", str(tmp_path))  # without a login at a provider
+    monkeypatch.delenv("PRIME_API_KEY", raising=False)
+    monkeypatch.setenv("PATH", f"{Path(shutil.which('uv') or '').parent}:/nowhere")
+    path = config(**given)
+    settings = RolloutSettings(agent_program=PLAY, environment_config=str(path), tools=())
+    [(name, error)] = await find_load_errors(settings)
+    assert name == "environment_config"
+    assert message in str(error)
+    assert str(path) in str(error)
+
+
+def test_tasks_command_writes_rows(config, tmp_path):
+    path, out = config(taskset={"names": ["a", "b", "c", "d"]}), tmp_path / "rows.jsonl"
+    done = CliRunner().invoke(app, ["tasks", str(path), "--out", str(out), "--limit", "3", "--seed", "1"])
+    assert done.exit_code == 0, done.output
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert rows == task_rows(path, limit=3, seed=1) != task_rows(path, limit=3)
+    keys = {row["metadata"][TASK_KEY]["key"] for row in task_rows(path)}
+    assert len(keys) == 4
+    assert {row["metadata"][TASK_KEY]["key"] for row in rows} < keys
+
+
+def test_task_rows_refuses_a_split_that_the_taskset_lacks(config):
+    with pytest.raises(ConfigError, match=r"taskset\.split|test2"):
+        task_rows(config(), split="test2")

@@ -1,4 +1,5 @@
 """GRPO on one machine through this package's own `generate` and `reward_func`: `strands-rollout train`.
 
-A small trainer that shows a policy learn from the samples and tests them end to end. Train large models with slime.
+A small trainer, which shows that a policy learns from the samples and tests them end to end. Train large models with
+slime.
 """

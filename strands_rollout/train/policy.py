@@ -1,8 +1,8 @@
 """The policy under training: a Hugging Face causal model in single precision with AdamW, and GRPO's loss.
 
-This module handles torch and model folders; it knows nothing about episodes, engines or rewards. Each function of the
-loss computes the published formula as slime 0.3 does (slime/utils/ppo_utils.py and
-slime/backends/megatron_utils/loss.py); tests compare the results.
+This module handles torch and model folders; it knows nothing about episodes, engines or rewards. Each loss function
+computes the published formula as slime 0.3 does (slime/utils/ppo_utils.py and slime/backends/megatron_utils/loss.py);
+tests compare the results.
 """
 
 import copy
@@ -31,7 +31,7 @@ from strands_rollout.train.rollouts import TrainingSequence
 
 _MAX_KL: Final = 10.0
 _BETAS: Final = (0.9, 0.98)
-_MAX_MICRO_BATCH_LOGITS: Final = 10_000_000  # several copies of them are in memory at once
+_MAX_MICRO_BATCH_LOGITS: Final = 10_000_000  # a bound on memory, which holds several copies of the logits at once
 _WEIGHT_FILES: Final = ("*.safetensors", "*.bin", "*.index.json", "training.json")
 
 
@@ -52,15 +52,15 @@ def clipped_policy_loss(
     the range from 1 - clip_low to 1 + clip_high.
     """
     ratio = log_ratio.exp()
-    plain = -ratio * advantages
+    unclipped = -ratio * advantages
     clipped = -ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
-    return torch.maximum(plain, clipped), (clipped > plain).float()
+    return torch.maximum(unclipped, clipped), (clipped > unclipped).float()
 
 
 def truncated_weights(trainer: Tensor, rollout: Tensor, upper: float) -> Tensor:
     """Return the truncated importance weights: trainer's probability / rollout's probability, at most `upper`.
 
-    Compute the trainer's logprobs before the update. `upper` is slime's `--tis-clip`.
+    The trainer's logprobs must be from before the update. `upper` is slime's `--tis-clip`.
     """
     return (trainer - rollout).exp().clamp(max=upper)
 
@@ -79,8 +79,8 @@ def trained_logits(
 ) -> tuple[Tensor, Tensor]:
     """Return the logits that predict the chosen tokens from all tokens before them, and the ids of these tokens.
 
-    The batch shares the keys and values of the common prefix, which changes neither values nor gradients. Shorter
-    sequences are padded on the right, which earlier tokens can't attend to.
+    The keys and values of the common prefix are computed once for the batch, which changes neither values nor
+    gradients. Shorter sequences are padded on the right, which earlier tokens can't attend to.
 
     Args:
         model: A model in evaluation mode.
@@ -111,8 +111,10 @@ def trained_logits(
 
 def shared_prefix_length(sequences: Sequence[list[int]]) -> int:
     """Return the length of the common prefix of all sequences, at most the shortest length minus one."""
+    # the prefix that the first and the last sequence in lexicographic order share is common to all
     first, last = min(sequences), max(sequences)
-    shared = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+    pairs = enumerate(zip(first, last, strict=False))
+    shared = next((position for position, (a, b) in pairs if a != b), len(first))
     return min(shared, min(len(sequence) for sequence in sequences) - 1)
 
 
@@ -137,7 +139,7 @@ class UpdateMetrics:
         self._greatest_ratio = max(self._greatest_ratio, float(ratio.max()))
 
     def to_record(self) -> dict[str, float]:
-        """Return the metrics for a step's record, without those that nothing was added to."""
+        """Return the metrics for a step's record; metrics without a value are left out."""
         record = {name: total / self.counts[name] for name, total in self.sums.items()}
         if "ratio_mean" in record:
             record |= {"ratio_min": self._least_ratio, "ratio_max": self._greatest_ratio}
@@ -146,9 +148,11 @@ class UpdateMetrics:
 
 @dataclass(frozen=True, slots=True)
 class TokenStats:
-    """A sequence's trained tokens under the policy before an update, at the temperature of the rollout.
+    """Statistics of a sequence's trained tokens under the policy before an update, at the rollout's temperature.
 
-    Both tensors are [trained tokens]. The entropy is that of the distribution at each token, in nats.
+    Attributes:
+        log_probs: [trained tokens].
+        entropy: [trained tokens]; the entropy of the distribution at each token, in nats.
     """
 
     log_probs: Tensor
@@ -156,7 +160,11 @@ class TokenStats:
 
 
 class Policy:
-    """A model and its optimizer; not thread-safe.
+    """The model under training and its optimizer; not thread-safe.
+
+    Args:
+        model_dir: A folder from which transformers loads the model.
+        settings: The settings of the optimizer steps.
 
     Raises:
         ConfigError: transformers can't load a model from the folder.
@@ -179,12 +187,12 @@ class Policy:
         """Return logprobs and entropies of each sequence's trained tokens under the current weights."""
         measured: dict[int, TokenStats] = {}
         with torch.no_grad():
-            for chosen in self._micro_batches(sequences):
-                log_probs, entropy = self._log_probs(self._model, [sequences[at] for at in chosen])
-                counts = [_trained_token_count(sequences[at]) for at in chosen]
-                values = map(TokenStats, log_probs.split(counts), entropy.split(counts))
-                measured |= zip(chosen, values, strict=True)
-        return [measured[at] for at in range(len(sequences))]
+            for indices in self._micro_batches(sequences):
+                log_probs, entropy = self._log_probs(self._model, [sequences[index] for index in indices])
+                counts = [_trained_token_count(sequences[index]) for index in indices]
+                stats = map(TokenStats, log_probs.split(counts), entropy.split(counts))
+                measured |= zip(indices, stats, strict=True)
+        return [measured[index] for index in range(len(sequences))]
 
     def update(
         self, sequences: Sequence[TrainingSequence], before: Sequence[TokenStats], *, progress: float = 0.0
@@ -193,8 +201,8 @@ class Policy:
 
         Args:
             sequences: The batch.
-            before: Result of `measure` on the batch.
-            progress: Finished share of the run, 0 to 1, which determines the learning rate.
+            before: The result of `measure` on the batch.
+            progress: The finished share of the run, 0 to 1, which determines the learning rate.
 
         Raises:
             TrajectoryError: A gradient is not finite. The weights stay as they were before its optimizer step.
@@ -203,16 +211,18 @@ class Policy:
         factor = 1 - progress if self.settings.decay == "linear" else 1.0
         for group in self._optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * factor
-        for places in _update_batches(sequences, self.settings.updates):
-            part = [sequences[at] for at in places]
+        for indices in _update_batches(sequences, self.settings.updates):
+            batch = [sequences[index] for index in indices]
             # the loss is a mean over trained tokens, or over rollouts, where siblings count once
-            by_token = self.settings.mean == "token"
-            weight = sum(map(_trained_token_count, part)) if by_token else len({one.rollout for one in part})
+            if self.settings.mean == "token":
+                count = sum(map(_trained_token_count, batch))
+            else:
+                count = len({sequence.rollout for sequence in batch})
             # without an advantage a sequence has no gradient, which is common once the policy is nearly always right
-            always = self.settings.kl or self.settings.entropy
-            learned = [(sequences[at], before[at]) for at in places if sequences[at].advantage or always]
+            uses_all = self.settings.kl or self.settings.entropy
+            learned = [(sequences[index], before[index]) for index in indices if sequences[index].advantage or uses_all]
             if learned:
-                self._step(learned, 1 / weight, metrics)
+                self._step(learned, 1 / count, metrics)
         return metrics
 
     def write_weights(self, folder: Path) -> None:
@@ -251,7 +261,7 @@ class Policy:
             raise RolloutError(f"can't write {path}: {e}; free disk space and resume the run") from e
 
     def restore(self, path: Path) -> None:
-        """Load a file that `save` wrote. The KL's reference model keeps the first weights.
+        """Load a file that `save` wrote. The reference model of the KL term keeps the initial weights.
 
         Raises:
             ConfigError: The file is not a checkpoint of this model.
@@ -267,12 +277,13 @@ class Policy:
     def _step(
         self, learned: Sequence[tuple[TrainingSequence, TokenStats]], share: float, metrics: UpdateMetrics
     ) -> None:
+        """Take an optimizer step on sequences, with their statistics before it; scale their summed loss by `share`."""
         self._optimizer.zero_grad(set_to_none=True)
         loss = 0.0
-        for chosen in self._micro_batches([one for one, _ in learned]):
-            part = self._loss([learned[at] for at in chosen], metrics) * share
-            part.backward()
-            loss += float(part.detach())
+        for indices in self._micro_batches([sequence for sequence, _ in learned]):
+            micro_batch_loss = self._loss([learned[index] for index in indices], metrics) * share
+            micro_batch_loss.backward()
+            loss += float(micro_batch_loss.detach())
         norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), self.settings.max_grad_norm)
         if not torch.isfinite(norm):
             raise TrajectoryError(
@@ -287,18 +298,20 @@ class Policy:
         sequences, before = zip(*learned, strict=True)
         settings = self.settings
         log_probs, entropy = self._log_probs(self._model, sequences)
-        counts = torch.tensor([_trained_token_count(one) for one in sequences])
-        advantages = _repeat_per_token([one.advantage for one in sequences], counts)
-        divisors = [one.denominator if settings.mean == "sample" else 1 for one in sequences]
-        own = torch.cat([one.log_probs for one in before])
-        known = [one.trained_log_probs for one in sequences]
+        counts = torch.tensor([_trained_token_count(sequence) for sequence in sequences])
+        advantages = _repeat_per_token([sequence.advantage for sequence in sequences], counts)
+        divisors = [sequence.denominator if settings.mean == "sample" else 1 for sequence in sequences]
+        trainer = torch.cat([stats.log_probs for stats in before])
         rollout = torch.cat(
-            [mine.log_probs if one is None else torch.tensor(one) for one, mine in zip(known, before, strict=True)]
+            [
+                stats.log_probs if (known := sequence.trained_log_probs) is None else torch.tensor(known)
+                for sequence, stats in zip(sequences, before, strict=True)
+            ]
         )
-        log_ratio = log_probs - (rollout if settings.tis_clip is None else own)
+        log_ratio = log_probs - (rollout if settings.tis_clip is None else trainer)
         losses, clipped = clipped_policy_loss(log_ratio, advantages, settings.clip_low, settings.clip_high)
         if settings.tis_clip is not None:
-            weights = truncated_weights(own, rollout, settings.tis_clip)
+            weights = truncated_weights(trainer, rollout, settings.tis_clip)
             losses = losses * weights
             metrics.add(len(weights), tis_clip_fraction=float((weights == settings.tis_clip).float().sum()))
         losses = losses - settings.entropy * entropy
@@ -313,21 +326,23 @@ class Policy:
 
     def _micro_batches(self, sequences: Sequence[TrainingSequence]) -> Iterator[list[int]]:
         """Yield the indices of sequences, sorted by length, in batches of similar memory use."""
-        most_tokens = _MAX_MICRO_BATCH_LOGITS // self._model.config.vocab_size
+        max_tokens = _MAX_MICRO_BATCH_LOGITS // self._model.config.vocab_size
         batch: list[int] = []
-        for at in sorted(range(len(sequences)), key=lambda at: len(sequences[at].tokens)):
-            longest = len(sequences[at].tokens) - sequences[at].prompt_length
-            if batch and (len(batch) + 1) * longest > most_tokens:
+        for index in sorted(range(len(sequences)), key=lambda index: len(sequences[index].tokens)):
+            response_length = len(sequences[index].tokens) - sequences[index].prompt_length
+            if batch and (len(batch) + 1) * response_length > max_tokens:
                 yield batch
                 batch = []
-            batch.append(at)
+            batch.append(index)
         if batch:
             yield batch
 
     def _log_probs(self, model: CausalModel, sequences: Sequence[TrainingSequence]) -> tuple[Tensor, Tensor]:
         """Return logprobs and entropies of all trained tokens, concatenated in the order of sequences."""
         logits, targets = trained_logits(
-            model, [one.tokens for one in sequences], [one.trained_positions for one in sequences]
+            model,
+            [sequence.tokens for sequence in sequences],
+            [sequence.trained_positions for sequence in sequences],
         )
         log_softmax = torch.log_softmax(logits / self.settings.temperature, dim=-1)
         entropy = -(log_softmax.exp() * log_softmax).sum(dim=-1)
@@ -339,7 +354,7 @@ def _trained_token_count(sequence: TrainingSequence) -> int:
 
 
 def _repeat_per_token(values: Sequence[float], counts: Tensor) -> Tensor:
-    """Repeat each value once per trained token of its sequence."""
+    """Repeat each sequence's value for each of its trained tokens."""
     return torch.repeat_interleave(torch.tensor(values, dtype=torch.float32), counts)
 
 
@@ -348,9 +363,9 @@ def _update_batches(sequences: Sequence[TrainingSequence], parts: int) -> Iterat
 
     Siblings stay together, as in slime, because their rollout's mean is over all of them.
     """
-    places: dict[Hashable, list[int]] = {}
-    for at, one in enumerate(sequences):
-        places.setdefault(one.rollout, []).append(at)
-    rollouts = list(places.values())
-    bounds = [len(rollouts) * at // parts for at in range(parts + 1)]
+    by_rollout: dict[Hashable, list[int]] = {}
+    for index, sequence in enumerate(sequences):
+        by_rollout.setdefault(sequence.rollout, []).append(index)
+    rollouts = list(by_rollout.values())
+    bounds = [len(rollouts) * part // parts for part in range(parts + 1)]
     return (list(itertools.chain(*rollouts[start:end])) for start, end in itertools.pairwise(bounds) if start < end)

@@ -1,12 +1,12 @@
 """A step's rollouts: groups of samples that `generate` played and `reward_func` graded, and the batch made of them.
 
-An aborted episode is resumed in the next step, like slime's partial rollouts. A resumed run restores the order of
-prompts from its position in that order alone.
+An aborted episode is resumed in the next step, like slime's partial rollouts. A resumed run needs only its position in
+the order of prompts to restore that order.
 
 A batch holds the samples as sequences for the loss, and their metrics; nothing here needs torch. This module also
 checks the invariant of a run: under the same weights, the trainer's logprobs of sampled tokens equal the rollout's,
-because both compute the same function of the same tokens. A difference means that the trainer sees other tokens than
-the policy did, at other positions, or with other logprobs.
+because both compute the same function of the same tokens. A difference means that the trainer sees other tokens or
+other positions than the policy did, or that the rollout's logprobs are wrong.
 """
 
 from __future__ import annotations
@@ -56,16 +56,17 @@ class PromptOrder:
 
     def __init__(self, rows: Sequence[Row], seed: int) -> None:
         self._rows, self._seed = rows, seed
-        self._order_of_pass = functools.lru_cache(maxsize=2)(self._shuffled)
+        self._order_of_pass = functools.lru_cache(maxsize=2)(self._shuffle)
 
     def row(self, position: int) -> Row:
         """Return the row at a position, from 0."""
-        passes, place = divmod(position, len(self._rows))
-        return self._rows[self._order_of_pass(passes)[place]]
+        pass_number, index = divmod(position, len(self._rows))
+        return self._rows[self._order_of_pass(pass_number)[index]]
 
-    def _shuffled(self, passes: int) -> list[int]:
+    def _shuffle(self, pass_number: int) -> list[int]:
+        """Return the indices of the rows in the order of a pass."""
         order = list(range(len(self._rows)))
-        Random(sampling_seed(self._seed, passes)).shuffle(order)  # noqa: S311 - an order, not a secret
+        Random(sampling_seed(self._seed, pass_number)).shuffle(order)  # noqa: S311 - an order, not a secret
         return order
 
 
@@ -77,7 +78,7 @@ def sampling_seed(*parts: object) -> int:
 
 @dataclass(slots=True)
 class AbortFlag:
-    """A flag that is set while rollouts are aborted; JSON can hold it as the setting `should_abort`."""
+    """A flag that is set while rollouts are aborted; the setting `should_abort`."""
 
     is_set: bool = False
 
@@ -91,9 +92,9 @@ class Group:
     """The episodes of one prompt.
 
     Attributes:
-        position: Position of the prompt in the order of prompts.
-        episodes: Finished and aborted episodes by their index in the group. Each is the main agent's sample, followed
-            by the samples of a fan-out's other agents and segments.
+        position: The position of the prompt in the order of prompts.
+        episodes: The finished and aborted episodes by their index in the group. Each is the main agent's sample,
+            followed by its siblings in a fan-out.
     """
 
     position: int
@@ -101,23 +102,23 @@ class Group:
 
     def finished_count(self) -> int:
         """Return the number of finished episodes."""
-        return sum(not self.was_aborted(at) for at in self.episodes)
+        return sum(not self.was_aborted(index) for index in self.episodes)
 
-    def was_aborted(self, at: int) -> bool:
-        """Return whether an abort interrupted the episode at index `at`."""
-        return self.episodes[at][0].status is Sample.Status.ABORTED
+    def was_aborted(self, index: int) -> bool:
+        """Return whether an abort interrupted the episode with this index."""
+        return self.episodes[index][0].status is Sample.Status.ABORTED
 
     def samples(self) -> list[Sample]:
         """Return all samples in the order of their episodes, siblings next to each other."""
-        return [sample for at in sorted(self.episodes) for sample in self.episodes[at]]
+        return [sample for index in sorted(self.episodes) for sample in self.episodes[index]]
 
 
 class RolloutCollector:
     """Plays groups, and keeps unfinished groups from step to step.
 
     Attributes:
-        next_position: Position of the first prompt that has no group yet.
-        waiting: Groups that an abort interrupted.
+        next_position: The position of the first prompt that has no group yet.
+        waiting: The groups that an abort interrupted.
 
     Args:
         player: Plays the episodes; they end early once `abort_flag` is set.
@@ -125,7 +126,8 @@ class RolloutCollector:
         options: The numbers of groups and episodes, and the seed.
         abort: Aborts every request of the engine.
         abort_flag: Set while a rollout is aborted.
-        trains_aborted: Return all groups that were begun, including aborted episodes: a fault, for experiments.
+        trains_aborted: Return all groups that were begun, with their aborted episodes; a deliberate fault for
+            experiments.
     """
 
     def __init__(
@@ -141,7 +143,7 @@ class RolloutCollector:
         self._player, self._options, self._abort, self._abort_flag = player, options, abort, abort_flag
         self._trains_aborted = trains_aborted
         self._order = PromptOrder(rows, options.seed)
-        self._gate = asyncio.Semaphore(options.concurrency)
+        self._slots = asyncio.Semaphore(options.concurrency)
         self._sampling_params = slime_sampling_params(options.temperature, options.max_new_tokens)
         self.next_position = 0
         self.waiting: list[Group] = []
@@ -150,32 +152,32 @@ class RolloutCollector:
         """Play until a step's groups are finished; abort the other groups, which the next call resumes.
 
         Returns:
-            The groups in the order of their prompts, and the number of resumed episodes. A group is flat: the samples
-            of a fan-out follow each other.
+            The groups in the order of their prompts, each as a flat list of samples, and the number of resumed
+            episodes.
 
         Raises:
             RolloutError: The engine refused the abort.
         """
-        wanted = self._options.prompts
-        missing = range(wanted + self._options.extra_prompts - len(self.waiting))
-        new = [Group(self.next_position + number) for number in missing]
-        self.next_position += len(new)
-        running = self.waiting + new
+        target = self._options.prompts
+        missing = range(target + self._options.extra_prompts - len(self.waiting))
+        new_groups = [Group(self.next_position + number) for number in missing]
+        self.next_position += len(new_groups)
+        running = self.waiting + new_groups
         self.waiting = []
         resumed = sum(len(group.episodes) - group.finished_count() for group in running)
         tasks = {asyncio.create_task(self._play(group)): group for group in running}
-        done: list[Group] = []
+        finished: list[Group] = []
         try:
             for next_done in asyncio.as_completed(list(tasks)):
                 await next_done
-                over = [group for task, group in tasks.items() if task.done()]
-                done = [group for group in over if group.finished_count() == self._options.samples_per_prompt]
-                if len(done) >= wanted:
+                ended = [group for task, group in tasks.items() if task.done()]
+                finished = [group for group in ended if group.finished_count() == self._options.samples_per_prompt]
+                if len(finished) >= target:
                     break
-            if left := [task for task in tasks if not task.done()]:
+            if unfinished := [task for task in tasks if not task.done()]:
                 self._abort_flag.is_set = True
                 await self._abort()  # running episodes return their tokens so far
-                await asyncio.gather(*left)
+                await asyncio.gather(*unfinished)
         finally:
             self._abort_flag.is_set = False
             for task in tasks:
@@ -183,37 +185,39 @@ class RolloutCollector:
         if self._trains_aborted:
             return [group.samples() for group in running if group.episodes], resumed
         # more groups may have finished during the abort; they belong to the next step
-        chosen = sorted(done, key=lambda group: group.position)[:wanted]
+        chosen = sorted(finished, key=lambda group: group.position)[:target]
         self.waiting = [group for group in running if group not in chosen]
         return [group.samples() for group in chosen], resumed
 
     async def play_all(self, rows: Sequence[Row], name: str) -> list[Sample]:
         """Play one episode of each row, with seeds that depend on row and name; return the main agents' samples."""
 
-        async def play(at: int, row: Row) -> Sample:
-            sample = row.sample(index=at, group_index=at)
-            async with self._gate:
-                outcome = await self._player.play(sample, self._params(name, at))
+        async def play(index: int, row: Row) -> Sample:
+            sample = row.sample(index=index, group_index=index)
+            async with self._slots:
+                outcome = await self._player.play(sample, self._params(name, index))
             return outcome.sample
 
-        return list(await asyncio.gather(*(play(at, row) for at, row in enumerate(rows))))
+        return list(await asyncio.gather(*(play(index, row) for index, row in enumerate(rows))))
 
     async def _play(self, group: Group) -> None:
-        places = range(self._options.samples_per_prompt)
-        unfinished = [at for at in places if at not in group.episodes or group.was_aborted(at)]
-        await asyncio.gather(*(self._play_one(group, at) for at in unfinished))
+        """Play the episodes of a group that are not finished."""
+        indices = range(self._options.samples_per_prompt)
+        unfinished = [index for index in indices if index not in group.episodes or group.was_aborted(index)]
+        await asyncio.gather(*(self._play_episode(group, index) for index in unfinished))
 
-    async def _play_one(self, group: Group, at: int) -> None:
-        if at in group.episodes:
-            sample = group.episodes[at][0]
+    async def _play_episode(self, group: Group, index: int) -> None:
+        """Begin or resume an episode of a group, unless rollouts are being aborted."""
+        if index in group.episodes:
+            sample = group.episodes[index][0]
         else:
-            index = group.position * self._options.samples_per_prompt + at
-            sample = self._order.row(group.position).sample(index=index, group_index=group.position)
-        async with self._gate:
+            sample_index = group.position * self._options.samples_per_prompt + index
+            sample = self._order.row(group.position).sample(index=sample_index, group_index=group.position)
+        async with self._slots:
             if self._abort_flag.is_set:
                 return
             outcome = await self._player.play(sample, self._params("train", sample.index))
-        group.episodes[at] = [outcome.sample, *outcome.siblings]
+        group.episodes[index] = [outcome.sample, *outcome.siblings]
 
     def _params(self, name: str, index: int | None) -> dict[str, Any]:
         return {**self._sampling_params, "sampling_seed": sampling_seed(self._options.seed, name, index)}
@@ -222,20 +226,20 @@ class RolloutCollector:
 def held_out_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """Return accuracy, mean reward and its parts, and the number of episodes that the user's reward failed to grade.
 
-    Those episodes are left out, because the reward would fail for them again. After an outage there is no accuracy: a
-    failed episode is not a wrong answer, and the remaining rows are not the held-out set.
+    The means exclude those episodes, because the reward would fail for them again. After an outage there is no
+    accuracy: a failed episode is not a wrong answer, and the remaining rows are not the held-out set.
 
     Raises:
         TrajectoryError: Episodes or their judge failed, or the reward failed for every answer.
     """
     views = finished_samples(samples)
-    missing = [one for one in views if one.is_missing]
-    rewards = [one.graded for one in views if not one.is_missing]
-    outages = [one for one in missing if not one.is_ungraded or one.graded.get("method") == NO_JUDGE]
-    if lost := [one.sample for one in (outages if rewards else missing)]:
+    missing = [view for view in views if view.is_missing]
+    rewards = [view.graded for view in views if not view.is_missing]
+    outages = [view for view in missing if not view.is_ungraded or view.graded.get("method") == NO_JUDGE]
+    if failed := [view.sample for view in (outages if rewards else missing)]:
         raise TrajectoryError(
-            f"{len(lost)} of {len(samples)} held-out episodes failed, so the accuracy is unknown: "
-            f"{error_summary(lost)}; run the same command again to resume"
+            f"{len(failed)} of {len(samples)} held-out episodes failed, so the accuracy is unknown: "
+            f"{error_summary(failed)}; run the same command again to resume"
         )
     return {
         "held_out_accuracy": _mean(float(bool(reward.get("acc"))) for reward in rewards),
@@ -247,7 +251,7 @@ def held_out_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 
 def error_summary(samples: Sequence[Sample]) -> str:
     """Return the first few distinct errors of episodes and their rewards, as text."""
-    errors = sorted({str(facts_of(one).error or reward_details(one).get("error")) for one in samples})
+    errors = sorted({str(facts_of(sample).error or reward_details(sample).get("error")) for sample in samples})
     return "; ".join(errors[:_MAX_ERRORS]) or "no episode has finished"
 
 
@@ -256,17 +260,18 @@ class TrainingSequence:
     """One sample as input of the loss.
 
     Attributes:
-        tokens: Ids of prompt plus response.
-        prompt_length: Tokens of the prompt, at least 1.
+        tokens: The ids of prompt plus response.
+        prompt_length: The number of prompt tokens, at least 1.
         loss_mask: 0 or 1 per response token.
-        log_probs: The behaviour policy's logprobs, one per response token. If None, they are unknown, and the trainer
-            uses its own from before the update.
-        sampled_log_probs: Logprob at which each response token was sampled, or None if unknown; only for comparison.
-        version: Version of the weights that sampled all tokens; None if there were several, or if it is unknown.
-        advantage: Advantage of every trained token.
-        rollout: Key that the siblings of a fan-out share, and no other sequence.
-        denominator: Trained tokens of the rollout, including siblings; at least 1. The loss of a sample is the sum over
-            its tokens divided by this number, which is slime's default.
+        log_probs: The behaviour policy's logprobs, one per response token; None if they are unknown, so that the
+            trainer uses its own logprobs from before the update.
+        sampled_log_probs: The logprob at which each response token was sampled, or None if unknown; for comparison
+            only.
+        version: The version of the weights that sampled all tokens; None if there were several, or it is unknown.
+        advantage: The advantage of every trained token.
+        rollout: A key that only the siblings of a fan-out share.
+        denominator: The number of trained tokens of the rollout, siblings included; at least 1. A sample's loss is the
+            sum over its tokens divided by this number, which is slime's default.
     """
 
     tokens: list[int]
@@ -281,22 +286,22 @@ class TrainingSequence:
 
     @property
     def trained_positions(self) -> list[int]:
-        """Indices of the trained tokens in `tokens`, ascending."""
-        return [self.prompt_length + at for at, is_trained in enumerate(self.loss_mask) if is_trained]
+        """The indices of the trained tokens in `tokens`, ascending."""
+        return [self.prompt_length + position for position, mask in enumerate(self.loss_mask) if mask]
 
     @property
     def known_pairs(self) -> list[tuple[int, float]]:
-        """Index among the trained tokens, and sampling logprob, of each trained token whose logprob is known."""
+        """Index among the trained tokens, and logprob, of each trained token with a known sampling logprob."""
         pairs = zip(self.sampled_log_probs, self.loss_mask, strict=True)
-        trained = [value for value, is_trained in pairs if is_trained]
-        return [(at, value) for at, value in enumerate(trained) if value is not None]
+        trained = [logprob for logprob, mask in pairs if mask]
+        return [(index, logprob) for index, logprob in enumerate(trained) if logprob is not None]
 
     @property
     def trained_log_probs(self) -> list[float] | None:
         """The behaviour policy's logprobs of the trained tokens."""
         if self.log_probs is None:
             return None
-        return [value for value, is_trained in zip(self.log_probs, self.loss_mask, strict=True) if is_trained]
+        return [logprob for logprob, mask in zip(self.log_probs, self.loss_mask, strict=True) if mask]
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,10 +311,10 @@ class StepBatch:
     Attributes:
         samples: All samples, flat, in the order of groups.
         sequences: The samples with at least one trained token, for the loss.
-        drifts: Drift of the samples for which it was measured.
+        drifts: The drift of the samples for which it was measured.
         measured: More details of the same samples; empty unless tokens are trained as sampled.
-        dropped_groups: Number of groups whose rewards are all equal, which teach nothing.
-        extra_metrics: Metrics that an experiment adds to the step's record.
+        dropped_groups: The number of groups whose rewards are all equal, which teach nothing.
+        extra_metrics: The metrics that an experiment adds to the step's record.
     """
 
     samples: list[Sample]
@@ -332,14 +337,14 @@ class StepBatch:
     ) -> Self:
         """Return the batch of a step's groups, without sequences that have no trained token."""
         samples = [sample for group in groups for sample in group]
-        kept = [one for one in sequences if any(one.loss_mask)]
-        return cls(samples, kept, drifts, list(measured), dropped_groups, dict(extra_metrics or {}))
+        trained = [sequence for sequence in sequences if any(sequence.loss_mask)]
+        return cls(samples, trained, drifts, list(measured), dropped_groups, dict(extra_metrics or {}))
 
     def metrics(self, version: int) -> dict[str, float]:
         """Return the metrics for the step's record.
 
-        Siblings of a fan-out count as one episode with the main agent's reward and status. `version` is the version of
-        the weights before the update; tokens of older versions are stale.
+        Siblings of a fan-out count as one episode with the main agent's reward and status. `version` is that of the
+        weights before the update; tokens of older versions are stale.
         """
         episodes = [sample for sample in self.samples if not fan_out_part(sample)]
         views = finished_samples(episodes)
@@ -408,29 +413,29 @@ def trained_samples(groups: Sequence[Sequence[Sample]]) -> tuple[list[TrainedSam
 
 
 def trained_tokens_by_rollout(trained: Sequence[TrainedSample], masks: Sequence[list[int]]) -> dict[Hashable, int]:
-    """Return the number of trained tokens of each rollout."""
+    """Return the number of trained tokens of each rollout; `masks` are the samples' loss masks."""
     tokens: dict[Hashable, int] = defaultdict(int)
-    for one, mask in zip(trained, masks, strict=True):
-        tokens[one.rollout] += sum(mask)
+    for trained_sample, mask in zip(trained, masks, strict=True):
+        tokens[trained_sample.rollout] += sum(mask)
     return tokens
 
 
 def sequences_as_sampled(trained: Sequence[TrainedSample]) -> list[TrainingSequence]:
     """Return sequences of the tokens that the policy sampled, with the rollout's logprobs."""
-    tokens_of = trained_tokens_by_rollout(trained, [one.sample.loss_mask or [] for one in trained])
+    denominators = trained_tokens_by_rollout(trained, [entry.sample.loss_mask or [] for entry in trained])
     return [
         TrainingSequence(
-            tokens=one.sample.tokens,
-            prompt_length=len(one.sample.tokens) - one.sample.response_length,
-            loss_mask=one.sample.loss_mask or [],
-            log_probs=one.sample.rollout_log_probs,
-            sampled_log_probs=one.sample.rollout_log_probs or [None] * one.sample.response_length,
-            version=one.version,
-            advantage=one.advantage,
-            rollout=one.rollout,
-            denominator=tokens_of[one.rollout],
+            tokens=entry.sample.tokens,
+            prompt_length=len(entry.sample.tokens) - entry.sample.response_length,
+            loss_mask=entry.sample.loss_mask or [],
+            log_probs=entry.sample.rollout_log_probs,
+            sampled_log_probs=entry.sample.rollout_log_probs or [None] * entry.sample.response_length,
+            version=entry.version,
+            advantage=entry.advantage,
+            rollout=entry.rollout,
+            denominator=denominators[entry.rollout],
         )
-        for one in trained
+        for entry in trained
     ]
 
 
@@ -440,12 +445,12 @@ class TrainingMethod:
     Experiments are subclasses.
 
     Attributes:
-        rollout: Name of the method in options.json and in the summary.
-        ablation: Name of the deliberate fault in options.json and in the summary; "none" without a fault.
-        is_exact: Check that the trainer's logprobs equal the rollout's.
-        follows_contract: Check that samples follow slime's contract.
+        rollout: The name of the method in options.json and in the summary.
+        ablation: The name of the deliberate fault in options.json and in the summary; "none" without a fault.
+        is_exact: Whether the trainer's logprobs must equal the rollout's, which is checked.
+        follows_contract: Whether samples follow slime's contract, which is checked.
         trains_aborted: See `RolloutCollector`.
-        generate: Function that plays an episode; None for `strands_rollout.generate`.
+        generate: The function that plays an episode; None for `strands_rollout.generate`.
     """
 
     rollout: str = "tito"
@@ -474,13 +479,13 @@ class TrainingMethod:
         Args:
             groups: Samples by prompt.
             tokenizer: The policy's tokenizer, to measure drift.
-            tool_parser: Format of the policy's calls; "auto" detects it from the chat template.
-            checks_context: Compare contexts with the template's rendering, too.
+            tool_parser: The format of the policy's calls; "auto" detects it from the chat template.
+            checks_context: Whether contexts are compared with the template's rendering.
         """
         trained, dropped = trained_samples(groups)
-        views = finished_samples([one.sample for one in trained])
+        views = finished_samples([entry.sample for entry in trained])
         measured = measure_some(views, DriftMeter(tokenizer, tool_parser=tool_parser, checks_context=checks_context))
-        drifts = [Drift(one.sampled_tokens, one.turn_drift) for one in measured]
+        drifts = [Drift(drift.sampled_tokens, drift.turn_drift) for drift in measured]
         return StepBatch.from_groups(groups, sequences_as_sampled(trained), drifts, dropped, measured=measured)
 
 
@@ -503,9 +508,9 @@ class LogprobGap:
         `trainer` holds the trainer's logprobs of each sequence's trained tokens, under the weights that sampled them.
         """
         log_ratios = [
-            own[at] - sampled
-            for sequence, own in zip(sequences, trainer, strict=True)
-            for at, sampled in sequence.known_pairs
+            trainer_log_probs[index] - sampled
+            for sequence, trainer_log_probs in zip(sequences, trainer, strict=True)
+            for index, sampled in sequence.known_pairs
         ]
         if not log_ratios:
             return cls(0.0, 0.0, 0.0, 0)
@@ -535,8 +540,8 @@ def check_gap(
     The weights that are about to be updated must have sampled the sequences. `trainer` is as for `LogprobGap.between`.
 
     Raises:
-        TrajectoryError: The gap is larger, and the message shows the tokens with the largest differences; or there is
-            no token to compare.
+        TrajectoryError: The gap is larger (the message shows the tokens with the largest differences), or there is no
+            token to compare.
     """
     gap = LogprobGap.between(sequences, trainer)
     if not gap.tokens:
@@ -547,14 +552,14 @@ def check_gap(
     if gap.largest <= limit:
         return
     rows = [
-        (abs(theirs - own[at]), number, sequence.trained_positions[at], theirs, own[at])
+        (abs(sampled - own[index]), number, sequence.trained_positions[index], sampled, own[index])
         for number, (sequence, own) in enumerate(zip(sequences, trainer, strict=True))
-        for at, theirs in sequence.known_pairs
+        for index, sampled in sequence.known_pairs
     ]
     shown = "".join(
         f"\n  sequence {number}, {_describe_token(sequences[number].tokens, position, decode)}: "
-        f"rollout {theirs:.4f}, trainer {ours:.4f}"
-        for _, number, position, theirs, ours in sorted(rows, reverse=True)[:_MAX_SHOWN]
+        f"rollout {sampled:.4f}, trainer {own:.4f}"
+        for _, number, position, sampled, own in sorted(rows, reverse=True)[:_MAX_SHOWN]
     )
     raise TrajectoryError(
         f"under the same weights the trainer's logprobs differ from the rollout's by up to {gap.largest:.3g} (mean "
@@ -571,14 +576,14 @@ def _describe_token(tokens: Sequence[int], position: int, decode: Callable[[Sequ
 
 def _staleness(samples: Iterable[Sample], version: int) -> dict[str, float]:
     """Return the share of tokens that older weights sampled, and the largest age in versions, from the spans."""
-    tokens_of_age: Counter[int] = Counter()
+    tokens_by_age: Counter[int] = Counter()
     for sample in samples:
-        for _, start, end, sampled_by in facts_of(sample).spans or []:
-            age = version - int(sampled_by) if str(sampled_by).isdecimal() else 0
-            tokens_of_age[age] += end - start
-    total = tokens_of_age.total()
-    stale = sum(count for age, count in tokens_of_age.items() if age > 0)
-    return {"stale_tokens": stale / total if total else 0.0, "staleness_max": max(tokens_of_age, default=0)}
+        for _, start, end, span_version in facts_of(sample).spans or []:
+            age = version - int(span_version) if str(span_version).isdecimal() else 0
+            tokens_by_age[age] += end - start
+    total = tokens_by_age.total()
+    stale = sum(count for age, count in tokens_by_age.items() if age > 0)
+    return {"stale_tokens": stale / total if total else 0.0, "staleness_max": max(tokens_by_age, default=0)}
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -1,7 +1,7 @@
-"""Code that the integrations share: checked finished samples, and the conversion of sampling parameters.
+"""Code that the integrations share: finished samples after a check, and the conversion of sampling parameters.
 
-Other engines' sampling parameters are converted to SGLang's names; a parameter without equivalent is refused, never
-dropped.
+Other engines' sampling parameters are converted to SGLang's names; a parameter without an equivalent is refused, never
+dropped silently.
 """
 
 from collections import defaultdict
@@ -27,7 +27,7 @@ _VALUE_CONVERSIONS: Final[Mapping[str, Callable[[Value], Value]]] = {
 
 @dataclass(frozen=True, slots=True)
 class FinishedEpisode:
-    """A finished sample as trainers take it.
+    """A finished sample in the terms of other trainers.
 
     The lists are copies; `response_ids`, `loss_mask` and `logprobs` have one entry per response token.
 
@@ -51,7 +51,7 @@ class FinishedEpisode:
 
     @property
     def is_trained(self) -> bool:
-        """True if its reward counts in its group: it did not fail and was not removed."""
+        """Return whether the sample's reward counts in its group: it did not fail and was not removed."""
         return self.status != "failed" and not self.sample.remove_sample
 
 
@@ -63,30 +63,31 @@ def finished_episodes(
     Args:
         samples: A flat iterable of samples with rewards.
         reward_key: Key of the number in a reward that is a dict.
-        allow_images: Accept samples with images, which no form exports.
+        allow_images: Accept samples with images; no export includes the images themselves.
 
     Raises:
         ExportError: A sample is unfinished, has no such reward, has images, or its tokens, mask and logprobs disagree.
-            The message lists all problems of the first such sample.
+            The message lists all faults of the first such sample.
     """
-    episodes = [_episode(sample, number, reward_key) for number, sample in enumerate(samples)]
+    episodes = [_convert_sample(sample, number, reward_key) for number, sample in enumerate(samples)]
     for number, episode in enumerate(episodes):
         if not allow_images and getattr(episode.sample, "multimodal_train_inputs", None) is not None:
             raise ExportError(
-                f"{_describe_sample(episode.sample, number)} has images; expected text only: the export has the image "
-                "tokens without the images, so that a trainer would not train what was sampled"
+                f"{_describe_sample(episode.sample, number)} has images; expected text only, since the export would "
+                "have the image tokens without the images, and a trainer would train other inputs than were sampled"
             )
     return episodes
 
 
-def _episode(sample: SampleLike, number: int, reward_key: str) -> FinishedEpisode:
+def _convert_sample(sample: SampleLike, number: int, reward_key: str) -> FinishedEpisode:
     where = _describe_sample(sample, number)
     if not hasattr(sample, "response_length"):
         hint = "; flatten the lists of a fan-out" if isinstance(sample, list | tuple) else ""
         raise ExportError(f"{where} is a {type(sample).__name__}; expected a Sample of slime or strands_rollout{hint}")
-    found = export_violations(sample, reward_key=reward_key if isinstance(sample.reward, dict) else None)
-    if found:
-        raise ExportError(f"{where} can't be exported: {'; '.join(found)}; export samples after generate and reward")
+    violations = export_violations(sample, reward_key=reward_key if isinstance(sample.reward, dict) else None)
+    if violations:
+        faults = "; ".join(violations)
+        raise ExportError(f"{where} can't be exported: {faults}; export samples after generate and reward")
     start, status = len(sample.tokens) - sample.response_length, str(sample.status.value)
     is_masked = status == "failed" or sample.remove_sample
     return FinishedEpisode(
@@ -106,10 +107,10 @@ def _describe_sample(sample: object, number: int) -> str:
 
 
 def compared_rewards(episodes: Sequence[FinishedEpisode]) -> list[float]:
-    """Return rewards for a trainer that compares all samples of a prompt, including those that are not trained.
+    """Return rewards for a trainer that compares all samples of a prompt, even samples that are not trained.
 
-    A sample that is not trained gets the mean reward of its group's trained samples, so that it doesn't shift the
-    baseline; 0.0 if its group has none. Groups are samples with the same `group_index`.
+    A sample that is not trained gets the mean reward of its group's trained samples, so that it does not shift the
+    baseline; 0.0 if its group has no trained sample. The samples with one `group_index` are a group.
     """
     trained: dict[Hashable, list[float]] = defaultdict(list)
     for episode in episodes:
@@ -127,10 +128,10 @@ class SamplingNames:
 
     Attributes:
         source: The other engine's name.
-        names: SGLang's name for each parameter with an equivalent.
-        neutral: Parameters without equivalent, with their values that change nothing; these are dropped, others
+        names: SGLang's name for each parameter that has an equivalent.
+        neutral: For parameters without an equivalent, the values that change nothing and are dropped; other values are
             refused.
-        missing: Parameters without equivalent, refused with any value except None.
+        missing: Parameters without an equivalent that are refused with any value except None.
     """
 
     source: str
@@ -139,33 +140,35 @@ class SamplingNames:
     missing: frozenset[str]
 
     def to_sglang(self, params: Mapping[str, Value]) -> dict[str, Value]:
-        """Return the parameters with SGLang's names; a value of None is dropped.
+        """Return the parameters with SGLang's names, without parameters that are None.
 
         Raises:
             ConfigError: A name is unknown or has no equivalent in SGLang, or two names of the same parameter differ.
         """
-        found: dict[str, Value] = {}
+        sglang_params: dict[str, Value] = {}
         for name, value in params.items():
             if name not in self.names:
                 self._check_neutral(name, value)
                 continue
-            converted = value if value is None else _VALUE_CONVERSIONS.get(name, lambda same: same)(value)
+            convert = _VALUE_CONVERSIONS.get(name)
+            converted = value if value is None or convert is None else convert(value)
             sglang_name = self.names[name]
-            if converted is not None and found.setdefault(sglang_name, converted) != converted:
+            if converted is not None and sglang_params.setdefault(sglang_name, converted) != converted:
                 raise ConfigError(
-                    f"got {self.source}'s {name}={value!r} and, by another name, {found[sglang_name]!r} for SGLang's "
-                    f"{sglang_name}; remove one of them"
+                    f"got {self.source}'s {name}={value!r} and, by another name, {sglang_params[sglang_name]!r} for "
+                    f"SGLang's {sglang_name}; remove one of them"
                 )
-        return found
+        return sglang_params
 
     def _check_neutral(self, name: str, value: Value) -> None:
+        """Raise ConfigError if a parameter without an equivalent is unknown, or has a value that changes something."""
         known = [*self.names, *self.neutral, *self.missing]
         if name not in known:
             near = get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ConfigError(f"{self.source} has no sampling parameter {name!r}{hint}")
         neutral = self.neutral.get(name, ())
-        # compare types too, since True == 1
+        # types are compared, too, since True == 1
         if value is not None and not any(value == allowed and type(value) is type(allowed) for allowed in neutral):
             remedy = f"; expected one of {', '.join(map(repr, neutral))}" if neutral else "; remove it"
             raise ConfigError(f"got {self.source}'s {name}={value!r:.80}, which has no equivalent in SGLang{remedy}")

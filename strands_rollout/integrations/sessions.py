@@ -1,4 +1,4 @@
-"""The gateway as a server for other trainers: sessions over HTTP, and their samples in the dump's format.
+"""The gateway as a server for other trainers: sessions over HTTP, whose samples have the dump's format.
 
 `POST /sessions` begins a session and returns its API key, `GET /sessions/{id}/samples` returns its samples so far, and
 `DELETE /sessions/{id}` ends it. For the use of the key, see `strands_rollout.gateway`.
@@ -47,22 +47,20 @@ class SessionOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
     sampling_params: dict[str, Any] = {}
-    """SGLang's sampling parameters for all requests of the session; clients may set the others. `max_new_tokens` is the
+    """SGLang's sampling parameters for all requests of the session; clients may set others. `max_new_tokens` is the
     budget of the whole response."""
     max_context_tokens: int | None = Field(default=None, ge=1)
-    """Maximum tokens of prompt plus response; default: the engine's context length."""
+    """Maximum tokens of prompt plus response. Default: the engine's context length."""
     index: int | None = None
-    """Index of the samples."""
+    """The samples' index."""
     label: str | None = None
-    """Label of the samples."""
+    """The samples' label."""
     metadata: dict[str, Any] = {}
-    """Metadata of the samples."""
+    """The samples' metadata."""
 
 
 @dataclass(slots=True)
 class _OpenSession:
-    """An open session with its API key and options."""
-
     session: Session
     key: str
     options: SessionOptions
@@ -74,13 +72,13 @@ def _new_model(tokenizer: PreTrainedTokenizerBase, base_url: str, **more: Any) -
 
 
 class SessionServer:
-    """The sessions of one gateway, and the HTTP routes with which its owner begins, reads and ends them.
+    """The sessions of one gateway, and the HTTP routes by which their owner begins, reads and ends them.
 
     Args:
         tokenizer: The policy's tokenizer.
-        base_url: URL of the engine or router.
-        owner_key: Bearer token of the owner's requests; None accepts them from all local clients.
-        idle_s: Seconds without a request after which a session is ended.
+        base_url: The URL of the engine or router.
+        owner_key: The bearer token of the owner's requests; None accepts them from all local clients.
+        idle_s: Seconds without a request after which a session may be ended.
         **model: Further arguments of `SGLangModel`.
     """
 
@@ -99,29 +97,31 @@ class SessionServer:
         self._owner_key = owner_key
         self._idle_s = idle_s
         self._open: dict[str, _OpenSession] = {}
-        self._new_model()  # raises the error of an unusable chat template before the first session
+        self._new_model()  # so that an unusable chat template raises its error here, not in the first session
 
     @property
     def has_owner(self) -> bool:
-        """True if the owner's requests need a key."""
+        """Return whether the owner's requests need a key."""
         return self._owner_key is not None
 
     def routes(self) -> list[web.RouteDef]:
         """Return the owner's routes."""
         return [
-            web.post("/sessions", self._checked_handler(self._begin)),
-            web.get("/sessions/{id}", self._checked_handler(self._show)),
-            web.get("/sessions/{id}/samples", self._checked_handler(self._samples)),
-            web.delete("/sessions/{id}", self._checked_handler(self._end)),
+            web.post("/sessions", self._authorized(self._create)),
+            web.get("/sessions/{id}", self._authorized(self._read_facts)),
+            web.get("/sessions/{id}/samples", self._authorized(self._read_samples)),
+            web.delete("/sessions/{id}", self._authorized(self._delete)),
         ]
 
-    def _checked_handler(self, answer: _Handler) -> _Handler:
-        async def checked(request: web.Request) -> web.Response:
-            given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-            if self._owner_key is not None and not hmac.compare_digest(given.encode(), self._owner_key.encode()):
+    def _authorized(self, handler: _Handler) -> _Handler:
+        """Return a handler that requires the owner's key, and answers errors with their HTTP status."""
+
+        async def handle(request: web.Request) -> web.Response:
+            key = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            if self._owner_key is not None and not hmac.compare_digest(key.encode(), self._owner_key.encode()):
                 return _error_response(401, "the owner's key is missing or wrong; send it as Authorization: Bearer KEY")
             try:
-                return await answer(request)
+                return await handler(request)
             except KeyError:
                 return _error_response(404, f"no session {request.match_info['id']!r}; it has ended or never existed")
             except ValidationError as e:
@@ -129,9 +129,9 @@ class SessionServer:
             except RolloutError as e:
                 return _error_response(problem_of(e)[0], str(e))
 
-        return checked
+        return handle
 
-    async def _begin(self, request: web.Request) -> web.Response:
+    async def _create(self, request: web.Request) -> web.Response:
         now = time.monotonic()
         for name in [name for name, opened in self._open.items() if now - opened.session.last_used_at > self._idle_s]:
             await self._close_session(name)
@@ -143,18 +143,18 @@ class SessionServer:
         url = f"{request.scheme}://{request.host}"
         return web.json_response({"id": name, "api_key": self._open[name].key, "base_url": f"{url}/v1"}, status=201)
 
-    async def _show(self, request: web.Request) -> web.Response:
+    async def _read_facts(self, request: web.Request) -> web.Response:
         return web.json_response(self._open[request.match_info["id"]].session.facts.as_json())
 
-    async def _samples(self, request: web.Request) -> web.Response:
+    async def _read_samples(self, request: web.Request) -> web.Response:
         opened = self._open[request.match_info["id"]]
         opened.session.last_used_at = time.monotonic()
         if opened.session.is_busy:
-            return _error_response(409, "a request of this session is in flight; ask for the samples when it has ended")
+            return _error_response(409, "a request of this session is in flight; request the samples after it ends")
         lines = [record_line(DumpRecord.from_sample(sample, self._texts)) for sample in samples_of(opened)]
         return web.Response(body=b"".join(lines), content_type="application/jsonl")
 
-    async def _end(self, request: web.Request) -> web.Response:
+    async def _delete(self, request: web.Request) -> web.Response:
         await self._close_session(request.match_info["id"])
         return web.Response(status=204)
 
@@ -165,7 +165,7 @@ class SessionServer:
 
 
 def samples_of(opened: _OpenSession) -> list[SampleLike]:
-    """Return a session's samples so far: the main conversation's first, then one for each other history."""
+    """Return a session's samples so far: first the main conversation's, then a sample for each other history."""
     session, model, options = opened.session, opened.session.model, opened.options
     session.settle_main()
     sample = Sample(prompt="", index=options.index, label=options.label, metadata={**options.metadata})
@@ -187,13 +187,13 @@ def samples_of(opened: _OpenSession) -> list[SampleLike]:
 
 
 async def serve_sessions(sessions: SessionServer, host: str, port: int, on_ready: Callable[[str], None]) -> None:
-    """Serve until cancelled; `on_ready` is called with the URL when requests are accepted.
+    """Serve until cancelled; call `on_ready` with the URL as soon as requests are accepted.
 
     Raises:
-        ConfigError: The port is in use, or is open to the network without an owner's key.
+        ConfigError: The port is in use, or would be open to the network without an owner's key.
     """
     if not sessions.has_owner and host not in ("127.0.0.1", "localhost", "::1"):
-        raise ConfigError(f"got the host {host} without an owner's key; set a key, since others can reach the port")
+        raise ConfigError(f"got the host {host} without an owner's key; set a key, since other machines can connect")
     runner = await start(sessions.gateway, host, port, sessions.routes())
     try:
         on_ready(sessions.gateway.base_url)
@@ -205,12 +205,12 @@ async def serve_sessions(sessions: SessionServer, host: str, port: int, on_ready
 def chat_endpoint(model_dir: Path) -> Gateway:
     """Return a gateway without sessions for an engine on the same port: each request is a conversation of its own."""
 
-    async def fresh(request: web.Request) -> Session:
+    async def new_session(request: web.Request) -> Session:
         host, port = request.transport.get_extra_info("sockname")[:2] if request.transport else ("127.0.0.1", 80)
         tokenizer = await asyncio.to_thread(load_tokenizer, str(model_dir))
         return Session(_new_model(tokenizer, f"http://{host}:{port}", tool_parser="auto"))
 
-    return Gateway(fresh)
+    return Gateway(new_session)
 
 
 def _decode_body(body: bytes) -> Json:

@@ -22,15 +22,17 @@ from strands_rollout.slime_plugin.sample_writer import exclude_from_training
 
 GeneratorOutput: TypeAlias = dict[str, Any]
 STOP_REASONS: Final = {"completed": "stop", "truncated": "length", "failed": "error"}
-"""SkyRL's stop reason by status; its filters only distinguish "stop" from others."""
+"""SkyRL's stop reason by status; SkyRL's filters only distinguish "stop" from others."""
 _METRICS: Final = ("turns", "tool_calls", "parse_failures")
 
 
 def to_generator_output(samples: Iterable[Any], *, reward_key: str = REWARD_KEY) -> GeneratorOutput:
     """Return finished samples as SkyRL's GeneratorOutput, in order; without samples, the lists are empty.
 
-    A sample that is not trained has a loss mask of zeros, and the reward of `compared_rewards`. Raises the errors of
-    `finished_episodes`.
+    A sample that is not trained has a loss mask of zeros, and the reward of `compared_rewards`.
+
+    Raises:
+        ExportError: See `finished_episodes`.
     """
     episodes = finished_episodes(samples, reward_key=reward_key)
     times = [episode.facts.duration_s for episode in episodes]
@@ -54,7 +56,7 @@ def to_generator_output(samples: Iterable[Any], *, reward_key: str = REWARD_KEY)
 
 
 def _metrics(episodes: Sequence[FinishedEpisode]) -> dict[str, float]:
-    """Return metrics with names by which SkyRL averages means and sums counts when it joins batches."""
+    """Return metrics; SkyRL averages or sums them by the ends of their names when it joins batches."""
     metrics: dict[str, float] = {}
     for name in _METRICS:
         values = [value for episode in episodes if (value := getattr(episode.facts, name)) is not None]
@@ -68,19 +70,19 @@ def _metrics(episodes: Sequence[FinishedEpisode]) -> dict[str, float]:
 class StrandsGenerator:
     """A SkyRL generator over `strands_rollout.generate`: each prompt is one agent episode on an SGLang engine.
 
-    SkyRL only calls `generate`. If it asks for a subclass, inherit from both:
+    SkyRL calls only `generate`. If it requires a subclass of its own class, inherit from both:
     `class Generator(StrandsGenerator, GeneratorInterface)`.
 
     Args:
-        base_url: URL of the engine or router. The caller updates its weights.
-        tokenizer_dir: Folder of the served model's tokenizer.
+        base_url: The URL of the engine or router. The caller updates the engine's weights.
+        tokenizer_dir: The folder of the served model's tokenizer.
         settings: The mapping under `strands_rollout:` of a configuration.
-        concurrency: Maximum episodes at the same time.
-        reward: Grades a finished sample; called as slime's `--custom-rm-path`.
-        reward_key: Key of the number in a reward that is a dict.
+        concurrency: Maximum number of episodes at once.
+        reward: Grades a finished sample; called like slime's `--custom-rm-path`.
+        reward_key: The key of the number in a reward that is a dict.
 
     Raises:
-        ConfigError: A setting is unknown, or `fan_out` is on, though SkyRL takes one response per prompt.
+        ConfigError: A setting is unknown, or `fan_out` is on, since SkyRL takes one response per prompt.
     """
 
     def __init__(
@@ -102,10 +104,13 @@ class StrandsGenerator:
     async def generate(self, input_batch: Mapping[str, Any], disable_tqdm: bool = False) -> GeneratorOutput:  # noqa: ARG002, FBT001, FBT002 - SkyRL's signature
         """Play all prompts, and return the responses in the same order.
 
-        The ground truth is `reward_spec.ground_truth` of a prompt's `env_extras`, as in SkyRL's data, or `label`, as in
-        slime's. Prompts with the same `instance_id` are a group. `sampling_params` are vLLM's: `max_tokens` is the
-        budget of a whole response including tool results; `seed` is the first prompt's and increases by one per prompt.
-        `disable_tqdm` is ignored; no progress bar is shown.
+        A prompt's ground truth is `reward_spec.ground_truth` in its `env_extras`, as in SkyRL's data, or `label`, as in
+        slime's. Prompts with the same `instance_id` are a group.
+
+        Args:
+            input_batch: SkyRL's GeneratorInput. `sampling_params` are vLLM's: `max_tokens` is the budget of a whole
+                response, tool results included; `seed` is the first prompt's, and each further prompt adds 1.
+            disable_tqdm: Ignored; no progress bar is shown.
 
         Raises:
             ExportError: Lists of the input differ in length, or a row has no ground truth.
@@ -126,9 +131,9 @@ class StrandsGenerator:
 
             async def play(sample: Sample, number: int) -> None:
                 seed = params.get("sampling_seed")
-                own = params if seed is None else {**params, "sampling_seed": seed + number}
+                sample_params = params if seed is None else {**params, "sampling_seed": seed + number}
                 async with semaphore:
-                    await player.play(sample, own)
+                    await player.play(sample, sample_params)
                 if sample.status is Sample.Status.ABORTED:  # SkyRL doesn't resume episodes
                     exclude_from_training(sample)
                     sample.status = Sample.Status.FAILED
@@ -153,7 +158,7 @@ def _samples(input_batch: Mapping[str, Any]) -> list[Sample]:
     samples = []
     for number, (prompt, extra, trajectory) in enumerate(zip(prompts, extras, ids, strict=True)):
         group = number if trajectory is None else groups.setdefault(trajectory.instance_id, len(groups))
-        # an environment reads the row from env_extras; the settings are the row's own
+        # an environment finds the row in the metadata's env_extras; the row's own settings have a key of their own
         metadata = {
             "env_extras": extra,
             **({ROW_SETTINGS_KEY: extra[ROW_SETTINGS_KEY]} if ROW_SETTINGS_KEY in extra else {}),

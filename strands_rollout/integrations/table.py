@@ -1,6 +1,7 @@
 """Samples as rows of a table: Parquet or datasets.Dataset for other trainers (lossless in both directions), or wandb.
 
-Parquet and datasets need the extra `data`, wandb the extra `wandb`. No wandb key is read or written here.
+Parquet and datasets need the extra `data`, wandb needs the extra `wandb`. This module neither reads nor writes wandb's
+API key.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ def to_rows(samples: Iterable[Any], *, reward_key: str = REWARD_KEY) -> list[dic
     """Return one row per sample, in order.
 
     Columns have the names of the sample's fields. `prompt`, `label`, `reward`, `weight_versions` and `metadata` are
-    JSON text. `status` is its value, `score` the reward's number, `prompt_length` the number of prompt tokens at the
-    beginning of `tokens`. `loss_mask` and `rollout_log_probs` are of the tokens after the prompt.
+    JSON text. `status` is the status's value, `score` the reward's number, `prompt_length` the number of prompt tokens
+    at the beginning of `tokens`. `loss_mask` and `rollout_log_probs` have a value for each token after the prompt.
 
     Raises:
         ExportError: A sample is unfinished, has no reward, its lengths disagree, or a value can't be written as JSON.
@@ -81,7 +82,7 @@ def _json(value: object, name: str, number: int, index: int | None) -> str:
 
 
 def from_rows(rows: Iterable[Mapping[str, Any]]) -> list[Sample]:
-    """Return the samples of rows of `to_rows`; fields without a column have their defaults."""
+    """Return the samples of rows that `to_rows` returned; fields without a column have their defaults."""
     return [
         Sample(
             **{name: row[name] for name in _PLAIN_COLUMNS},
@@ -93,7 +94,7 @@ def from_rows(rows: Iterable[Mapping[str, Any]]) -> list[Sample]:
 
 
 def to_dataset(samples: Iterable[Any], *, reward_key: str = REWARD_KEY) -> datasets.Dataset:
-    """Return the rows of `to_rows` as a `datasets.Dataset`; column types don't depend on the samples."""
+    """Return the rows of `to_rows` as a `datasets.Dataset`, whose column types don't depend on the samples."""
     from datasets import Dataset
 
     return Dataset(_table(to_rows(samples, reward_key=reward_key)))
@@ -109,14 +110,14 @@ def to_parquet(samples: Iterable[Any], path: Path, *, reward_key: str = REWARD_K
 
     table = _table(to_rows(samples, reward_key=reward_key))
     try:
-        with replaced(path) as beside:
-            pyarrow.parquet.write_table(table, beside)
+        with replaced(path) as temporary:
+            pyarrow.parquet.write_table(table, temporary)
     except OSError as e:
         raise ExportError(f"can't write {path}: {e}") from e
 
 
 def read_parquet(path: Path) -> list[Sample]:
-    """Return the samples of a file that `to_parquet` has written."""
+    """Return the samples of a file that `to_parquet` wrote."""
     import pyarrow.parquet
 
     return from_rows(pyarrow.parquet.read_table(path).to_pylist())
@@ -142,7 +143,7 @@ _KEYLESS_MODES: Final = frozenset({"offline", "dryrun", "disabled"})
 
 
 def check_wandb(option: str = "--wandb") -> None:
-    """Check that wandb can log, before anything runs; `option` names the option that asks for it in messages.
+    """Check that wandb can log, before anything runs; messages name the command-line `option` that needs it.
 
     Raises:
         ConfigError: wandb is not installed, or would ask for a key.
@@ -159,15 +160,15 @@ def check_wandb(option: str = "--wandb") -> None:
 def start_run(**settings: Any) -> wandb.Run:  # noqa: ANN401 - those of wandb.init
     """Start a wandb run with settings of `wandb.init`; environment variables (WANDB_MODE, WANDB_RUN_ID ...) apply.
 
-    Command line, output, code and git remote are not uploaded, since they may contain secrets. The settings must not
-    contain secrets.
+    The command line, the output, the code and the git remote are not uploaded, since they may contain secrets. The
+    settings must not contain secrets.
 
     Raises:
         ConfigError: wandb can't start a run.
     """
     import wandb
 
-    quiet = wandb.Settings(
+    private_settings = wandb.Settings(
         silent=True,
         console="off",
         disable_code=True,
@@ -177,13 +178,13 @@ def start_run(**settings: Any) -> wandb.Run:  # noqa: ANN401 - those of wandb.in
         x_save_requirements=False,
     )
     try:
-        return wandb.init(settings=quiet, **settings)
+        return wandb.init(settings=private_settings, **settings)
     except (wandb.Error, OSError) as e:
-        raise ConfigError(f"wandb can't start a run: {e}; fix that, or set WANDB_MODE=offline") from e
+        raise ConfigError(f"wandb can't start a run: {e}; fix the cause, or set WANDB_MODE=offline") from e
 
 
 def sample_table(dump: Path, *, reward_key: str, with_contents: bool) -> Table:
-    """Return a row for each sample of a dump, in order, with the columns of the metrics' transcripts.
+    """Return a table with a row for each sample of a dump, in order, and the columns of the metrics' transcripts.
 
     With contents, rows include prompt, response and label; long texts are cut in the middle.
     """
@@ -196,7 +197,7 @@ def sample_table(dump: Path, *, reward_key: str, with_contents: bool) -> Table:
 
 
 def log_table(table: Table, project: str | None, name: str) -> None:
-    """Log the table as `samples` in a wandb run, which has this name unless the environment names one.
+    """Log a table as `samples` in a wandb run; the run's name is `name`, unless the environment has another.
 
     Raises:
         ConfigError: wandb can't start a run.

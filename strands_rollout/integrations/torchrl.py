@@ -1,9 +1,9 @@
 """TorchRL: finished samples as a TensorDict for its LLM losses, and a policy that samples from an engine.
 
-Needs the extra `torchrl`. Sources in torchrl 0.14: torchrl/objectives/llm/grpo.py (keys that the losses and MCAdvantage
-read; tokens without a logprob are left out), torchrl/modules/llm/policies/common.py (the containers), vllm_wrapper.py
-(NaN in `LogProbs.full` for tokens without logprob; no `LogProbs.prompt` without the engine's logprobs of the prompt)
-and sglang_wrapper.py, which `SGLangPolicy` replaces with the same keys.
+This module needs the extra `torchrl`. Sources in torchrl 0.14: torchrl/objectives/llm/grpo.py (keys that the losses and
+MCAdvantage read; tokens without a logprob are left out), torchrl/modules/llm/policies/common.py (the containers),
+vllm_wrapper.py (NaN in `LogProbs.full` for tokens without logprob; no `LogProbs.prompt` without the engine's logprobs
+of the prompt) and sglang_wrapper.py, which `SGLangPolicy` replaces with the same keys.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _NO_LOGPROB: Final = float("nan")
-_TURN_BEGINS: Final = "<|im_start|>"
-_TURN_ENDS: Final = "<|im_end|>"
+_TURN_START: Final = "<|im_start|>"
+_TURN_END: Final = "<|im_end|>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ def containers_of(rows: Sequence[TokenRow], tokenizer: PreTrainedTokenizerBase, 
     With `padded`, all rows have equal lengths: prompts are padded on the left and responses on the right, so that the
     full sequence may be padded on both sides.
     """
-    prompts = max((len(row.prompt_ids) for row in rows), default=0) if padded else 0
-    responses = max((len(row.response_ids) for row in rows), default=0) if padded else 0
-    return [_containers(row, tokenizer, prompts, responses, padded=padded) for row in rows]
+    prompt_length = max((len(row.prompt_ids) for row in rows), default=0) if padded else 0
+    response_length = max((len(row.response_ids) for row in rows), default=0) if padded else 0
+    return [_containers(row, tokenizer, prompt_length, response_length, padded=padded) for row in rows]
 
 
 def _containers(
@@ -68,8 +68,10 @@ def _containers(
     full = torch.cat([prompt, response])
     attention = [False] * before + [True] * (len(full) - before - after) + [False] * after
     trained = [bool(mask) for mask in row.loss_mask] + [False] * after
-    known = [p if mask else _NO_LOGPROB for p, mask in zip(row.logprobs, row.loss_mask, strict=True)]
-    logprobs = torch.tensor(known + [_NO_LOGPROB] * after, dtype=torch.float32)
+    trained_logprobs = [
+        logprob if mask else _NO_LOGPROB for logprob, mask in zip(row.logprobs, row.loss_mask, strict=True)
+    ]
+    logprobs = torch.tensor(trained_logprobs + [_NO_LOGPROB] * after, dtype=torch.float32)
     texts = [_text(ids, tokenizer) for ids in (row.prompt_ids, row.response_ids)]
     is_padded = MetaData(padded)
     return TensorDict(
@@ -92,39 +94,47 @@ def _containers(
 def chat_history(row: TokenRow, tokenizer: PreTrainedTokenizerBase) -> ChatHistory:
     """Return the conversation, split at the template's control tokens, so that no text of a message can forge a turn.
 
-    Roles are those of the rendered template (Qwen renders tool results as user messages). Tool calls stay in the
+    The roles are those of the rendered template (Qwen renders tool results as user messages). Tool calls stay in the
     assistant's content and have no field, since a template would render them twice. If the tokenizer or the prompt has
     no such control tokens, the prompt is one user message and the response one assistant message.
     """
-    begins, ends = (tokenizer.convert_tokens_to_ids(token) for token in (_TURN_BEGINS, _TURN_ENDS))
+    start_id, end_id = (tokenizer.convert_tokens_to_ids(token) for token in (_TURN_START, _TURN_END))
     ids, prompt_length = [*row.prompt_ids, *row.response_ids], len(row.prompt_ids)
-    # a control token that the policy sampled belongs to its turn
-    untrained = [True] * prompt_length + [not mask for mask in row.loss_mask]
-    starts = [n for n, token in enumerate(ids) if token == begins and token != tokenizer.unk_token_id and untrained[n]]
-    opened = [start for start in starts if start < prompt_length]
-    if not opened:
+    # a control token that the policy sampled does not begin a turn
+    is_context = [True] * prompt_length + [not mask for mask in row.loss_mask]
+    starts = [
+        position
+        for position, token in enumerate(ids)
+        if token == start_id and token != tokenizer.unk_token_id and is_context[position]
+    ]
+    prompt_starts = [start for start in starts if start < prompt_length]
+    if not prompt_starts:
         parts = [("user", row.prompt_ids), ("assistant", row.response_ids)]
-        messages, asked = [(role, _text(part, tokenizer), True) for role, part in parts], 1
+        messages, prompt_count = [(role, _text(part, tokenizer), True) for role, part in parts], 1
     else:
-        messages = [_message(ids[start + 1 : stop], ends, tokenizer) for start, stop in pairwise([*starts, len(ids)])]
-        # the opening of the policy's first turn is at the end of the prompt, but belongs to the response
-        asked = len(opened) - (ends not in row.prompt_ids[opened[-1] :])
-    return ChatHistory(prompt=_history(messages[:asked]), response=_history(messages[asked:]), full=_history(messages))
+        messages = [_message(ids[start + 1 : stop], end_id, tokenizer) for start, stop in pairwise([*starts, len(ids)])]
+        # the policy's first turn begins at the end of the prompt, but belongs to the response
+        prompt_count = len(prompt_starts) - (end_id not in row.prompt_ids[prompt_starts[-1] :])
+    return ChatHistory(
+        prompt=_history(messages[:prompt_count]),
+        response=_history(messages[prompt_count:]),
+        full=_history(messages),
+    )
 
 
 _Message = tuple[str, str, bool]
 
 
-def _message(ids: Sequence[int], ends: int, tokenizer: PreTrainedTokenizerBase) -> _Message:
-    """Return the role and content of a message, and True if it has an end token."""
-    end = next((position for position in range(len(ids) - 1, -1, -1) if ids[position] == ends), None)
+def _message(ids: Sequence[int], end_id: int, tokenizer: PreTrainedTokenizerBase) -> _Message:
+    """Return the role and the content of a message, and whether it has an end token."""
+    end = next((position for position in range(len(ids) - 1, -1, -1) if ids[position] == end_id), None)
     role, _, content = _text(ids if end is None else ids[:end], tokenizer).partition("\n")
     return role, content, end is not None
 
 
 def _history(messages: Sequence[_Message]) -> History:
     return lazy_stack(
-        [History(role=role, content=content, is_complete=is_ended) for role, content, is_ended in messages]
+        [History(role=role, content=content, is_complete=is_complete) for role, content, is_complete in messages]
     )
 
 
@@ -145,9 +155,9 @@ def to_tensordict(
     (the prompt's text, by which MCAdvantage groups); under `next`: `reward` [samples, 1, 1], `done`, `terminated` and
     `truncated` [samples, 1].
 
-    `masks.all_assistant_mask` is True for all trained tokens of all turns: pass `masking_strategy="rlhf"` to losses.
+    `masks.all_assistant_mask` is True for the trained tokens of all turns: pass `masking_strategy="rlhf"` to losses.
     `log_probs` are NaN for the other tokens, which the losses leave out. For a sample that is not trained, the mask is
-    False everywhere, and its reward is that of `compared_rewards`.
+    False everywhere, and the reward is that of `compared_rewards`.
 
     Args:
         samples: A flat iterable of samples (slime's or this package's) with rewards.
@@ -182,8 +192,8 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not insta
 
     It reads `("history", "prompt")`, `("text", "prompt")` or `("tokens", "prompt")`, and sets `text`, `tokens`,
     `masks`, `log_probs` and `history`; see `containers_of`. A history is rendered with the chat template, and no
-    message's text becomes a control token; text is encoded as rendered text; tokens are sent unchanged. SGLang batches
-    requests itself.
+    message's text becomes a control token. Text is encoded as it is, as if the template had rendered it. Tokens are
+    sent unchanged. SGLang batches the requests.
 
     `forward` blocks; in a coroutine, call it with `asyncio.to_thread`.
 
@@ -244,8 +254,8 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not insta
         keys |= {"log_probs": log_probs_key, "history": history_key}
         self._keys: dict[str, _Key] = {name: key for name, key in keys.items() if key is not None}
         self.in_keys, self.out_keys = [input_key or (input_mode, "prompt")], list(self._keys.values())
-        own = {"chat_template": chat_template} if chat_template else {}
-        self._template = ChatTemplate(tokenizer, **own) if input_mode == "history" else None
+        template_options = {"chat_template": chat_template} if chat_template else {}
+        self._template = ChatTemplate(tokenizer, **template_options) if input_mode == "history" else None
 
     def get_new_version(self, **changes: object) -> Self:
         """Return a copy of this policy with other arguments of the constructor."""
@@ -260,16 +270,15 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not insta
         raise NotImplementedError("SGLang returns no logits; use torchrl's TransformersWrapper for the distribution")
 
     def forward(self, tensordict: TensorDictBase, **_: object) -> TensorDictBase:
-        """Return a new TensorDict with the given entries and the answers.
+        """Return a new TensorDict with the entries of `tensordict` and the answers.
 
         Raises:
             ExportError: The prompts can't be read.
             RolloutError: The engine failed to answer a prompt.
         """
         if tensordict.ndim != 1:
-            flat = tensordict.reshape(-1)
-            done = self.forward(flat)
-            return done.reshape(*tensordict.shape, *done.shape[1:]) if tensordict.ndim else done[0]
+            answered = self.forward(tensordict.reshape(-1))
+            return answered.reshape(*tensordict.shape, *answered.shape[1:]) if tensordict.ndim else answered[0]
         if self.num_samples is None:
             return self._generate_answers(tensordict)
         count = self.num_samples
@@ -300,9 +309,9 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not insta
         semaphore, seed = asyncio.Semaphore(self.concurrency), self.sampling_params.get("sampling_seed")
 
         async def generate(number: int, prompt: Sequence[int]) -> Generation:
-            own = {} if seed is None else {"sampling_seed": seed + number}
+            seed_params = {} if seed is None else {"sampling_seed": seed + number}
             async with semaphore:
-                answer = await client.generate(prompt, {**self.sampling_params, **own})
+                answer = await client.generate(prompt, {**self.sampling_params, **seed_params})
             if answer.finish_reason.type == "abort":
                 raise EngineAbortedError(f"the engine aborted the answer to prompt {number}: {answer.finish_reason}")
             return answer
@@ -311,7 +320,7 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not insta
             try:
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(generate(number, prompt)) for number, prompt in enumerate(prompts)]
-            except ExceptionGroup as e:  # several exceptions are of the same outage
+            except ExceptionGroup as e:  # several errors have the same cause, an outage
                 raise e.exceptions[0] from e
             return [task.result() for task in tasks]
 
@@ -359,14 +368,14 @@ def _check_arguments(input_mode: str, num_samples: int | None, *, generate: bool
         raise ConfigError(f"got num_samples={num_samples}; expected at least 1, or None")
 
 
-def _strings(values: Iterable[object], what: str) -> list[str]:
-    """Return the values if all are strings; other modalities and unknown containers have other types."""
-    found = list(values)
-    if not all(isinstance(value, str) for value in found):
-        raise ExportError(f"got {what} of {', '.join({type(value).__name__ for value in found})}; expected str")
-    return found  # type: ignore[return-value] # just checked
+def _strings(values: Iterable[object], name: str) -> list[str]:
+    """Return the values if all are strings; those of other modalities and of unknown containers are not."""
+    strings = list(values)
+    if not all(isinstance(value, str) for value in strings):
+        raise ExportError(f"got {name} of {', '.join({type(value).__name__ for value in strings})}; expected str")
+    return strings  # type: ignore[return-value] # just checked
 
 
 def _path(*keys: _Key) -> tuple[str, ...]:
-    """Return one nested key of several keys."""
+    """Return several keys joined to a nested key."""
     return tuple(part for key in keys for part in ((key,) if isinstance(key, str) else key))

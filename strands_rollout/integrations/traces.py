@@ -1,11 +1,11 @@
 """Samples of a dump as traces for an OpenTelemetry collector: spans of the episode, its model turns and its tool calls.
 
 Names and attributes follow OpenTelemetry's conventions for generative AI (open-telemetry/semantic-conventions,
-docs/gen-ai: gen-ai-spans.md, gen-ai-agent-spans.md and gen-ai-output-messages.json, 1.41); facts without a name there
-have the prefix `strands_rollout.`. Attributes that a record lacks are left out.
+docs/gen-ai: gen-ai-spans.md, gen-ai-agent-spans.md and gen-ai-output-messages.json, 1.41). Facts that have no name
+there get the prefix `strands_rollout.`. Attributes that a record lacks are left out.
 
-The sender has its own tracer provider, independent of the process's spans and their sampling. The standard variables
-(OTEL_EXPORTER_OTLP_*, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES) configure collector, headers and service.
+The sender has a tracer provider of its own, independent of the process's other spans and their sampling. The standard
+variables (OTEL_EXPORTER_OTLP_*, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES) configure collector, headers and service.
 """
 
 import json
@@ -41,7 +41,7 @@ RECORDED_TIMES: Final = "as recorded"
 SEQUENTIAL_TIMES: Final = "seconds as recorded, without start times: turns and calls are laid out one after the other"
 _PROVIDER: Final = "sglang"
 _MAX_SECONDS: Final = 1e8
-_REQUEST: Final = {
+_REQUEST_PARAMS: Final = {
     "temperature": "temperature",
     "top_p": "top_p",
     "top_k": "top_k",
@@ -49,10 +49,8 @@ _REQUEST: Final = {
     "presence_penalty": "presence_penalty",
     "sampling_seed": "seed",
 }
-_FINISH_REASONS: Final = {
-    "completed": "stop",
-    "turn_length": "length",
-}  # other reasons may end an episode before a turn
+# of the last turn by the episode's stop reason; for other stop reasons the turn's is unknown
+_FINISH_REASONS: Final = {"completed": "stop", "turn_length": "length"}
 _CALL_ID: Final = re.compile(r"call_(\d{1,9})_\d+")
 _ERROR_TYPE: Final = re.compile(r"\w+(?=: |$)")
 
@@ -75,14 +73,20 @@ _EPISODE_FACTS: Final = (
     "generate_s",
     "tool_s",
 )
-_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_PATH: Final = "/v1/traces"
-_BATCH: Final = 256
+_ENDPOINT_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_TRACES_PATH: Final = "/v1/traces"
+_BATCH_SPANS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
 class DumpSpan:
-    """A span; times are seconds since the episode's start, `error` is an error's class or a stop reason."""
+    """A span of an episode.
+
+    Attributes:
+        start_s: Seconds since the episode's start, as is `end_s`.
+        is_request: Whether it is a request to the engine.
+        error: The class of an error, or a stop reason; None if the span's work succeeded.
+    """
 
     name: str
     start_s: float
@@ -95,31 +99,31 @@ class DumpSpan:
 def episode_spans(
     record: DumpRecord, *, reward_key: str, with_contents: bool, secrets: Collection[str] = ()
 ) -> list[DumpSpan]:
-    """Return the episode's span, then the spans of its turns, each followed by its calls.
+    """Return the episode's span, then the spans of its turns, each followed by the spans of its calls.
 
-    With contents, spans include prompt, answer, label, error, and each turn's context and output, if the dump has the
-    texts of its tokens. Secrets are masked, and long texts cut in the middle.
+    With contents, spans include prompt, answer, label and error and, if the dump has the texts of its tokens, each
+    turn's context and output. Secrets are masked, and long texts are cut in the middle.
     """
     sample = FinishedSample(SimpleNamespace(**record.values), record.facts)
-    turns = _turns(sample)
+    turns = _turns_of(sample)
     calls = _calls_by_turn(sample, turns.keys())
     steps = steps_of(sample.facts)
     spans: list[DumpSpan] = []
-    before, last = 0, max(turns, default=None)
+    previous_end, last = 0, max(turns, default=None)
     for number, (bounds, seconds) in turns.items():
-        called = calls.pop(number, [])
-        ended = _FINISH_REASONS.get(sample.facts.stop_reason or "") if number == last else None
-        finish = "tool_call" if called else ended
+        turn_calls = calls.pop(number, [])
+        last_reason = _FINISH_REASONS.get(sample.facts.stop_reason or "") if number == last else None
+        finish = "tool_call" if turn_calls else last_reason
         attributes = _turn_attributes(sample, number, bounds, finish)
         if with_contents and bounds is not None:
-            attributes |= _turn_contents(record, before, *bounds, finish, secrets)
-        before = bounds[1] if bounds is not None else before
+            attributes |= _turn_contents(record, previous_end, *bounds, finish, secrets)
+        previous_end = bounds[1] if bounds is not None else previous_end
         times = _span_times(_recorded_turn_times(steps, number), seconds, spans)
         spans.append(DumpSpan("chat", *times, _exportable(attributes), is_request=True))
-        for call in called:
-            spans.append(_call_span(call, spans, is_placed=bool(steps)))
+        for call in turn_calls:
+            spans.append(_call_span(call, spans, has_times=bool(steps)))
     for call in calls.get(None, []):
-        spans.append(_call_span(call, spans, is_placed=bool(steps)))
+        spans.append(_call_span(call, spans, has_times=bool(steps)))
     attributes = _episode_attributes(record, sample, reward_key)
     attributes[f"{PREFIX}times"] = RECORDED_TIMES if steps else SEQUENTIAL_TIMES
     if with_contents:
@@ -129,16 +133,18 @@ def episode_spans(
 
 
 def _recorded_turn_times(steps: Sequence[Step], number: int) -> tuple[float, float] | None:
-    """Return the start and end of a turn, which has several requests after an abort; None if not recorded."""
-    own = [step for step in steps if step.kind == "generate" and step.turn == number]
-    return (min(step.at_s for step in own), max(step.at_s + step.s for step in own)) if own else None
+    """Return the start and end of a turn, which has several requests after an abort; None if they are not recorded."""
+    requests = [step for step in steps if step.kind == "generate" and step.turn == number]
+    if not requests:
+        return None
+    return min(step.at_s for step in requests), max(step.at_s + step.s for step in requests)
 
 
 def _span_times(
-    place: tuple[float, float] | None, seconds: float | None, before: Sequence[DumpSpan]
+    recorded: tuple[float, float] | None, seconds: float | None, before: Sequence[DumpSpan]
 ) -> tuple[float, float]:
-    """Return a span's recorded times; else place it after the spans before it, with length 0 if that is unknown."""
-    start_s, end_s = place or (_last_end(before), _last_end(before) + (seconds or 0.0))
+    """Return a span's recorded times, else times after all spans before it, with a duration of 0 if that is unknown."""
+    start_s, end_s = recorded or (_last_end(before), _last_end(before) + (seconds or 0.0))
     return min(start_s, _MAX_SECONDS), min(end_s, _MAX_SECONDS)
 
 
@@ -146,7 +152,7 @@ def _last_end(spans: Sequence[DumpSpan]) -> float:
     return max((span.end_s for span in spans), default=0.0)
 
 
-def _turns(sample: FinishedSample) -> dict[int, tuple[tuple[int, int] | None, float | None]]:
+def _turns_of(sample: FinishedSample) -> dict[int, tuple[tuple[int, int] | None, float | None]]:
     """Return each turn's token bounds and seconds (None if unknown), by number from 0, in order."""
     bounds = sample.bounds_by_turn or {}
     seconds = dict(enumerate(sample.facts.turn_s or ()))
@@ -155,7 +161,7 @@ def _turns(sample: FinishedSample) -> dict[int, tuple[tuple[int, int] | None, fl
 
 
 def _seconds(value: object) -> float | None:
-    """Return a duration if a span can have it, else None; span times are nanoseconds since 1970 in 64 bits."""
+    """Return a duration that a span can have, else None: span times are nanoseconds since 1970 in 64 bits."""
     number = finite(value)
     return number if number is not None and 0 <= number <= _MAX_SECONDS else None
 
@@ -163,15 +169,15 @@ def _seconds(value: object) -> float | None:
 def _turn_attributes(
     sample: FinishedSample, number: int, bounds: tuple[int, int] | None, finish: str | None
 ) -> dict[str, Any]:
-    params = sample.facts.sampling_params
-    asked = {} if params is None else turn_params(params, number)
-    stop = asked.get("stop")
+    episode_params = sample.facts.sampling_params
+    params = {} if episode_params is None else turn_params(episode_params, number)
+    stop = params.get("stop")
     start, end = bounds or (None, None)
     return {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": _PROVIDER,
         # without max_new_tokens, which applies to the whole episode
-        **{f"gen_ai.request.{name}": asked.get(key) for key, name in _REQUEST.items()},
+        **{f"gen_ai.request.{name}": params.get(key) for key, name in _REQUEST_PARAMS.items()},
         "gen_ai.request.stop_sequences": [stop] if isinstance(stop, str) else stop,
         "gen_ai.usage.input_tokens": start,
         "gen_ai.usage.output_tokens": None if start is None or end is None else end - start,
@@ -186,31 +192,31 @@ def _calls_by_turn(sample: FinishedSample, turns: Collection[int]) -> dict[int |
     Call ids count the turns of the whole episode from 1, including turns of a history that was rewritten.
     """
     is_whole = sample.facts.segments in (None, 1)
-    found: dict[int | None, list[Mapping[str, Any]]] = {}
+    by_turn: dict[int | None, list[Mapping[str, Any]]] = {}
     for call in sample.facts.calls or ():
         if isinstance(call, Mapping):
-            named = _CALL_ID.fullmatch(str(call.get("id"))) if is_whole else None
-            turn = int(named[1]) - 1 if named else None
-            found.setdefault(turn if turn in turns else None, []).append(call)
-    return found
+            match = _CALL_ID.fullmatch(str(call.get("id"))) if is_whole else None
+            turn = int(match[1]) - 1 if match else None
+            by_turn.setdefault(turn if turn in turns else None, []).append(call)
+    return by_turn
 
 
-def _call_span(call: Mapping[str, Any], before: Sequence[DumpSpan], *, is_placed: bool) -> DumpSpan:
-    place = (call["at_s"], call["at_s"] + call["s"]) if is_placed else None
+def _call_span(call: Mapping[str, Any], before: Sequence[DumpSpan], *, has_times: bool) -> DumpSpan:
+    recorded = (call["at_s"], call["at_s"] + call["s"]) if has_times else None
     sandbox, status = call.get("sandbox"), call.get("status")
-    ran = sandbox if isinstance(sandbox, Mapping) else {}
+    run = sandbox if isinstance(sandbox, Mapping) else {}
     attributes = {
         "gen_ai.operation.name": "execute_tool",
         "gen_ai.tool.name": call.get("tool"),
         "gen_ai.tool.call.id": call.get("id"),
         f"{PREFIX}tool.status": status,
-        **{f"{PREFIX}sandbox.{name}": ran.get(name) for name in ("queued_s", "run_s", "exit_code", "killed_by")},
+        **{f"{PREFIX}sandbox.{name}": run.get(name) for name in ("queued_s", "run_s", "exit_code", "killed_by")},
     }
     error = _replace_surrogates(status) if isinstance(status, str) and status != "success" else None
     name = f"execute_tool {call['tool']}" if "tool" in call else "execute_tool"
     return DumpSpan(
         _replace_surrogates(name),
-        *_span_times(place, _seconds(call.get("s")), before),
+        *_span_times(recorded, _seconds(call.get("s")), before),
         _exportable(attributes),
         error=error,
     )
@@ -218,7 +224,7 @@ def _call_span(call: Mapping[str, Any], before: Sequence[DumpSpan], *, is_placed
 
 def _episode_attributes(record: DumpRecord, sample: FinishedSample, reward_key: str) -> dict[str, Any]:
     values, facts = record.values, record.facts
-    part, tokens = facts.fan_out or {}, values.get("tokens")
+    fan_out, tokens = facts.fan_out or {}, values.get("tokens")
     return {
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.provider.name": _PROVIDER,
@@ -229,21 +235,21 @@ def _episode_attributes(record: DumpRecord, sample: FinishedSample, reward_key: 
         f"{PREFIX}reward": sample.reward(reward_key),
         f"{PREFIX}tokens": len(tokens) if isinstance(tokens, Sized) else None,
         f"{PREFIX}weight_versions": sample.weight_versions or None,
-        **{f"{PREFIX}fan_out.{name}": part.get(name) for name in ("part", "of", "kind")},
+        **{f"{PREFIX}fan_out.{name}": fan_out.get(name) for name in ("part", "of", "kind")},
         f"{PREFIX}where": Path(record.where).name,
     }
 
 
 def _error(sample: FinishedSample) -> str | None:
-    """Return a failed sample's error class, or else its stop reason; None if it did not fail."""
+    """Return a failed sample's error class, else its stop reason; None if the sample did not fail."""
     if sample.status != "failed":
         return None
-    named = _ERROR_TYPE.match(sample.facts.error or "")
-    return named[0] if named else _replace_surrogates(sample.facts.stop_reason or "failed")
+    match = _ERROR_TYPE.match(sample.facts.error or "")
+    return match[0] if match else _replace_surrogates(sample.facts.stop_reason or "failed")
 
 
 def _exportable(attributes: Mapping[str, object]) -> dict[str, Attribute]:
-    """Return the attributes that an exporter can write, without None and values of other types."""
+    """Return attributes without None and without values of types that an exporter can't write."""
     values = {name: _attribute_value(value) for name, value in attributes.items()}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -270,14 +276,14 @@ def _episode_contents(record: DumpRecord, secrets: Collection[str]) -> dict[str,
     values, facts = record.values, record.facts
     prompt = values.get("prompt")
     messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
-    asked = [
+    input_messages = [
         _message(str(message.get("role")), message.get("content"), MAX_PROMPT_CHARS, secrets)
         for message in messages
         if isinstance(message, Mapping)
     ]
     answer = facts.final_text or values.get("response") or ""
     return {
-        "gen_ai.input.messages": _json(asked),
+        "gen_ai.input.messages": _json(input_messages),
         "gen_ai.output.messages": _json([_message("assistant", answer, MAX_RESPONSE_CHARS, secrets)]),
         "strands_rollout.label": bounded_text(values.get("label"), MAX_LABEL_CHARS, secrets),
         # an error that another program wrote may contain a URL with a password
@@ -286,28 +292,29 @@ def _episode_contents(record: DumpRecord, secrets: Collection[str]) -> dict[str,
 
 
 def _turn_contents(
-    record: DumpRecord, before: int, start: int, end: int, finish: str | None, secrets: Collection[str]
+    record: DumpRecord, previous_end: int, start: int, end: int, finish: str | None, secrets: Collection[str]
 ) -> dict[str, Any]:
-    """Return the attributes of a turn's output, tokens `start` to `end`, and of the context since `before`.
+    """Return the attributes of a turn's output, tokens `start` to `end`, and of the context before it.
 
-    `before` is the end of the previous turn.
+    `previous_end` is the end of the previous turn.
     """
     tokens = record.values["tokens"]
-    read, wrote = (_text(record, tokens[first:last]) for first, last in ((before, start), (start, end)))
-    written = None
-    if wrote is not None:
-        ended = {} if finish is None else {"finish_reason": finish}
-        written = _json([{**_message("assistant", wrote, MAX_RESPONSE_CHARS, secrets), **ended}])
+    context, output = _text(record, tokens[previous_end:start]), _text(record, tokens[start:end])
+    output_messages = None
+    if output is not None:
+        reason = {} if finish is None else {"finish_reason": finish}
+        output_messages = _json([{**_message("assistant", output, MAX_RESPONSE_CHARS, secrets), **reason}])
     return {
-        "gen_ai.output.messages": written,
-        "strands_rollout.context": bounded_text(read, MAX_RESPONSE_CHARS, secrets),
+        "gen_ai.output.messages": output_messages,
+        "strands_rollout.context": bounded_text(context, MAX_RESPONSE_CHARS, secrets),
     }
 
 
 def _text(record: DumpRecord, ids: Sequence[int]) -> str | None:
-    """Return the text of token ids; None if the dump lacks the text of one."""
+    """Return the text of token ids; None if the dump lacks the text of an id."""
     texts = [record.token_texts.get(token) for token in ids]
-    return b"".join(text for text in texts if text is not None).decode(errors="replace") if None not in texts else None
+    known = [text for text in texts if text is not None]
+    return b"".join(known).decode(errors="replace") if len(known) == len(texts) else None
 
 
 def _message(role: str, content: object, max_chars: int, secrets: Collection[str]) -> dict[str, Any]:
@@ -319,15 +326,18 @@ def _json(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def otlp_exporter(endpoint: str | None) -> SpanExporter:
-    """Return an exporter for OTLP over HTTP to a collector's URL, with or without /v1/traces.
+    """Return an exporter for OTLP over HTTP to a collector.
 
-    With None, the environment's variables name the collector.
+    Args:
+        endpoint: The collector's URL, with or without /v1/traces; None to read it from the environment's variables.
 
     Raises:
-        ConfigError: No collector is named, the value is no URL, or the exporter is not installed.
+        ConfigError: No collector is named, the endpoint is not a URL, or the exporter is not installed.
     """
-    if endpoint is None and not any(os.environ.get(name) for name in _VARIABLES):
-        raise ConfigError(f"got no collector for the spans; pass its URL as --endpoint, or set {_VARIABLES[1]}")
+    if endpoint is None and not any(os.environ.get(name) for name in _ENDPOINT_VARIABLES):
+        raise ConfigError(
+            f"got no collector for the spans; pass its URL as --endpoint, or set {_ENDPOINT_VARIABLES[1]}"
+        )
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
         raise ConfigError(f"got --endpoint {endpoint}; expected a URL such as http://127.0.0.1:4318 (OTLP over HTTP)")
     try:
@@ -338,7 +348,7 @@ def otlp_exporter(endpoint: str | None) -> SpanExporter:
         ) from e
     if endpoint is None:
         return OTLPSpanExporter()
-    return OTLPSpanExporter(endpoint=endpoint.rstrip("/").removesuffix(_PATH) + _PATH)
+    return OTLPSpanExporter(endpoint=endpoint.rstrip("/").removesuffix(_TRACES_PATH) + _TRACES_PATH)
 
 
 def send_dump(
@@ -346,8 +356,8 @@ def send_dump(
 ) -> tuple[int, int]:
     """Send a trace for each sample of a dump; return the numbers of samples and spans.
 
-    Only a few episodes are in memory at a time. Episodes begin at `start_s`, in seconds since 1970, or at their file's
-    modification time. The caller shuts down the exporter.
+    Only a few episodes are in memory at a time. The traces begin at `start_s`, in seconds since 1970, or at their
+    file's modification time. The caller shuts down the exporter.
 
     Raises:
         DumpError: The dump can't be read.
@@ -355,7 +365,7 @@ def send_dump(
     """
     sender, samples, secrets = _Sender(exporter), 0, find_secrets(os.environ)
     for file in dump_files(dump) or [dump]:  # `read_dump` refuses an empty folder
-        start_ns = _ns(file.stat().st_mtime if start_s is None else start_s)
+        start_ns = _nanoseconds(file.stat().st_mtime if start_s is None else start_s)
         for record in read_dump(file):
             spans = episode_spans(record, reward_key=reward_key, with_contents=with_contents, secrets=secrets)
             sender.send(spans, start_ns)
@@ -365,9 +375,9 @@ def send_dump(
 
 
 class _Sender:
-    """Records the spans of episodes and sends them in batches.
+    """Records the spans of episodes, and sends them in batches.
 
-    The SDK's own batch processor is not used, since it drops spans when the collector is slow.
+    The SDK's batch processor is not used, since it drops spans when the collector is slow.
     """
 
     def __init__(self, exporter: SpanExporter) -> None:
@@ -377,13 +387,13 @@ class _Sender:
         provider.add_span_processor(SimpleSpanProcessor(self._unsent))
         self._tracer = provider.get_tracer("strands-rollout")
         self._exporter = exporter
-        self._main_roots: dict[object, SpanContext] = {}
-        self.sent = 0
+        self._main_roots: dict[object, SpanContext] = {}  # the main agents' episode spans, by rollout id
+        self.sent = 0  # spans
 
     def send(self, spans: Sequence[DumpSpan], start_ns: int) -> None:
-        """Record an episode, whose own span is the first; send a batch if it is full.
+        """Record an episode, whose root span is the first; send a batch if it is full.
 
-        A further part of a fan-out is linked to the main agent's trace, if that was sent before.
+        A sibling of a fan-out is linked to the main agent's trace, if that was recorded before.
 
         Raises:
             ExportError: The collector refuses spans.
@@ -396,7 +406,7 @@ class _Sender:
             self._main_roots[rollout] = root.get_span_context()
         for span in spans[1:]:
             self._record(span, start_ns, set_span_in_context(root, Context()))
-        if len(self._unsent.get_finished_spans()) >= _BATCH:
+        if len(self._unsent.get_finished_spans()) >= _BATCH_SPANS:
             self.flush()
 
     def _record(self, span: DumpSpan, start_ns: int, context: Context, links: Sequence[Link] = ()) -> Span:
@@ -406,12 +416,12 @@ class _Sender:
             kind=SpanKind.CLIENT if span.is_request else SpanKind.INTERNAL,
             attributes=span.attributes,
             links=links,
-            start_time=start_ns + _ns(span.start_s),
+            start_time=start_ns + _nanoseconds(span.start_s),
         )
         if span.error is not None:
             recorded.set_attribute("error.type", span.error)
             recorded.set_status(Status(StatusCode.ERROR, span.error))
-        recorded.end(end_time=start_ns + _ns(span.end_s))
+        recorded.end(end_time=start_ns + _nanoseconds(span.end_s))
         return recorded
 
     def flush(self) -> None:
@@ -422,7 +432,7 @@ class _Sender:
         """
         spans = self._unsent.get_finished_spans()
         self._unsent.clear()
-        for batch in (spans[start : start + _BATCH] for start in range(0, len(spans), _BATCH)):
+        for batch in (spans[start : start + _BATCH_SPANS] for start in range(0, len(spans), _BATCH_SPANS)):
             if self._exporter.export(batch) is not SpanExportResult.SUCCESS:
                 raise ExportError(
                     f"the collector accepted {self.sent} spans and refused the next {len(batch)}; fix the error in the "
@@ -431,5 +441,5 @@ class _Sender:
             self.sent += len(batch)
 
 
-def _ns(seconds: float) -> int:
+def _nanoseconds(seconds: float) -> int:
     return round(seconds * 1e9)

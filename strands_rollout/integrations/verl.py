@@ -1,8 +1,8 @@
 """verl: samples with the fields of its AgentLoopOutput, as plain dicts; verl is not imported.
 
-Sources in verl-project/verl: verl/experimental/agent_loop/agent_loop.py (the fields and their use),
-verl/experimental/agent_loop/tool_agent_loop.py (how it counts turns). In an agent loop of verl:
-`AgentLoopOutput(**to_agent_loop_outputs([sample])[0])`.
+In an agent loop of verl: `AgentLoopOutput(**to_agent_loop_outputs([sample])[0])`. Sources in verl-project/verl:
+verl/experimental/agent_loop/agent_loop.py (the fields and their use) and
+verl/experimental/agent_loop/tool_agent_loop.py (its count of turns).
 """
 
 from collections.abc import Iterable
@@ -18,8 +18,10 @@ def to_agent_loop_outputs(samples: Iterable[Any], *, reward_key: str = REWARD_KE
     """Return the fields of verl's AgentLoopOutput for each sample, in order; nothing is padded or cut.
 
     A sample that is not trained has a response mask of zeros, and the reward of `compared_rewards`. The episode's facts
-    and status are in `extra_fields`, a reward's further entries in `extra_fields["reward_extra_info"]`. Raises the
-    errors of `finished_episodes`.
+    and status are in `extra_fields`; a reward's further entries are in `extra_fields["reward_extra_info"]`.
+
+    Raises:
+        ExportError: See `finished_episodes`.
     """
     episodes = finished_episodes(samples, reward_key=reward_key)
     return [_output(episode, reward) for episode, reward in zip(episodes, compared_rewards(episodes), strict=True)]
@@ -28,7 +30,7 @@ def to_agent_loop_outputs(samples: Iterable[Any], *, reward_key: str = REWARD_KE
 def _output(episode: FinishedEpisode, reward: float) -> dict[str, Any]:
     facts = episode.facts
     turns = facts.turns
-    if turns is None:
+    if turns is None:  # a sample of another program: count the stretches of trained tokens
         turns = sum(is_sampled for is_sampled, _ in groupby(episode.sample.loss_mask))
     return {
         "prompt_ids": episode.prompt_ids,

@@ -1,7 +1,8 @@
 """The folder of a training run (log, checkpoints, weights), and the run's reports: progress, wandb, curves.
 
 A folder belongs to one run: a run with other options is refused, so that steps are never mixed. A checkpoint is written
-atomically, and removes the one before. The environment alone configures wandb (WANDB_MODE, WANDB_PROJECT ...).
+atomically, and then the earlier ones are removed. Only the environment configures wandb (WANDB_MODE, WANDB_PROJECT
+...).
 """
 
 from __future__ import annotations
@@ -37,25 +38,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 StepRecord: TypeAlias = dict[str, float | int | str | None]
-"""The metrics of one step. None means a value that is not finite; a missing key means that it was not measured."""
+"""The metrics of one step. None stands for a value that is not finite; a missing key was not measured."""
 
 STEPS_FILE: Final = "steps.jsonl"
 OPTIONS_FILE: Final = "options.json"
 SUMMARY_FILE: Final = "summary.json"
 POLICY_FILE: Final = "policy.pt"
 HELD_OUT_PARTS: Final = f"held_out_{PART_PREFIX}"
-"""Prefix of a part of the reward on held-out problems, in a step's record."""
+"""The prefix of the parts of the reward on held-out problems in a step's record."""
 _CHECKPOINT: Final = re.compile(r"step-\d{6}")
 
 
 class StepLog:
-    """A run's steps, one JSON object per line, appended as they end; a context manager.
+    """A run's steps in a file, one JSON object per line, appended as they end. A context manager.
 
-    Write a step's record before its checkpoint: a run that is killed between the two then repeats the step.
+    Write a step's record before its checkpoint, so that a run that is killed in between repeats the step.
 
     Args:
         path: The file.
-        first_step: The next step. Existing records from it on are dropped.
+        first_step: The next step; existing records from this step on are dropped.
 
     Attributes:
         records: All records in the file.
@@ -96,7 +97,7 @@ class StepLog:
 
 
 def read_steps(path: Path) -> list[StepRecord]:
-    """Return the records of a log, which may still grow: an incomplete last line is left out.
+    """Return the records of a log; an incomplete last line, which a run may be writing, is left out.
 
     Raises:
         ConfigError: The file can't be read, or a line is not the next step's record.
@@ -122,7 +123,7 @@ def read_steps(path: Path) -> list[StepRecord]:
 
 
 def nulls_for_nonfinite(record: Mapping[str, float | int | str | None]) -> StepRecord:
-    """The record with None for what is not a finite number, as JSON has no form for those."""
+    """Return the record with None for numbers that are not finite, which JSON can't express."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()
     }
@@ -133,15 +134,15 @@ def with_final_evaluation(steps: Sequence[StepRecord], summary: Mapping[str, Any
 
     A step's own record has the results of the weights before its update. `summary` is None for an unfinished run.
     """
-    given = summary or {}
-    parts = given.get("held_out_parts_end") or {}
-    measured = {
-        "held_out_accuracy": given.get("accuracy_end"),
-        "held_out_reward": given.get("held_out_reward_end"),
+    facts = summary or {}
+    parts = facts.get("held_out_parts_end") or {}
+    values = {
+        "held_out_accuracy": facts.get("accuracy_end"),
+        "held_out_reward": facts.get("held_out_reward_end"),
         **{f"{HELD_OUT_PARTS}{name}": value for name, value in parts.items()},
     }
-    end = {name: value for name, value in measured.items() if isinstance(value, int | float)}
-    return [*steps, {"step": len(steps), **end}] if end else list(steps)
+    measured = {name: value for name, value in values.items() if isinstance(value, int | float)}
+    return [*steps, {"step": len(steps), **measured}] if measured else list(steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +151,8 @@ class RunState:
 
     Attributes:
         step: The next step.
-        next_position: Position of the first prompt without a group.
-        waiting: Groups that an abort interrupted.
+        next_position: The position of the first prompt without a group.
+        waiting: The groups that an abort interrupted.
         facts: Facts of earlier steps for the summary, by name.
     """
 
@@ -165,7 +166,9 @@ class RunState:
         waiting = [
             {
                 "position": group.position,
-                "episodes": {at: [sample.to_dict() for sample in own] for at, own in group.episodes.items()},
+                "episodes": {
+                    index: [sample.to_dict() for sample in samples] for index, samples in group.episodes.items()
+                },
             }
             for group in self.waiting
         ]
@@ -185,7 +188,7 @@ class RunState:
             waiting = [
                 Group(
                     group["position"],
-                    {int(at): list(map(Sample.from_dict, own)) for at, own in group["episodes"].items()},
+                    {int(index): list(map(Sample.from_dict, samples)) for index, samples in group["episodes"].items()},
                 )
                 for group in value["waiting"]
             ]
@@ -195,7 +198,7 @@ class RunState:
 
 
 class TrainFolder:
-    """A run's folder: `locked` creates it, `claim` reserves it for one run."""
+    """The folder of a run: `locked` creates it, `claim` reserves it for one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -224,7 +227,7 @@ class TrainFolder:
             os.close(lock)
 
     def claim(self, options: TrainOptions, provenance: Mapping[str, Any]) -> None:
-        """Write the run's options. A folder without a checkpoint may be claimed by any run.
+        """Reserve the folder for a run by writing its options; a folder without a checkpoint is free for any run.
 
         Raises:
             ConfigError: The folder belongs to another run; the message lists the differences.
@@ -242,11 +245,11 @@ class TrainFolder:
 
     def newest_checkpoint(self) -> Path | None:
         """Return the folder of the newest checkpoint, or None."""
-        found = [path for path in self._checkpoints.glob("step-*") if _CHECKPOINT.fullmatch(path.name)]
-        return max(found, default=None)
+        checkpoints = [path for path in self._checkpoints.glob("step-*") if _CHECKPOINT.fullmatch(path.name)]
+        return max(checkpoints, default=None)
 
     def save_checkpoint(self, state: RunState, save_policy: Callable[[Path], None]) -> None:
-        """Write a checkpoint, then remove older ones; `save_policy` writes the policy to the given path."""
+        """Write a checkpoint, then remove older checkpoints; `save_policy` writes the policy to a path."""
         final = self._checkpoints / f"step-{state.step:06d}"
         part = final.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
@@ -272,7 +275,7 @@ def _part_format(key: str) -> Callable[[float], str]:
     return lambda value: f"{key.removeprefix(PART_PREFIX)} {value:.2f}"
 
 
-_TIMES: Final = ("rollout_s", "train_s", "sync_s", "eval_s")
+_DURATIONS: Final = ("rollout_s", "train_s", "sync_s", "eval_s")
 _WARN_AFTER_STEPS: Final = (1, 3, 10, 30, 100)  # steps in a row without a spread of rewards
 _PROJECT: Final = "strands-rollout-train"
 _LOG_FROM_RATIO: Final = 100.0
@@ -284,21 +287,21 @@ _FONT: Final = {"font.size": 10, "axes.titlesize": 10, "legend.fontsize": 9}
 
 
 class TrainingProgress:
-    """Shows the progress of a run; a context manager.
+    """Shows the progress of a run. A context manager.
 
     Args:
         console: The terminal or file.
-        total: Steps of the whole run.
-        done: Steps that earlier processes finished.
-        groups: Groups per step; None disables the warning about rewards without spread.
+        total: The number of steps of the whole run.
+        done: The number of steps that earlier processes finished.
+        groups: The number of groups per step; None disables the warning about rewards without spread.
     """
 
     def __init__(self, console: Console, *, total: int, done: int = 0, groups: int | None = None) -> None:
         self._console, self._total, self._groups = console, total, groups
-        self._begun = self._done = done
+        self._done_at_start = self._done = done
         self._steps_without_spread = 0
         self._step_text = self._phase = ""
-        # only two draws per second: the drawing thread shares its core with the training
+        # drawn only twice a second, since the drawing thread shares its core with the training
         self._bar = progress_bar(console, refresh_per_second=2)
         self._task = self._bar.add_task("steps", total=total, completed=done)
 
@@ -312,27 +315,31 @@ class TrainingProgress:
     def show_phase(self, name: str) -> None:
         """Show the name of the phase that begins, such as "rollout".
 
-        Without a terminal, print it only before this process's first step and after the last step; `show_step` prints
-        a line for each step between them.
+        Without a terminal, print it only before this process's first step and after the last step; for the steps in
+        between, `show_step` prints a line each.
         """
         self._phase = name
-        if not self._console.is_interactive and (self._done == self._begun or self._done == self._total):
+        if not self._console.is_interactive and (self._done == self._done_at_start or self._done == self._total):
             where = f"step {self._done + 1}/{self._total}" if self._done < self._total else f"after step {self._total}"
             self._console.print(f"{where}: {name} ...", highlight=False, markup=False, soft_wrap=True)
-        self._show()
+        self._refresh()
 
     def show_step(self, record: Mapping[str, float | int | str | None]) -> None:
         """Show a finished step's reward with its parts, and its accuracies."""
         self._done += 1
-        forms = {**_STEP_FORMATS, **{key: _part_format(key) for key in record if key.startswith(PART_PREFIX)}}
-        shown = [form(value) for key, form in forms.items() if isinstance(value := record.get(key), int | float)]
-        self._step_text = "  ".join(shown)
+        formats = {**_STEP_FORMATS, **{key: _part_format(key) for key in record if key.startswith(PART_PREFIX)}}
+        texts = [
+            format_value(value)
+            for key, format_value in formats.items()
+            if isinstance(value := record.get(key), int | float)
+        ]
+        self._step_text = "  ".join(texts)
         if not self._console.is_interactive:
-            seconds = sum(value for key in _TIMES if isinstance(value := record.get(key), int | float))
+            seconds = sum(value for key in _DURATIONS if isinstance(value := record.get(key), int | float))
             line = f"step {self._done}/{self._total}  {self._step_text}  {seconds:.1f} s"
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
         self._warn_without_spread(record)
-        self._show()
+        self._refresh()
 
     def _warn_without_spread(self, record: Mapping[str, float | int | str | None]) -> None:
         """Warn if all rewards of each group are equal, so that the step taught nothing."""
@@ -348,16 +355,16 @@ class TrainingProgress:
             )
             self._console.print(warning, highlight=False, markup=False, soft_wrap=True)
 
-    def _show(self) -> None:
+    def _refresh(self) -> None:
         description = "  ".join(filter(None, (self._step_text, self._phase)))
         self._bar.update(self._task, completed=self._done, description=description)
 
 
 class WandbLog:
-    """A run in wandb, resumed if the same folder was logged before; a context manager.
+    """A run in wandb, which is resumed if the same folder was logged before. A context manager.
 
-    Nothing but the options, the records and the summary is logged; see `start_run`. The options must hold no secret.
-    wandb writes its own files to the run's folder `out`, unless WANDB_DIR is set.
+    Only the options, the records and the summary are logged; see `start_run`. The options must hold no secret. wandb
+    writes its own files to the run's folder `out`, unless WANDB_DIR is set.
 
     Raises:
         ConfigError: wandb can't start a run.
@@ -376,7 +383,7 @@ class WandbLog:
             dir=os.environ.get("WANDB_DIR", str(out)),
             config=dict(options),
         )
-        # a resumed run repeats some steps, which wandb's own step counter would refuse
+        # a resumed run repeats steps, which wandb would refuse with its own step counter
         self._run.define_metric("*", step_metric="step")
 
     def __enter__(self) -> Self:
@@ -399,9 +406,9 @@ class Panel:
     """One chart of the page.
 
     Attributes:
-        title: Title above the chart.
-        keys: Keys of a step's record, one line each, with matplotlib's line style.
-        unit: Label of the y axis.
+        title: The title above the chart.
+        keys: The keys of a step's record that are drawn, each with matplotlib's line style.
+        unit: The label of the y axis.
         can_be_log: Use a logarithmic y axis if the values span more than two orders of magnitude.
         is_shown_at_zero: Draw the chart even if all values are 0.
     """
@@ -414,8 +421,8 @@ class Panel:
 
     def is_worth_drawing(self, values: Iterable[float]) -> bool:
         """Return whether the chart would show anything."""
-        drawn = list(filter(math.isfinite, values))
-        return bool(drawn) and (self.is_shown_at_zero or any(drawn))
+        finite_values = list(filter(math.isfinite, values))
+        return bool(finite_values) and (self.is_shown_at_zero or any(finite_values))
 
 
 PANELS: Final = (
@@ -452,15 +459,15 @@ def draw_run(steps: Sequence[StepRecord], path: Path, *, title: str) -> None:
     lines = {key: values_by_step(key, steps) for panel in panels for key in panel.keys}
 
     def draw(axes: Axes, panel: Panel) -> Iterable[float]:
-        for key, dashes in panel.keys.items():
+        for key, line_style in panel.keys.items():
             values = lines[key]
             if not values:
                 continue
-            # a line through a single point, or between gaps, would be invisible without markers
+            # without markers, a single point or a point between gaps would be invisible
             marker = "o" if len(values) <= _MAX_MARKED_POINTS else ""
             color = axes.get_lines()[-1].get_color() if key in held_out.values() else None
             label = key.removeprefix(PART_PREFIX) if key in held_out else None
-            style: dict[str, Any] = {"linestyle": dashes, "marker": marker, "color": color, "label": label}
+            style: dict[str, Any] = {"linestyle": line_style, "marker": marker, "color": color, "label": label}
             axes.plot(list(values), list(values.values()), markersize=3, linewidth=1.4, **style)
         if panel is parts_panel:
             axes.legend()
@@ -490,7 +497,7 @@ def draw_page(
         panels: The charts, all worth drawing.
         draw: Draws a panel's lines on its axes, and returns their values.
         path: The PNG.
-        title: Title of the page.
+        title: The title of the page.
         legend: Adds a legend below the panels.
     """
     import matplotlib as mpl
@@ -508,9 +515,9 @@ def draw_page(
             first = first or axes
         if legend is not None:
             legend(figure)
-        figure.draw_without_rendering()  # the layout knows the width of axis labels only from the second drawing on
-        with replaced(path) as beside:
-            figure.savefig(beside, format="png")
+        figure.draw_without_rendering()  # the layout needs a first drawing to know the width of axis labels
+        with replaced(path) as temporary:
+            figure.savefig(temporary, format="png")
 
 
 def _format_axes(axes: Axes, panel: Panel, positive: Sequence[float]) -> None:

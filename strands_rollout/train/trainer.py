@@ -65,7 +65,7 @@ from strands_rollout.train.run_folder import (
 _ENGINE_TIMEOUT_S: Final = 120.0
 _MAX_SHOWN: Final = 5
 Rollouts: TypeAlias = tuple[list[list[Sample]], int]
-
+"""The result of `RolloutCollector.collect`."""
 EXIT_OK: Final = 0
 EXIT_INTERRUPTED: Final = 130
 _SUMMARY_FACTS: Final = (
@@ -99,7 +99,7 @@ def run_training(options: TrainOptions, method: TrainingMethod) -> int:
     try:
         summary = asyncio.run(_run(options, method, log))
     except KeyboardInterrupt:
-        remedy = f"the same command with --out {options.out} resumes from the last checkpoint, if there is one"
+        remedy = f"the same command with --out {options.out} resumes from the last checkpoint, if one exists"
         log.print(f"interrupted; {remedy}", markup=False, soft_wrap=True)
         return EXIT_INTERRUPTED
     if not options.json_only:
@@ -137,25 +137,44 @@ async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> d
         log.print(f"engine at {redacted(parse_base_url(base_url))}, run in {options.out}", highlight=False)
         sync = await stack.enter_async_context(WeightSync(base_url))
         abort_flag = AbortFlag()
-        given = {**settings.model_dump(exclude_unset=True), "should_abort": abort_flag}
-        play = functools.partial(open_player, audited=False, generate=method.generate, workers=options.workers)
-        player = await stack.enter_async_context(play(base_url, options.model_dir, given))
+        player = await stack.enter_async_context(
+            open_player(
+                base_url,
+                options.model_dir,
+                {**settings.model_dump(exclude_unset=True), "should_abort": abort_flag},
+                audited=False,
+                generate=method.generate,
+                workers=options.workers,
+            )
+        )
         player.args.n_samples_per_prompt = options.samples_per_prompt
         collector = RolloutCollector(
             player, rows, options, sync.abort_all, abort_flag, trains_aborted=method.trains_aborted
         )
         collector.next_position, collector.waiting = state.next_position, list(state.waiting)
         steps = stack.enter_context(StepLog(folder.steps, first_step=state.step))
-        shown = stack.enter_context(TrainingProgress(log, total=options.steps, done=state.step, groups=options.prompts))
+        progress = TrainingProgress(log, total=options.steps, done=state.step, groups=options.prompts)
+        stack.enter_context(progress)
         wandb = stack.enter_context(WandbLog(options.out, options.to_json())) if options.wandb else None
 
         def on_step(record: StepRecord) -> None:
-            shown.show_step(record)
+            progress.show_step(record)
             if wandb:
                 wandb.append(record)
 
-        run = (options, method, policy, player, collector, sync, folder, held_out)
-        trainer = Trainer(*run, shown.show_phase, state.step, {**state.facts, "samples": settings.dump_dir})
+        trainer = Trainer(
+            options,
+            method,
+            policy,
+            player,
+            collector,
+            sync,
+            folder,
+            held_out,
+            progress.show_phase,
+            first_step=state.step,
+            facts={**state.facts, "samples": settings.dump_dir},
+        )
         await trainer.run(steps, on_step)
         summary = _summary(options, trainer.facts, steps.records, seconds=time.monotonic() - started)
         if wandb:
@@ -172,7 +191,7 @@ def _load_rows(path: Path, options: TrainOptions, settings: RolloutSettings) -> 
 
 
 def _restore_checkpoint(folder: TrainFolder, policy: Policy, steps: int) -> RunState:
-    """Load the newest checkpoint into the policy and return the run's state; without a checkpoint, the first state."""
+    """Load the newest checkpoint into the policy, and return the run's state; without a checkpoint, that of step 0."""
     newest = folder.newest_checkpoint()
     if newest is None:
         return RunState(0, 0)
@@ -186,7 +205,7 @@ def _restore_checkpoint(folder: TrainFolder, policy: Policy, steps: int) -> RunS
 def provenance() -> dict[str, Any]:
     """Return the commit of this checkout and the package versions that determine a run's numbers.
 
-    The commit ends in "-dirty" if a file was changed, and is None outside of a checkout.
+    The commit ends in "-dirty" if the checkout has changes, and is None outside of a checkout.
     """
     try:
         _git("ls-files", "--error-unmatch", Path(__file__).name)  # fails in another project's checkout
@@ -199,8 +218,8 @@ def provenance() -> dict[str, Any]:
     }
 
 
-def _git(*words: str) -> str:
-    command = ["git", "-C", str(Path(__file__).parent), *words]
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()  # noqa: S603
 
 
@@ -216,8 +235,8 @@ async def _read_settings(options: TrainOptions, method: TrainingMethod, log: Con
     method.check(options, settings)
     if limits := shipped_model_note(settings, options.config, options.base_url, options.model_dir):
         log.print(limits, markup=False, soft_wrap=True)
-    samples = settings.dump_dir or str(TrainFolder(options.out).samples)
-    return settings.model_copy(update={"dump_dir": samples})
+    dump_dir = settings.dump_dir or str(TrainFolder(options.out).samples)
+    return settings.model_copy(update={"dump_dir": dump_dir})
 
 
 def _summary(
@@ -251,7 +270,7 @@ def _draw_curves(options: TrainOptions, summary: dict[str, Any], log: Console) -
 
 
 class WeightSync:
-    """Loads new weights into one engine, and aborts its requests; an async context manager."""
+    """Loads new weights into one engine, and aborts its requests. An async context manager."""
 
     def __init__(self, base_url: str) -> None:
         self._http = create_client(base_url)
@@ -266,8 +285,8 @@ class WeightSync:
         """Load the weights of a model folder, and empty the engine's prefix cache.
 
         Args:
-            folder: Absolute path that the engine can read.
-            version: Weight version that the engine reports from now on.
+            folder: An absolute path that the engine can read.
+            version: The weight version that the engine reports from now on.
 
         Raises:
             EngineError: The engine refused the weights.
@@ -301,7 +320,7 @@ class Trainer:
     """The loop of a training run.
 
     Attributes:
-        held_out: Rows on which accuracy is measured.
+        held_out: The rows on which accuracy is measured.
         on_phase: Called with the name of each phase that begins.
         first_step: 0, or the step at which a checkpoint resumes.
         facts: Facts of single steps for the summary, by name.
@@ -318,7 +337,7 @@ class Trainer:
     on_phase: Callable[[str], None]
     first_step: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
-    _is_checked: bool = False
+    _is_gap_checked: bool = False
 
     async def run(self, log: StepLog, on_step: Callable[[StepRecord], None]) -> None:
         """Train to the last step; log a record of each step and call `on_step` with it.
@@ -335,8 +354,8 @@ class Trainer:
                 started = time.monotonic()
                 groups, resumed = await (pending or self.collector.collect())
                 rollout_s, next_position = time.monotonic() - started, self.collector.next_position
-                is_ahead = self.options.is_async and step + 1 < self.options.steps
-                pending = asyncio.create_task(self.collector.collect()) if is_ahead else None
+                plays_ahead = self.options.is_async and step + 1 < self.options.steps
+                pending = asyncio.create_task(self.collector.collect()) if plays_ahead else None
                 trained = await self._train(step, groups)
                 if pending is not None:
                     await asyncio.wait([pending])  # loading weights would wait for the engine's requests anyway
@@ -357,14 +376,14 @@ class Trainer:
         started = time.monotonic()
         batch = await self._batch(step, groups)
         before = await asyncio.to_thread(self.policy.measure, batch.sequences)
-        gap = LogprobGap.between(batch.sequences, [one.log_probs.tolist() for one in before])
+        gap = LogprobGap.between(batch.sequences, [stats.log_probs.tolist() for stats in before])
         if step == 0 and gap.tokens:
             self.facts |= {"logprob_gap_max_step0": gap.largest, "logprob_gap_mean_step0": gap.mean}
-        if not self._is_checked:
+        if not self._is_gap_checked:
             self._check_gap(step, batch, before)
-        done = step / self.options.steps
-        metrics = await asyncio.to_thread(self.policy.update, batch.sequences, before, progress=done)
-        entropy = [value for one in before for value in one.entropy.tolist()]
+        progress = step / self.options.steps
+        metrics = await asyncio.to_thread(self.policy.update, batch.sequences, before, progress=progress)
+        entropy = [value for stats in before for value in stats.entropy.tolist()]
         return {
             **batch.metrics(step),
             **gap.metrics(),
@@ -374,6 +393,11 @@ class Trainer:
         }
 
     async def _batch(self, step: int, groups: Sequence[Sequence[Sample]]) -> StepBatch:
+        """Dump and check the step's samples, and return their batch.
+
+        Raises:
+            TrajectoryError: No sample has a trained token, or a sample violates slime's contract.
+        """
         samples = [sample for group in groups for sample in group]
         await self.method.prepare(samples, self.player)
         write = functools.partial(write_step_dump, self.player.args, "rollout", step, groups)
@@ -381,12 +405,14 @@ class Trainer:
         if not any(sample.loss_mask and any(sample.loss_mask) and not sample.remove_sample for sample in samples):
             raise TrajectoryError(f"no sample of step {step} has a trained token; errors: {error_summary(samples)}")
         if self.options.checks and self.method.follows_contract:
-            violated = [(sample.index, contract_violations(sample, reward_key=REWARD_KEY)) for sample in samples]
-            found = [f"sample {index}: {violation}" for index, violations in violated for violation in violations]
-            if found:  # slime's trainer would refuse them
-                raise TrajectoryError(
-                    f"{len(found)} violations of slime's contract in step {step}: {'; '.join(found[:_MAX_SHOWN])}"
-                )
+            violations = [
+                f"sample {sample.index}: {violation}"
+                for sample in samples
+                for violation in contract_violations(sample, reward_key=REWARD_KEY)
+            ]
+            if violations:  # slime's trainer would refuse the samples
+                shown = "; ".join(violations[:_MAX_SHOWN])
+                raise TrajectoryError(f"{len(violations)} violations of slime's contract in step {step}: {shown}")
         settings = settings_from_args(self.player.args)
         return await asyncio.to_thread(
             self.method.batch,
@@ -397,22 +423,23 @@ class Trainer:
         )
 
     def _check_gap(self, step: int, batch: StepBatch, before: Sequence[TokenStats]) -> None:
+        """Check the logprob gap of the sequences that the current weights sampled, if the step has any."""
         if self.options.checks and self.method.is_exact:
             # the first steps of a resumed run may hold only tokens of older weights; at step 0 all tokens are compared,
             # so that a missing or wrong version from the engine can't hide a difference
             all_pairs = zip(batch.sequences, before, strict=True)
             pairs = [pair for pair in all_pairs if step == 0 or pair[0].version == str(step)]
             if pairs or step == 0:
-                trainer = [one.log_probs.tolist() for _, one in pairs]
+                trainer = [stats.log_probs.tolist() for _, stats in pairs]
                 check_gap([sequence for sequence, _ in pairs], trainer, self.options.gap_limit, self.player.decode)
-                self._is_checked = True
+                self._is_gap_checked = True
 
     async def _load_weights(self, version: int) -> None:
         await asyncio.to_thread(self.policy.write_weights, self.folder.weights)
         await self.sync.load(self.folder.weights, version)
 
     async def _measure_held_out(self, version: int) -> dict[str, float]:
-        """Return metrics of the held-out rows under this version of the weights; empty if no evaluation is due."""
+        """Return the metrics of the held-out rows under this version of the weights; {} if no evaluation is due."""
         is_last = version == self.options.steps
         if version % self.options.eval_every and not is_last:
             return {}
@@ -422,14 +449,18 @@ class Trainer:
         held_out = held_out_metrics(samples)
         prefix = "held_out_parts/"
         parts = {key.removeprefix(prefix): value for key, value in held_out.items() if key.startswith(prefix)}
-        found = {"accuracy": held_out["held_out_accuracy"], "held_out_reward": held_out["held_out_reward"]}
-        for name, value in {**found, "held_out_parts": parts}.items():
+        facts = {
+            "accuracy": held_out["held_out_accuracy"],
+            "held_out_reward": held_out["held_out_reward"],
+            "held_out_parts": parts,
+        }
+        for name, value in facts.items():
             self.facts |= {f"{name}_start": value} if version == 0 else {}
             self.facts |= {f"{name}_end": value} if is_last else {}
         return {**held_out, "eval_s": time.monotonic() - started}
 
     def _save(self, step: int, next_position: int) -> None:
-        """Save a checkpoint before `step` if it is due; a resumed run plays rollouts that ran ahead again."""
+        """Save a checkpoint before `step` if it is due; a resumed run repeats rollouts that ran ahead."""
         if step % self.options.save_every == 0 or step == self.options.steps:
             state = RunState(step, next_position, self.collector.waiting, self.facts)
             self.folder.save_checkpoint(state, self.policy.save)

@@ -55,6 +55,10 @@ class UnsendableTextError(TrajectoryError):
         self.is_sampled = is_sampled
 
 
+class ReplayError(RolloutError):
+    """An agent that was started again sends other requests than those of the episode that it should continue."""
+
+
 class ResumeError(RolloutError):
     """The saved state of an aborted episode can't be written or read, or does not match its tokens."""
 

@@ -350,7 +350,8 @@ class RolloutSettings(_Settings):
     resumable: Literal["replay"] | None = None
     """With "replay", an aborted episode of `agent_program` or `agent_command`, or an episode whose process died, is
     continued: the program is started again, and its first requests get their recorded answers, up to the turn that was
-    interrupted. By default an aborted sample starts from scratch, and an episode worker's death fails its samples."""
+    interrupted. So is an aborted episode of `environment_factory`, in a new environment. By default an aborted sample
+    starts from scratch, and an episode worker's death fails its samples."""
     resources: dict[str, str] = Field(default_factory=dict)
     """Resources by name: dotted paths of functions `(task)`, each of which returns an async context manager that is
     open during the episode."""
@@ -482,8 +483,11 @@ class RolloutSettings(_Settings):
         given = [name for name in ("agent_factory", "agent_program", "agent_command") if getattr(self, name)]
         if len(given) > 1:
             raise ValueError(f"got {' and '.join(given)}; expected one of them")
-        if self.resumable and not self.has_program:
-            raise ValueError("resumable is for agent_program and agent_command; for other agents use resume_aborted")
+        if self.resumable and not (self.has_program or self.environment_plays):
+            raise ValueError(
+                "resumable is for agent_program, agent_command and environment_factory; for other agents use "
+                "resume_aborted"
+            )
         if self.environment_config and self.agent_program is None and not self.environment_plays:
             raise ValueError("environment_config is for agent_program and environment_factory; got none")
         if isinstance(self.environment_config, dict) and self.agent_program is not None:

@@ -76,21 +76,28 @@ async def play_environment(
     limits: EpisodeLimits,
     hooks: Sequence[HookProvider] = (),
     tool_span: ToolSpan | None = None,
+    progress: EpisodeProgress | None = None,
+    may_replay: bool = False,
 ) -> Episode:
     """Let the environment of an open context play the episode.
 
     Args:
-        model: The episode's model, which has no turn yet.
+        model: The episode's model.
         context: The context, whose environment has the method `play`.
         limits: Limits that apply beside the environment's own.
         hooks: Further Strands hooks for the environment's agent.
         tool_span: Context manager entered around each tool call.
+        progress: State of an aborted attempt, which the environment repeats and continues; the model was resumed from
+            it.
+        may_replay: True if a new environment may repeat and continue this episode after an abort.
 
     Raises:
         asyncio.CancelledError: The caller was cancelled. All other failures are returned in `Episode.error`.
     """
-    with context.control.running():
-        return await _EnvironmentRun(model, context, limits, hooks, tool_span).play()
+    if progress is not None:
+        model.replay(progress.messages)
+    with context.control.running(0.0 if progress is None else progress.duration_s):
+        return await _EnvironmentRun(model, context, limits, hooks, tool_span, progress, may_replay=may_replay).play()
 
 
 class _EnvironmentRun:
@@ -103,7 +110,11 @@ class _EnvironmentRun:
         limits: EpisodeLimits,
         hooks: Sequence[HookProvider],
         tool_span: ToolSpan | None,
+        begun: EpisodeProgress | None,
+        *,
+        may_replay: bool,
     ) -> None:
+        self.begun, self.may_replay = begun, may_replay
         self.model, self.context, self.limits, self.tool_span = model, context, limits, tool_span
         self.control = context.control
         self.stats = ToolStats(self.control)
@@ -127,9 +138,11 @@ class _EnvironmentRun:
             reason, error = end_at_deadline(was_aborted=True, limit_s=None, fault=None)
         if self.model.conversation.drop_new_branch():
             self.model.conversation.branch.forget_history()
-        agent = self.seat.agent
+        history: Sequence[Mapping[str, Any]] = () if self.seat.agent is None else self.seat.agent.messages
+        if self.begun is not None and self.model.is_replaying:  # it was aborted before it had repeated all
+            history = self.begun.messages
         progress = EpisodeProgress(
-            messages=[] if agent is None else agent.messages,
+            messages=history,
             covered=self.model.conversation.branch.covered,
             tool_iterations=self.limiter.iterations,
             tool_calls=self.limiter.calls,
@@ -148,7 +161,7 @@ class _EnvironmentRun:
             duration_s=progress.duration_s,
             limits=self.limits,
             progress=progress,
-            is_resumable=False,
+            is_resumable=self.may_replay,
             played=played,
         )
 

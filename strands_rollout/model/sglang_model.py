@@ -23,12 +23,12 @@ from strands_rollout.aio import admit_to_loop
 from strands_rollout.client.client import SGLangClient, shared_client
 from strands_rollout.client.retry import DEFAULT_PATIENCE_S, Fault
 from strands_rollout.control import ABORT_POLL_S, Control, never
-from strands_rollout.errors import BudgetExhaustedError, ConfigError, TrajectoryError
+from strands_rollout.errors import BudgetExhaustedError, ConfigError, ReplayError, TrajectoryError
 from strands_rollout.model import sampling
 from strands_rollout.model.answers import AnswerReader, StreamEvent, answer_events, validated_output
 from strands_rollout.model.context import first_prompt, token_count, turn_context
-from strands_rollout.record.agent_request import AgentRequest, calling_agent
-from strands_rollout.record.branch import Answer, Conversation, Head, StrandsMessages
+from strands_rollout.record.agent_request import AgentRequest, calling_agent, is_same_message
+from strands_rollout.record.branch import Answer, Conversation, Head, StrandsMessages, copy_content
 from strands_rollout.record.place import BeginBranch, ExtendBranch, RepeatTurn
 from strands_rollout.record.record import Record
 from strands_rollout.record.tokens import Trajectory
@@ -158,6 +158,19 @@ class SGLangModel(Model):
     def reset(self) -> None:
         """Start a new record; references to the old trajectory stay valid."""
         self.record = Record(self._new_sampler)
+        self._replayed: StrandsMessages = ()
+
+    @property
+    def is_replaying(self) -> bool:
+        """True after `replay` until a request goes beyond the recorded messages."""
+        return bool(self._replayed)
+
+    def replay(self, messages: StrandsMessages) -> None:
+        """Answer the main agent's first requests from the messages of an aborted attempt, which it starts to repeat.
+
+        Call it after `resume`, for an agent that begins again with its first message and no history.
+        """
+        self._replayed = messages
 
     @property
     def conversation(self) -> Conversation:
@@ -222,12 +235,15 @@ class SGLangModel(Model):
                 the history may be rewritten.
             EngineAbortedError: The engine aborted the turn, and it is not continued. Its tokens are in the trajectory.
             EngineError: The engine failed. The trajectory is unchanged.
+            ReplayError: See `replay`.
         """
         is_sole = self.config["conversations"] == "one"
         arguments = messages, tool_specs, system_prompt, system_prompt_content, agent, signal
         request = AgentRequest(*arguments, is_sole=is_sole, only_grew=only_grew)
         if is_sole and self.conversation.is_busy:
             raise TrajectoryError(_CONCURRENT_TURN_MESSAGE)
+        if self._replayed and agent is self.conversation.agent and (known := self._recorded_answer(messages)):
+            return known
         await admit_to_loop()  # reading what is new in the history is the longest step of a turn
         place, head = self.record.place_of(request), request.head
         # also if the request is refused below, so that the agent's next request is refused too
@@ -246,6 +262,29 @@ class SGLangModel(Model):
         if not is_sole:
             self.record.bind(conversation, agent, signal)
         return await self.answer_at(conversation, place, head, request=request)
+
+    def _recorded_answer(self, messages: StrandsMessages) -> Answer | None:
+        """Return the recorded answer to a repeated request; None for the first request without one.
+
+        Raises:
+            ReplayError: The request is not among the recorded ones.
+        """
+        recorded, count = self._replayed, len(messages)
+        pairs = zip(recorded, messages, strict=False)
+        at = next((n for n, (old, new) in enumerate(pairs) if not is_same_message(old, new)), None)
+        if at is not None:
+            raise ReplayError(f"message {at} of the request differs from the message of the aborted attempt")
+        if count >= len(recorded):
+            self._replayed = ()
+            return None
+        if recorded[count]["role"] != "assistant":
+            raise ReplayError(
+                f"the request ends with message {count - 1}, after which the aborted attempt sent another"
+            )
+        message = {"role": "assistant", "content": copy_content(recorded[count]["content"])}
+        is_call = any("toolUse" in block for block in message["content"])
+        usage, metrics = {"inputTokens": 0, "outputTokens": 0, "totalTokens": 0}, {"latencyMs": 0}
+        return Answer(message, "tool_use" if is_call else "end_turn", usage, metrics | {"timeToFirstByteMs": 0})
 
     async def answer_at(
         self,

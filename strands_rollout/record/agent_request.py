@@ -150,6 +150,11 @@ class AgentRequest:
         }
 
 
+def is_same_message(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two messages are equal as Strands cleans them."""
+    return clean_message(role_and_content(one)) == clean_message(role_and_content(other))
+
+
 def has_read_exactly(branch: Branch, messages: StrandsMessages) -> bool:
     """Return whether the policy has read exactly these messages on a branch."""
     return len(messages) == branch.covered and _starts_as_read(branch, messages)

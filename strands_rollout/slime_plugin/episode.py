@@ -130,6 +130,9 @@ def _fans_out(call: GenerateCall, settings: RolloutSettings) -> bool:
 async def _play_and_fill(job: RolloutJob) -> SampleLike | list[SampleLike]:
     call, settings = job.call, job.settings
     ended = await _run_episode(job)
+    if isinstance(ended.episode.error, errors.ReplayError):
+        job = _restarted_job(job, ended.episode.error)
+        ended = await _run_episode(job)
     episode = ended.episode
     log_episode(call.sample, episode)
     # an agent that was made outside of a tool call has the id "": it succeeded if the episode did
@@ -153,6 +156,15 @@ async def _play_and_fill(job: RolloutJob) -> SampleLike | list[SampleLike]:
     return samples if sample_writer.is_fan_out(call.sample, rules) else call.sample
 
 
+def _restarted_job(job: RolloutJob, error: Exception) -> RolloutJob:
+    """Return the job without the aborted attempt that the environment did not repeat; reset its sample."""
+    logger.warning("aborted sample starts afresh index=%s reason=%s", job.call.sample.index, error)
+    resume = job.start.resume
+    sampled = 0 if resume is None else sum(resume.trajectory.loss_mask)
+    reset_sample(job.call.sample)
+    return replace(job, start=replace(job.start, resume=None, dropped_tokens=job.start.dropped_tokens + sampled))
+
+
 def _reset_diverged_replay(job: RolloutJob, episode: Episode) -> EpisodeStart:
     """Return the start of the episode; reset the sample if the program did not repeat its first attempt."""
     program = episode.program
@@ -167,7 +179,8 @@ def _resume_obstacle(job: RolloutJob, ended: EndedEpisode, *, has_siblings: bool
     # only the main branch's tokens and the messages can be saved
     if len(ended.model.conversation.branches) > 1 or (job.fans_out and has_siblings):
         return SEVERAL_SEGMENTS
-    if job.settings.resources or job.settings.environment:
+    may_replay = job.settings.environment_plays and ended.episode.is_resumable
+    if job.settings.resources or (job.settings.environment and not may_replay):
         return _CLOSED_ENVIRONMENT
     if ended.episode.is_resumable:
         return ""
@@ -330,7 +343,13 @@ async def _play_environment(job: RolloutJob, model: SGLangModel, context: Episod
     )
     hooks = load_hooks(settings.hooks) if settings.hooks else ()
     return await play_environment(
-        model, context, limits=limits, hooks=hooks, tool_span=slime_adapter.tool_span(job.call.sample)
+        model,
+        context,
+        limits=limits,
+        hooks=hooks,
+        tool_span=slime_adapter.tool_span(job.call.sample),
+        progress=job.start.resume.progress if job.start.resume else None,
+        may_replay=settings.resumable == "replay",
     )
 
 

@@ -287,3 +287,77 @@ def test_task_becomes_a_row_and_comes_back(shipped_tokenizer: Any) -> None:
 def test_settings_that_contradict_are_refused(given: Any, error: str) -> None:
     with pytest.raises(ConfigError, match=error):
         validate_settings(given, "strands_rollout")
+
+
+def cut_after(tokenizer: Any, text: str, count: int) -> tuple[Reply, Reply]:
+    """Return a turn that the engine aborts after some tokens, and its rest."""
+    ids = ids_of(tokenizer, text)
+    return Reply.abort(ids[:count]), Reply.tokens(ids[count:])
+
+
+REPLAYED: dict[str, Any] = {
+    "environment": "strands_env",
+    "environment_factory": "strands_env_hooks.CalculatorEnv",
+    "resumable": "replay",
+    "on_engine_abort": "return",
+}
+
+
+async def resumed(tokenizer: Any, first: Run, script: Any, **settings: Any) -> Run:
+    partial = {"partial_rollout": True}
+    return await run(tokenizer, script, settings=REPLAYED | settings, sample=first.sample, args=partial)
+
+
+@pytest.mark.parametrize("cut_turn", [0, 1])
+async def test_aborted_episode_is_repeated_and_continued(shipped_tokenizer: Any, cut_turn: int) -> None:
+    turns: list[Any] = [CALL, RIGHT]
+    before, rest = cut_after(shipped_tokenizer, turns[cut_turn], 4)
+    script = [*turns[:cut_turn], before]
+    first = await run(shipped_tokenizer, script, settings=REPLAYED, sample=row(), args={"partial_rollout": True})
+    assert (first.sample.status.value, hooks.events[-1]) == ("aborted", "cleanup")
+    played = await resumed(shipped_tokenizer, first, [rest, *turns[cut_turn + 1 :]])
+    sample, facts = played.sample, played.facts
+    assert (sample.status.value, facts["turns"], facts["resumes"]) == ("completed", 2, 1)
+    assert (facts["tool_calls"], len(facts["calls"]), facts["dropped_sampled_tokens"]) == (1, 1, 0)
+    assert sum(sample.loss_mask) == sum(len(ids_of(shipped_tokenizer, text)) for text in turns)
+    assert hooks.events.count("multiply 17 2") == cut_turn + 1
+    assert (await reward_of(played))["score"] == 1.0
+    assert contract_violations(replace(sample, reward=1.0)) == []
+
+
+async def test_abort_before_the_record_is_repeated_keeps_it(shipped_tokenizer: Any) -> None:
+    before, rest = cut_after(shipped_tokenizer, RIGHT, 4)
+    partial = {"partial_rollout": True}
+    first = await run(shipped_tokenizer, [CALL, before], settings=REPLAYED, sample=row(), args=partial)
+    kept = list(first.sample.tokens)
+    again = await resumed(shipped_tokenizer, first, [], should_abort=lambda: True)
+    assert (again.sample.status.value, again.sample.tokens) == ("aborted", kept)
+    played = await resumed(shipped_tokenizer, again, [rest])
+    assert (played.sample.status.value, played.facts["resumes"]) == ("completed", 2)
+    assert played.facts["dropped_sampled_tokens"] == 0
+
+
+async def test_environment_that_does_not_repeat_starts_afresh(shipped_tokenizer: Any) -> None:
+    before, _rest = cut_after(shipped_tokenizer, RIGHT, 4)
+    partial = {"partial_rollout": True}
+    first = await run(shipped_tokenizer, [CALL, before], settings=REPLAYED, sample=row(), args=partial)
+    hooks.offset = 1
+    try:
+        played = await resumed(shipped_tokenizer, first, [CALL, RIGHT])
+    finally:
+        hooks.offset = 0
+    sampled = sum(len(reply.ids) for reply in (*first.replied, *played.replied))
+    assert (played.sample.status.value, played.facts["resumes"]) == ("completed", 1)
+    assert played.facts["dropped_sampled_tokens"] == sum(len(reply.ids) for reply in first.replied)
+    assert sum(played.sample.loss_mask) + played.facts["dropped_sampled_tokens"] == sampled
+    assert contract_violations(replace(played.sample, reward=1.0)) == []
+
+
+async def test_abort_without_replay_starts_afresh(shipped_tokenizer: Any) -> None:
+    before, _rest = cut_after(shipped_tokenizer, RIGHT, 4)
+    partial, settings = {"partial_rollout": True}, {**REPLAYED, "resumable": None}
+    first = await run(shipped_tokenizer, [CALL, before], settings=settings, sample=row(), args=partial)
+    assert first.sample.status.value == "aborted"
+    played = await resumed(shipped_tokenizer, first, [CALL, RIGHT], resumable=None)
+    assert (played.sample.status.value, played.facts["resumes"]) == ("completed", 0)
+    assert played.facts["dropped_sampled_tokens"] == sum(len(reply.ids) for reply in first.replied)

@@ -13,13 +13,15 @@ from strands_env.environments.math import MathEnv, MathVerifyReward
 
 events: list[str] = []
 """Steps of the environments, in order."""
+offset = 0
+"""Added to the results of `multiply`."""
 
 
 @tool
 def multiply(a: int, b: int) -> int:
     """Multiply two numbers."""
     events.append(f"multiply {a} {b}")
-    return a * b
+    return a * b + offset
 
 
 class Counter(HookProvider):

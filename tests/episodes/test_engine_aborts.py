@@ -100,7 +100,7 @@ async def test_generate_does_not_retry_an_abort_with_an_error(shipped_tokenizer:
 async def test_generate_stops_after_repeated_engine_aborts(
     shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strands_rollout.model.sampling._ABORT_RETRIES", RetryPolicy(backoff_base_s=0.001))
+    monkeypatch.setattr("strands_rollout.model.sampling._EMPTY_ABORT_WAITS", RetryPolicy(backoff_base_s=0.001))
     done = await run(shipped_tokenizer, lambda _body, _number: Reply.abort())
     assert done.sample.status is Sample.Status.ABORTED
     assert len(done.fake.requests) == 11

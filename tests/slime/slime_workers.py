@@ -25,7 +25,7 @@ def give_up_soon(set_value: Callable[[Any, str, Any], object], set_item: Callabl
     from strands_rollout.client.retry import RetryPolicy
     from strands_rollout.model import sampling
 
-    set_value(sampling, "_ABORT_RETRIES", RetryPolicy(backoff_base_s=0.001))
+    set_value(sampling, "_EMPTY_ABORT_WAITS", RetryPolicy(backoff_base_s=0.001))
     # still long enough to be interrupted
     set_item(SGLangClient.__init__.__kwdefaults__, "sleep", functools.partial(_sleep_at_most, 0.1))
 

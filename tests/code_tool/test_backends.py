@@ -1,4 +1,4 @@
-"""The contract of every local backend: environment and output of code, reporting of its end, concurrency.
+"""The contract of every backend: environment and output of code, results, concurrency.
 
 Camel's interpreters print and end in ways of their own: their backend has only what is no interpreter's matter.
 """
@@ -34,7 +34,7 @@ HAS_LOCALE = Path("/usr/lib/locale/C.utf8").is_dir()
 HERE = ["local", "subprocess"]
 REMOTE = ["strands", "sandbox_fusion"]
 CAMEL = pytest.param("camel", marks=pytest.mark.skipif(not importlib.util.find_spec("camel"), reason="needs camel-ai"))
-# what they send is one program, which the slow suite shows to mean the same as the backends here
+# remote backends send one program; the slow suite shows that it behaves like the local backends
 SEEN = [*HERE, *(pytest.param(name, marks=pytest.mark.slow) for name in REMOTE)]
 PLAIN = [*HERE, *REMOTE]
 STATELESS = ["subprocess", *REMOTE, CAMEL]
@@ -42,7 +42,7 @@ ALL = [*PLAIN, CAMEL]
 
 
 @pytest.fixture(scope="module")
-def make() -> Iterator[Callable[..., Any]]:
+def make_backend() -> Iterator[Callable[..., Any]]:
     with served() as url, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")  # camel's Python
         backends: dict[str, Callable[..., CodeExecutor]] = {
@@ -56,30 +56,30 @@ def make() -> Iterator[Callable[..., Any]]:
 
 
 @pytest.fixture(scope="module")
-def shared(make: Callable[..., CodeExecutor]) -> Iterator[dict[str, CodeExecutor]]:
-    """One executor of each backend that was asked for; that each test has an event loop of its own must not matter."""
+def shared_executors(make_backend: Callable[..., CodeExecutor]) -> Iterator[dict[str, CodeExecutor]]:
+    """Executors by backend, created on demand and shared by tests, which each have their own event loop."""
 
-    class Made(dict[str, CodeExecutor]):
+    class OnDemand(dict[str, CodeExecutor]):
         def __missing__(self, name: str) -> CodeExecutor:
-            self[name] = make(name)
+            self[name] = make_backend(name)
             return self[name]
 
-    made = Made()
-    yield made
-    for executor in made.values():
+    executors = OnDemand()
+    yield executors
+    for executor in executors.values():
         asyncio.run(executor.aclose())
 
 
 @pytest.fixture
-def executor(request: pytest.FixtureRequest, shared: dict[str, CodeExecutor]) -> CodeExecutor:
-    return shared[request.param]
+def executor(request: pytest.FixtureRequest, shared_executors: dict[str, CodeExecutor]) -> CodeExecutor:
+    return shared_executors[request.param]
 
 
-def on(backends: list[Any]) -> pytest.MarkDecorator:
+def on_backends(backends: list[Any]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("executor", backends, indirect=True)
 
 
-@on(ALL)
+@on_backends(ALL)
 async def test_code_executor_rejects_invalid_calls(executor: CodeExecutor) -> None:
     assert isinstance(executor, CodeExecutor)
     for timeout_s in (0, -1, float("nan"), float("inf"), "5"):
@@ -93,10 +93,10 @@ async def test_code_executor_rejects_invalid_calls(executor: CodeExecutor) -> No
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("limit", ["timeout_s", "max_output_chars", "max_concurrency"])
 def test_executor_rejects_limits_that_are_not_positive(
-    make: Callable[..., CodeExecutor], name: str, limit: str
+    make_backend: Callable[..., CodeExecutor], name: str, limit: str
 ) -> None:
     with pytest.raises(ConfigError, match=limit):
-        make(name, **{limit: 0})
+        make_backend(name, **{limit: 0})
 
 
 def test_camel_executor_names_the_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_camel_executor_names_the_missing_extra(monkeypatch: pytest.MonkeyPatch)
         CamelExecutor()
 
 
-@on(STATELESS)
+@on_backends(STATELESS)
 async def test_stateless_executor_rejects_session(executor: CodeExecutor) -> None:
     with pytest.raises(ConfigError, match="keeps no sessions"):
         await executor.run("1", session="episode-1")
@@ -146,7 +146,7 @@ async def test_stateless_executor_rejects_session(executor: CodeExecutor) -> Non
         *[("import locale; locale.setlocale(locale.LC_ALL, '')", "'C.UTF-8'\n")] * HAS_LOCALE,
     ],
 )
-@on(SEEN)
+@on_backends(SEEN)
 async def test_run_prints_last_expression(executor, code, stdout) -> None:
     result = await executor.run(code)
     assert (result.exit_code, result.killed_by, result.infra_error) == (0, None, None), result
@@ -181,13 +181,15 @@ async def test_run_prints_last_expression(executor, code, stdout) -> None:
         ("import sys; sys.exit('bad')", "bad\n"),
     ],
 )
-@on(SEEN)
+@on_backends(SEEN)
 async def test_run_traceback_shows_only_own_frames(executor, code, stderr) -> None:
     lines = (await executor.run(code)).stderr.splitlines(keepends=True)
-    assert "".join(line for line in lines if set(line.strip()) - set("~^")) == stderr  # anchors differ between Pythons
+    assert (
+        "".join(line for line in lines if set(line.strip()) - set("~^")) == stderr
+    )  # anchors differ between versions of Python
 
 
-@on(PLAIN)
+@on_backends(PLAIN)
 async def test_run_starts_fresh_in_a_clean_environment(executor, monkeypatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
@@ -200,9 +202,9 @@ async def test_run_starts_fresh_in_a_clean_environment(executor, monkeypatch) ->
     assert "secret" not in everything
 
 
-@on(PLAIN)
+@on_backends(PLAIN)
 async def test_run_timeout_keeps_output_and_starts_with_the_code(executor: CodeExecutor) -> None:
-    for limit_s in (0.3, 3.0, 30.0):  # until it is enough to print, on a busy machine too
+    for limit_s in (0.3, 3.0, 30.0):  # increased until the code prints, also on a busy machine
         result = await executor.run("print('before')\nwhile True: pass", timeout_s=limit_s)
         if result.stdout:
             break
@@ -211,7 +213,7 @@ async def test_run_timeout_keeps_output_and_starts_with_the_code(executor: CodeE
     assert result.duration_s > limit_s - 0.05
 
 
-@on(ALL)
+@on_backends(ALL)
 @pytest.mark.parametrize(
     ("code", "exit_code", "killed_by"),
     [
@@ -230,8 +232,8 @@ async def test_run_reports_how_the_code_ended(executor, code, exit_code, killed_
 
 
 @pytest.mark.parametrize("name", ALL)
-async def test_run_cuts_long_output_in_the_middle(make: Callable[..., CodeExecutor], name: str) -> None:
-    async with make(name, max_output_chars=100) as executor:
+async def test_run_cuts_long_output_in_the_middle(make_backend: Callable[..., CodeExecutor], name: str) -> None:
+    async with make_backend(name, max_output_chars=100) as executor:
         result = await executor.run("print('head' + 'x' * 10**6 + 'tail')")
     assert result.truncated
     assert (result.stdout[:7], result.stdout[-8:]) == ("headxxx", "xxxtail\n")
@@ -239,7 +241,7 @@ async def test_run_cuts_long_output_in_the_middle(make: Callable[..., CodeExecut
     assert len(result.stdout) < 160
 
 
-@on(ALL)
+@on_backends(ALL)
 def test_executor_is_shared_by_loops_of_several_threads(executor: CodeExecutor) -> None:
     results: list[ExecutionResult] = []
 
@@ -255,9 +257,9 @@ def test_executor_is_shared_by_loops_of_several_threads(executor: CodeExecutor) 
 
 
 @pytest.mark.parametrize("name", ["subprocess", *REMOTE, CAMEL])
-async def test_max_concurrency_and_waiting_outside_time_limit(make, name) -> None:
+async def test_max_concurrency_and_waiting_outside_time_limit(make_backend, name) -> None:
     code = "import time; print(time.time()); time.sleep(0.3); time.time()"
-    async with make(name, max_concurrency=2) as executor:
+    async with make_backend(name, max_concurrency=2) as executor:
         results = await asyncio.gather(*(executor.run(code, timeout_s=20) for _ in range(4)))
     assert not any(result.timed_out for result in results), results
     spans = [tuple(map(float, result.stdout.split())) for result in results]
@@ -267,9 +269,9 @@ async def test_max_concurrency_and_waiting_outside_time_limit(make, name) -> Non
 
 
 @pytest.mark.parametrize(("name", "last_to_end"), [("subprocess", "os.getpid()"), ("strands", "os.getppid()")])
-async def test_cancelling_run_ends_the_code(make, name, last_to_end, tmp_path) -> None:
+async def test_cancelling_run_ends_the_code(make_backend, name, last_to_end, tmp_path) -> None:
     code = f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(f'{{{last_to_end}}}\\n')\ntime.sleep(60)"
-    async with make(name) as executor:
+    async with make_backend(name) as executor:
         running = asyncio.create_task(executor.run(code))
         pid = await asyncio.to_thread(wait_for_number, tmp_path / "pid")
         running.cancel()
@@ -278,15 +280,15 @@ async def test_cancelling_run_ends_the_code(make, name, last_to_end, tmp_path) -
         assert await asyncio.to_thread(exits_within, pid)
 
 
-@on(["subprocess", *REMOTE])
+@on_backends(["subprocess", *REMOTE])
 async def test_child_process_does_not_survive_the_code(executor: CodeExecutor) -> None:
     code = "import subprocess\nprint(subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL).pid)"
     assert exits_within(int((await executor.run(code)).stdout))
 
 
 @pytest.mark.parametrize("name", STATELESS)
-async def test_aclose_waits_and_then_rejects_calls(make, name, tmp_path) -> None:
-    executor, note = make(name), tmp_path / "note"
+async def test_aclose_waits_and_then_rejects_calls(make_backend, name, tmp_path) -> None:
+    executor, note = make_backend(name), tmp_path / "note"
     code = f"import os, time\nopen({str(note)!r}, 'w').write('1\\n')\ntime.sleep(0.2)\nprint('done')"
     running = asyncio.create_task(executor.run(code))
     await asyncio.to_thread(wait_for_number, note)
@@ -298,10 +300,10 @@ async def test_aclose_waits_and_then_rejects_calls(make, name, tmp_path) -> None
 
 
 @pytest.mark.parametrize("name", ["subprocess", "strands"])
-async def test_scratch_directory_is_always_removed(make, name, monkeypatch, tmp_path) -> None:
+async def test_scratch_directory_is_always_removed(make_backend, name, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    async with make(name) as executor:
+    async with make_backend(name) as executor:
         assert str(tmp_path) in (await executor.run("import os; os.getcwd()")).stdout
         for code in (
             "import os; os.makedirs('a/b'); open('a/b/c', 'w').close(); os.chmod('a', 0)",

@@ -1,4 +1,4 @@
-"""The camel backend on real camel interpreters: a subprocess per call, and the one that runs in this process."""
+"""`CamelExecutor` on real camel interpreters: a subprocess per call, and the interpreter in this process."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ interpreters = pytest.importorskip("camel.interpreters", reason="needs camel-ai:
 
 
 @pytest.fixture(autouse=True)
-def _the_python_of_this_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def _use_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
 
@@ -60,7 +60,7 @@ async def test_camel_parses_stderr_and_exit_code(executor: CamelExecutor) -> Non
     ("code", "words"),
     [
         ("1+", "SyntaxError"),
-        ("match 1:\n    case 1: print(1)", "Match"),  # what astor does not know
+        ("match 1:\n    case 1: print(1)", "Match"),  # unknown to astor
         ("x = '\ud800'", "surrogates not allowed"),
         ("import sys; n = sys.stdout.buffer.write(b'\\xff')", "can't decode"),
     ],
@@ -72,7 +72,7 @@ async def test_camel_rewrite_errors_are_the_codes_fault(executor: CamelExecutor,
 
 
 async def test_camel_own_time_limit_keeps_output(executor: CamelExecutor) -> None:
-    for limit_s in (1, 5, 30):  # until it is enough to print, on a busy machine too
+    for limit_s in (1, 5, 30):  # increased until the code prints, also on a busy machine
         result = await executor.run("print('before', flush=True)\nwhile True: pass", timeout_s=limit_s)
         if result.stdout:
             break
@@ -104,7 +104,7 @@ async def test_camel_factory_timeout_is_infra_error(monkeypatch: pytest.MonkeyPa
     release.set()
 
 
-# ---- which interpreter
+# ---- choice of the interpreter
 
 
 @pytest.mark.parametrize("name", ["SubprocessInterpreter", "camel.interpreters.SubprocessInterpreter"])
@@ -135,7 +135,7 @@ async def test_camel_rejects_require_confirm() -> None:
             await executor.run("1")
 
 
-# ---- in this process
+# ---- the interpreter in this process
 
 
 @pytest.mark.parametrize(

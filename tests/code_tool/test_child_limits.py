@@ -11,10 +11,10 @@ from strands_rollout.code_tool.sandbox import watch as run_watch
 from strands_rollout.code_tool.sandbox.fork_server import ForkServer
 from strands_rollout.code_tool.sandbox.watch import RunWatch
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the limits are Linux's")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's limits")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
-# an ordinary user's process that starts as many threads as it can, up to 1000 more than the machine has
+# process of an ordinary user that starts as many threads as possible, at most 1000 more than the machine has
 PROGRAM = """
 import _thread, json, os, resource, threading
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_child_limits_threads_with_shared_user():
     assert as_root is None
     assert 20 <= started < present + 1000
     assert (core, pending) == ([1, 1], [64, 64])
-    ceiling = 40  # less than any machine's threads: without a share for others it could start 39
+    ceiling = 40  # below the threads of any machine; without a share for others, 39 threads could start
     *_, started, _, _ = run(ceiling=ceiling)
     assert started == ceiling - ceiling // 8 - 1
 

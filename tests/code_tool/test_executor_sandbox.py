@@ -1,4 +1,4 @@
-"""A code executor as a Strands sandbox: code, refusals, files of a session, and a real agent that uses them."""
+"""`CodeExecutorSandbox`, an executor as a Strands sandbox: code, refusals, session files, a real agent."""
 
 import errno
 import importlib
@@ -26,29 +26,29 @@ from strands_rollout.errors import ConfigError, SandboxError
 
 
 @pytest.fixture
-async def plain() -> AsyncIterator[CodeExecutorSandbox]:
+async def stateless_sandbox() -> AsyncIterator[CodeExecutorSandbox]:
     async with SubprocessExecutor(timeout_s=20) as executor:
         yield CodeExecutorSandbox(executor)
 
 
-def local(**more: Any) -> LocalExecutor:
+def local_executor(**more: Any) -> LocalExecutor:
     return LocalExecutor(isolation="rlimits", libraries=(), **more)
 
 
 @pytest.fixture
-async def kept() -> AsyncIterator[CodeExecutorSandbox]:
-    async with local() as executor:
+async def session_sandbox() -> AsyncIterator[CodeExecutorSandbox]:
+    async with local_executor() as executor:
         yield CodeExecutorSandbox(executor)
 
 
-async def items(stream: Any) -> list[Any]:
+async def collect(stream: Any) -> list[Any]:
     return [item async for item in stream]
 
 
-async def test_execute_code_streams_stdout_and_stderr(plain: CodeExecutorSandbox) -> None:
-    assert isinstance(plain, Sandbox)
-    out, err, result = await items(
-        plain.execute_code_streaming("import sys; print('bad', file=sys.stderr); 1 + 1", "python3")
+async def test_execute_code_streams_stdout_and_stderr(stateless_sandbox: CodeExecutorSandbox) -> None:
+    assert isinstance(stateless_sandbox, Sandbox)
+    out, err, result = await collect(
+        stateless_sandbox.execute_code_streaming("import sys; print('bad', file=sys.stderr); 1 + 1", "python3")
     )
     assert (out, err) == (StreamChunk("2\n", "stdout"), StreamChunk("bad\n", "stderr"))
     assert (result.exit_code, result.stdout, result.stderr) == (0, "2\n", "bad\n")
@@ -62,8 +62,8 @@ async def test_execute_code_streams_stdout_and_stderr(plain: CodeExecutorSandbox
         ("1/0", 1, "ZeroDivisionError: division by zero\n"),
     ],
 )
-async def test_execute_code_exit_codes_are_a_shells(plain, code, exit_code, stderr) -> None:
-    result = await plain.execute_code(code, "python")
+async def test_execute_code_exit_codes_are_a_shells(stateless_sandbox, code, exit_code, stderr) -> None:
+    result = await stateless_sandbox.execute_code(code, "python")
     assert result.exit_code == exit_code
     assert result.stderr.endswith(stderr)
 
@@ -93,34 +93,39 @@ async def test_max_timeout_s_bounds_each_call() -> None:
             CodeExecutorSandbox(executor, max_timeout_s=0)
 
 
-async def test_execute_code_rejects_unsupported_requests(plain: CodeExecutorSandbox) -> None:
-    node = await plain.execute_code("1", "node")
+async def test_execute_code_rejects_unsupported_requests(stateless_sandbox: CodeExecutorSandbox) -> None:
+    node = await stateless_sandbox.execute_code("1", "node")
     assert (node.exit_code, "no interpreter 'node'" in node.stderr) == (127, True)
-    moved = await plain.execute_code("1", "python3", cwd="/")
+    moved = await stateless_sandbox.execute_code("1", "python3", cwd="/")
     assert (moved.exit_code, "can't set a working directory" in moved.stderr) == (127, True)
-    assert (await plain.execute_code("1", "python3", env={"A": "b"})).exit_code == 127
-    assert plain.get_tools() == []
+    assert (await stateless_sandbox.execute_code("1", "python3", env={"A": "b"})).exit_code == 127
+    assert stateless_sandbox.get_tools() == []
 
 
-async def test_file_operations_need_sessions(plain: CodeExecutorSandbox) -> None:
-    for call in (plain.read_file("f"), plain.write_file("f", b""), plain.remove_file("f"), plain.list_files(".")):
+async def test_file_operations_need_sessions(stateless_sandbox: CodeExecutorSandbox) -> None:
+    for call in (
+        stateless_sandbox.read_file("f"),
+        stateless_sandbox.write_file("f", b""),
+        stateless_sandbox.remove_file("f"),
+        stateless_sandbox.list_files("."),
+    ):
         with pytest.raises(OSError, match="keeps no files between calls"):
             await call
-    await plain.aclose()
+    await stateless_sandbox.aclose()
 
 
-async def test_executor_fault_raises_sandbox_error(plain, monkeypatch) -> None:
+async def test_executor_fault_raises_sandbox_error(stateless_sandbox, monkeypatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(SandboxError, match="nowhere"):
-        await plain.execute_code("1", "python3")
+        await stateless_sandbox.execute_code("1", "python3")
 
 
-# ---- a shell, where code may start programs
+# ---- a shell, if code may start programs
 
 
 @pytest.fixture
 async def shell() -> AsyncIterator[CodeExecutorSandbox]:
-    async with local(programs=True) as executor, CodeExecutorSandbox(executor, max_timeout_s=20) as sandbox:
+    async with local_executor(programs=True) as executor, CodeExecutorSandbox(executor, max_timeout_s=20) as sandbox:
         yield sandbox
 
 
@@ -170,58 +175,58 @@ async def test_commands_reach_no_files_outside(shell: CodeExecutorSandbox, tmp_p
 
 
 async def test_execute_without_programs_has_no_shell() -> None:
-    async with local() as executor:
+    async with local_executor() as executor:
         if (await executor.start()).isolation != "full":
             pytest.skip("this machine does not refuse programs")
-        answers = [await CodeExecutorSandbox(one).execute("ls") for one in (executor, replaced_facts(executor))]
+        answers = [await CodeExecutorSandbox(each).execute("ls") for each in (executor, without_facts(executor))]
     for answer in answers:
         assert (answer.exit_code, answer.stdout) == (127, "")
         assert answer.stderr.startswith("this sandbox has no shell; it runs Python code only")
 
 
-def replaced_facts(executor: LocalExecutor) -> Any:
-    """The executor, which says less of itself than it enforces."""
+def without_facts(executor: LocalExecutor) -> Any:
+    """Return the executor without `facts`, so that its limits are unknown."""
     return SimpleNamespace(run=executor.run, close_session=executor.close_session)
 
 
 # ---- files of a session
 
 
-async def test_code_and_files_share_the_session(kept: CodeExecutorSandbox) -> None:
-    await kept.write_file("sub/data.txt", "é\n".encode())
-    await kept.execute_code("text = open('sub/data.txt', encoding='utf-8').read()", "python3")
-    assert (await kept.execute_code("print(text)\nopen('out', 'w').write('x' * 5) and None", "python3")).stdout == (
-        "é\n\n"
-    )
-    assert await kept.read_text("out") == "xxxxx"
-    assert await kept.list_files(".") == [FileInfo("out", False, 5), FileInfo("sub", True, ANY)]
-    await kept.remove_file("out")
+async def test_code_and_files_share_the_session(session_sandbox: CodeExecutorSandbox) -> None:
+    await session_sandbox.write_file("sub/data.txt", "é\n".encode())
+    await session_sandbox.execute_code("text = open('sub/data.txt', encoding='utf-8').read()", "python3")
+    assert (
+        await session_sandbox.execute_code("print(text)\nopen('out', 'w').write('x' * 5) and None", "python3")
+    ).stdout == ("é\n\n")
+    assert await session_sandbox.read_text("out") == "xxxxx"
+    assert await session_sandbox.list_files(".") == [FileInfo("out", False, 5), FileInfo("sub", True, ANY)]
+    await session_sandbox.remove_file("out")
     with pytest.raises(FileNotFoundError):
-        await kept.read_file("out")
+        await session_sandbox.read_file("out")
     with pytest.raises(FileNotFoundError):
-        await kept.remove_file("out")
+        await session_sandbox.remove_file("out")
 
 
 @pytest.mark.parametrize("size", [0, 12_000, 150_000])
 @pytest.mark.slow
-async def test_write_file_and_read_file_keep_any_bytes(kept: CodeExecutorSandbox, size: int) -> None:
+async def test_write_file_and_read_file_keep_any_bytes(session_sandbox: CodeExecutorSandbox, size: int) -> None:
     content = os.urandom(size)
-    await kept.write_file("data", b"what was there before")
-    await kept.write_file("data", content)
-    assert await kept.read_file("data") == content
+    await session_sandbox.write_file("data", b"what was there before")
+    await session_sandbox.write_file("data", content)
+    assert await session_sandbox.read_file("data") == content
 
 
-async def test_file_operations_raise_pythons_errors(kept: CodeExecutorSandbox) -> None:
-    await kept.write_file("file", b"")
+async def test_file_operations_raise_pythons_errors(session_sandbox: CodeExecutorSandbox) -> None:
+    await session_sandbox.write_file("file", b"")
     with pytest.raises(SandboxPathNotFoundError):
-        await kept.list_files("nowhere")
+        await session_sandbox.list_files("nowhere")
     with pytest.raises(IsADirectoryError):
-        await kept.read_file(".")
+        await session_sandbox.read_file(".")
     with pytest.raises(OSError, match="null") as caught:
-        await kept.read_file("a\0b")
+        await session_sandbox.read_file("a\0b")
     assert caught.value.errno == errno.EINVAL
     with pytest.raises(OSError, match="file/below"):
-        await kept.write_file("file/below", b"")
+        await session_sandbox.write_file("file/below", b"")
 
 
 @pytest.mark.parametrize(
@@ -231,23 +236,25 @@ async def test_file_operations_raise_pythons_errors(kept: CodeExecutorSandbox) -
         *('{"errno": 1}', '{"errno": ' + "9" * 5000 + ', "words": ""}', "[" * 5000),
     ],
 )
-async def test_forged_answers_of_file_operations_are_errors(kept: CodeExecutorSandbox, answer: str) -> None:
-    await kept.execute_code(f"import json\njson.dumps = lambda *_: {answer!r}", "python3")
-    for call in (kept.read_file("f"), kept.list_files(".")):
+async def test_forged_answers_of_file_operations_are_errors(session_sandbox: CodeExecutorSandbox, answer: str) -> None:
+    await session_sandbox.execute_code(f"import json\njson.dumps = lambda *_: {answer!r}", "python3")
+    for call in (session_sandbox.read_file("f"), session_sandbox.list_files(".")):
         with pytest.raises(OSError, match="in the sandbox|the sandbox's answer can't be read") as caught:
             await call
         assert caught.value.errno == errno.EINVAL
 
 
-async def test_read_file_rejects_endless_file(kept: CodeExecutorSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_file_rejects_endless_file(
+    session_sandbox: CodeExecutorSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("strands_rollout.code_tool.strands_sandbox._MAX_FILE_BYTES", 30_000)
     with pytest.raises(OSError, match="more than 30000 bytes, or without end") as caught:
-        await kept.read_file("/dev/urandom")
+        await session_sandbox.read_file("/dev/urandom")
     assert caught.value.errno == errno.EFBIG
 
 
 async def test_sandboxes_have_own_sessions_unless_named() -> None:
-    async with local() as executor:
+    async with local_executor() as executor:
         one, other = CodeExecutorSandbox(executor), CodeExecutorSandbox(executor, session="named")
         await one.execute_code("x = 1", "python3")
         assert "NameError" in (await other.execute_code("x", "python3")).stderr
@@ -258,7 +265,7 @@ async def test_sandboxes_have_own_sessions_unless_named() -> None:
 
 
 async def test_lost_session_is_reported() -> None:
-    async with local() as executor:
+    async with local_executor() as executor:
         sandbox = CodeExecutorSandbox(executor)
         result = await sandbox.execute_code("import os; os._exit(1)", "python3")
         assert result.stderr.endswith("Its variables and files are gone.\n")
@@ -269,9 +276,11 @@ async def test_lost_session_is_reported() -> None:
 # ---- a real agent
 
 
-async def test_strands_file_editor_edits_session_files(shipped_tokenizer, kept) -> None:
+async def test_strands_file_editor_edits_session_files(shipped_tokenizer, session_sandbox) -> None:
     file_editor = importlib.import_module("strands.vended_tools").file_editor
-    path = (await kept.execute_code("import os; print(os.path.abspath('notes.txt'))", "python3")).stdout.strip()
+    path = (
+        await session_sandbox.execute_code("import os; print(os.path.abspath('notes.txt'))", "python3")
+    ).stdout.strip()
     create = TOOL_CALL.format(
         name="file_editor", arguments=f'{{"command": "create", "path": "{path}", "file_text": "one\\ntwo"}}'
     )
@@ -282,8 +291,8 @@ async def test_strands_file_editor_edits_session_files(shipped_tokenizer, kept) 
     replies = [Reply.tokens(ids_of(shipped_tokenizer, text)) for text in (create, change, ANSWER)]
     async with FakeSGLang(replies, context_length=8192) as fake:
         model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url)
-        agent = Agent(model=model, tools=[file_editor], sandbox=kept, callback_handler=None)
+        agent = Agent(model=model, tools=[file_editor], sandbox=session_sandbox, callback_handler=None)
         await agent.invoke_async("go")
     blocks: list[Any] = [block for message in agent.messages for block in message["content"]]
     assert [block["toolResult"]["status"] for block in blocks if "toolResult" in block] == ["success", "success"]
-    assert await kept.read_text(path) == "one\nthree"
+    assert await session_sandbox.read_text(path) == "one\nthree"

@@ -1,4 +1,4 @@
-"""Executors by name, and their small parts: places in turn, usable CPUs, capped output."""
+"""`make_executor`, `shared_executor`, and parts of executors: fair queue, usable CPUs, capped output."""
 
 import asyncio
 import gc
@@ -27,7 +27,7 @@ class EchoExecutor(CodeExecutor):
     async def aclose(self) -> None: ...
 
 
-def nothing() -> dict[str, str]:
+def return_empty_dict() -> dict[str, str]:
     return {}
 
 
@@ -38,9 +38,9 @@ def test_shared_executor_is_created_once_per_process(name: str, kind: type) -> N
     assert make_executor(name) is not shared_executor(name)
 
 
-@pytest.mark.parametrize("room", ["code_tool", "sandbox"])
-def test_make_executor_accepts_old_dotted_paths(room: str) -> None:
-    assert isinstance(make_executor(f"strands_rollout.{room}.SubprocessExecutor"), SubprocessExecutor)
+@pytest.mark.parametrize("package", ["code_tool", "sandbox"])
+def test_make_executor_accepts_old_dotted_paths(package: str) -> None:
+    assert isinstance(make_executor(f"strands_rollout.{package}.SubprocessExecutor"), SubprocessExecutor)
 
 
 def test_shared_executor_differs_by_options() -> None:
@@ -70,7 +70,7 @@ def test_make_executor_from_dotted_path() -> None:
         ({"name": "local", "memory": 1}, "got the options memory: .*did you mean 'memory_mb'?"),
         ("no_such.module", "can't load the executor 'no_such.module'"),
         (f"{__name__}.pytest", "is a module; expected a class or a function"),
-        (f"{__name__}.nothing", "made a dict; expected a CodeExecutor"),
+        (f"{__name__}.return_empty_dict", "made a dict; expected a CodeExecutor"),
     ],
 )
 def test_make_executor_rejects_invalid_setting(setting: Any, message: str) -> None:
@@ -124,7 +124,7 @@ def test_fair_queue_reclaims_slots_of_closed_loops(waits: bool) -> None:
     async def hold() -> None:
         async with queue.slot():
             kept.append(asyncio.get_running_loop().create_future())
-            await kept[-1]  # as an answer that the executor's thread still knows
+            await kept[-1]  # like an answer to which the executor's thread has a reference
 
     def closed_loop(start: Any) -> None:
         loop = asyncio.new_event_loop()
@@ -153,7 +153,7 @@ def test_fair_queue_reclaims_slots_of_closed_loops(waits: bool) -> None:
             assert waiting[0].result() == 2
     assert lost
     kept.clear()
-    gc.collect()  # what is left of the calls gives nothing back a second time
+    gc.collect()  # collected calls must not return their slots again
     assert queue._free == 2
 
 

@@ -12,9 +12,9 @@ from strands_rollout.code_tool.sandbox import kernel
 from strands_rollout.code_tool.sandbox.kernel import Ruleset
 
 KERNEL_ABI = kernel.landlock_abi()
-needs_landlock = pytest.mark.skipif(KERNEL_ABI == 0, reason="the kernel offers no Landlock")
+needs_landlock = pytest.mark.skipif(KERNEL_ABI == 0, reason="the kernel has no Landlock")
 ABIS = [
-    pytest.param(abi, marks=pytest.mark.skipif(abi > KERNEL_ABI, reason=f"the kernel offers ABI {KERNEL_ABI}"))
+    pytest.param(abi, marks=pytest.mark.skipif(abi > KERNEL_ABI, reason=f"the kernel has ABI {KERNEL_ABI}"))
     for abi in range(1, 8)
 ]
 
@@ -49,7 +49,7 @@ def say(**answers):
 
 @pytest.fixture
 def place(confined_folder):
-    """A directory with a directory `work` for confined code, and files that are not for it."""
+    """Directory with a folder `work` for confined code, and files that it must not access."""
     folder = Path(confined_folder)
     for directory in (folder / "work", folder / "open"):
         directory.mkdir()
@@ -81,7 +81,7 @@ say(
 """
     answers = child(script)
     moves = {answers.pop(name) for name in ("rename", "link", "take_shown")}
-    assert moves <= {"EACCES", "EXDEV"}  # EXDEV where another right is lacking besides
+    assert moves <= {"EACCES", "EXDEV"}  # EXDEV if another right is missing too
     assert answers == dict.fromkeys(answers, "EACCES")
 
 
@@ -124,10 +124,10 @@ def test_ordinary_code_works_under_ruleset(child, user):
     folders |= {name for name in ("/usr", "/lib", "/lib64", "/etc") if Path(name).exists()}
     script = f"""
 WORKS = {WORKS!r}
-for code in WORKS.values() if {user} else ():  # who may not be able to read the libraries: have them imported before
+for code in WORKS.values() if {user} else ():  # the user may not read the libraries, so import them first
     os.makedirs("before"), os.chdir("before"), exec(code, dict(globals())), os.chdir(".."), shutil.rmtree("before")
 confine(user={user}, read={sorted(folders)!r})
-if seccomp.is_supported():  # what works under both works under each
+if seccomp.is_supported():  # code that works under both works under each
     seccomp.install(seccomp.SyscallFilter.for_machine(platform.machine()).program(os.getpid()))
 os.chdir("work")
 failures = {{}}
@@ -164,7 +164,7 @@ def test_ruleset_closes_descriptor_once_and_on_exec(place):
 @needs_landlock
 def test_ruleset_uses_newest_known_abi():
     if KERNEL_ABI < kernel.NEWEST_LANDLOCK_ABI:
-        pytest.skip(f"the kernel offers ABI {KERNEL_ABI}")
+        pytest.skip(f"the kernel has ABI {KERNEL_ABI}")
     rules = Ruleset(kernel.NEWEST_LANDLOCK_ABI + 5)
     assert rules.abi == kernel.NEWEST_LANDLOCK_ABI
     rules.close()

@@ -1,4 +1,4 @@
-"""The local backend from outside: sessions, concurrency, faults of its processes, and cleanup."""
+"""`LocalExecutor` from outside: sessions, concurrency, faults of its processes, and cleanup."""
 
 import ast
 import asyncio
@@ -28,8 +28,8 @@ ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc and layers")
 
 
-def bare(**options: Any) -> LocalExecutor:
-    """An executor that starts in a moment, since it imports no libraries."""
+def executor_without_libraries(**options: Any) -> LocalExecutor:
+    """Return an executor that starts fast, because it imports no libraries."""
     return LocalExecutor(libraries=[], **options)
 
 
@@ -41,22 +41,22 @@ def executor() -> Iterator[LocalExecutor]:
 
 
 @pytest.fixture(scope="module")
-def small() -> Iterator[LocalExecutor]:
-    """Without libraries, and with one place, so that all that runs there runs at the same place."""
-    executor = bare(disk_mb=16, timeout_s=20, max_concurrency=1)
+def single_slot() -> Iterator[LocalExecutor]:
+    """Executor without libraries and with one slot, which all its runs use."""
+    executor = executor_without_libraries(disk_mb=16, timeout_s=20, max_concurrency=1)
     yield executor
     asyncio.run(executor.aclose())
 
 
 @pytest.fixture
-async def fragile() -> AsyncIterator[LocalExecutor]:
-    async with bare(timeout_s=20, max_concurrency=8) as executor:
+async def disposable() -> AsyncIterator[LocalExecutor]:
+    async with executor_without_libraries(timeout_s=20, max_concurrency=8) as executor:
         yield executor
 
 
 def descendants(pid: int) -> list[int]:
     found = []
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process has just ended
         for task in Path(f"/proc/{pid}/task").iterdir():
             for child in map(int, (task / "children").read_text().split()):
                 found += [child, *descendants(child)]
@@ -73,31 +73,31 @@ def root_of(executor: LocalExecutor) -> Path:
     return Path(executor._supervisor._root.path)  # type: ignore[union-attr]
 
 
-async def has_begun(executor: LocalExecutor) -> bool:
+async def has_started(executor: LocalExecutor) -> bool:
     await executor.start()
-    return await until(lambda: any(root_of(executor).glob("*/begun")))
+    return await wait_until(lambda: any(root_of(executor).glob("*/started")))
 
 
-UNTIL_GO = "import os, time\nopen('begun', 'w').close()\nwhile not os.path.exists('go'): time.sleep(0.01)"
+WAIT_FOR_GO = "import os, time\nopen('started', 'w').close()\nwhile not os.path.exists('go'): time.sleep(0.01)"
 
 
-def let_go(executor: LocalExecutor) -> None:
-    (begun,) = root_of(executor).glob("*/begun")
-    begun.with_name("go").touch()
+def send_go(executor: LocalExecutor) -> None:
+    (started,) = root_of(executor).glob("*/started")
+    started.with_name("go").touch()
 
 
 def cpu_ticks(pid: int) -> int:
     return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
 
 
-def left_in(root: Path) -> list[str]:
+def paths_in(root: Path) -> list[str]:
     walks = [walk for place in os.scandir(root) for walk in os.walk(place.path)]
     return [name for _, folders, files in walks for name in (*folders, *files)]
 
 
-async def until(condition: Any, within_s: float = 30.0) -> bool:
-    give_up_at = time.monotonic() + within_s
-    while not (is_met := bool(condition())) and time.monotonic() < give_up_at:  # noqa: ASYNC110 - nothing tells of it
+async def wait_until(condition: Any, within_s: float = 30.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while not (is_met := bool(condition())) and time.monotonic() < deadline:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.02)
     return is_met
 
@@ -131,7 +131,7 @@ async def test_session_call_shows_its_own_output_and_lines(executor: LocalExecut
 
 @pytest.mark.parametrize("end", ["while True: pass", "import os; os._exit(3)", "import ctypes; ctypes.string_at(0)"])
 async def test_session_whose_process_ends_is_reported_lost(executor: LocalExecutor, end: str) -> None:
-    for limit_s in (0.5, 5.0, 20.0):  # until it is enough to print, on a busy machine too
+    for limit_s in (0.5, 5.0, 20.0):  # increased until the code prints, also on a busy machine
         await executor.run("x = 1", session="short")
         result = await executor.run(f"print('before')\n{end}", session="short", timeout_s=limit_s)
         if result.stdout:
@@ -148,13 +148,13 @@ async def test_session_is_stopped_between_calls(executor: LocalExecutor) -> None
     code = "import os, threading, time\nn = 0\ndef count():\n    global n\n    while True: n += 1\n"
     code += "threading.Thread(target=count, daemon=True).start()\nwhile n == 0: time.sleep(0.001)\nos.getpid()"
     pid = int((await executor.run(code, session="busy")).stdout)
-    assert await until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    assert await wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
     before = cpu_ticks(pid)
     await asyncio.sleep(0.2)
     assert cpu_ticks(pid) == before
     assert int((await executor.run("n", session="busy")).stdout) > 0
     await executor.close_session("busy")
-    assert await until(lambda: not is_running(pid))
+    assert await wait_until(lambda: not is_running(pid))
 
 
 async def test_session_calls_run_one_after_the_other(executor: LocalExecutor) -> None:
@@ -171,13 +171,13 @@ async def test_run_rejects_empty_session_name(executor: LocalExecutor) -> None:
             await executor.run("1", session=session)  # type: ignore[arg-type]
 
 
-async def test_run_reports_queued_s(small: LocalExecutor) -> None:
-    first = asyncio.create_task(small.run(UNTIL_GO))
-    assert await has_begun(small)
-    second = asyncio.create_task(small.run("1"))
-    await asyncio.sleep(0)  # it has asked for the place
+async def test_run_reports_queued_s(single_slot: LocalExecutor) -> None:
+    first = asyncio.create_task(single_slot.run(WAIT_FOR_GO))
+    assert await has_started(single_slot)
+    second = asyncio.create_task(single_slot.run("1"))
+    await asyncio.sleep(0)  # the run is queued for the slot
     await asyncio.sleep(0.2)
-    let_go(small)
+    send_go(single_slot)
     assert (await second).queued_s > 0.1
     assert (await first).exit_code == 0
 
@@ -185,10 +185,10 @@ async def test_run_reports_queued_s(small: LocalExecutor) -> None:
 @LINUX
 @pytest.mark.parametrize("victim", ["supervisor", "fork_server"])
 @pytest.mark.slow
-async def test_run_survives_killed_supervisor_with_64_calls(fragile, victim) -> None:
-    calls = [asyncio.create_task(fragile.run(f"import time; time.sleep(0.1); print({n})")) for n in range(64)]
+async def test_run_survives_killed_supervisor_with_64_calls(disposable, victim) -> None:
+    calls = [asyncio.create_task(disposable.run(f"import time; time.sleep(0.1); print({n})")) for n in range(64)]
     await asyncio.sleep(0.4)
-    os.kill(helpers(fragile)[victim == "fork_server"], signal.SIGKILL)
+    os.kill(helpers(disposable)[victim == "fork_server"], signal.SIGKILL)
     results = await asyncio.wait_for(asyncio.gather(*calls), 60)
     assert [result.stdout for result in results] == [f"{n}\n" for n in range(64)]
     assert all(result.infra_error is None for result in results)
@@ -196,24 +196,26 @@ async def test_run_survives_killed_supervisor_with_64_calls(fragile, victim) -> 
 
 @pytest.mark.parametrize("session", [None, "s"])
 def test_closed_loop_releases_slot_and_ends_code(session: str | None) -> None:
-    executor = bare(timeout_s=60, max_concurrency=1)
+    executor = executor_without_libraries(timeout_s=60, max_concurrency=1)
     loop = asyncio.new_event_loop()
     loop.run_until_complete(executor.start())
-    call = loop.create_task(executor.run(UNTIL_GO, session=session))
-    loop.run_until_complete(has_begun(executor))
+    call = loop.create_task(executor.run(WAIT_FOR_GO, session=session))
+    loop.run_until_complete(has_started(executor))
     call._log_destroy_pending = False  # type: ignore[attr-defined]
     loop.close()
 
-    async def go_on() -> ExecutionResult:
-        result = await asyncio.wait_for(executor.run("1 + 1", session=session), 50)  # less than that code's limit
+    async def run_later() -> ExecutionResult:
+        result = await asyncio.wait_for(
+            executor.run("1 + 1", session=session), 50
+        )  # less than the first code's time limit
         await executor.aclose()
         return result
 
-    assert asyncio.run(go_on()).stdout == "2\n"
+    assert asyncio.run(run_later()).stdout == "2\n"
 
 
 @LINUX
-async def test_oom_killer_prefers_code(fragile: LocalExecutor) -> None:
+async def test_oom_killer_prefers_code(disposable: LocalExecutor) -> None:
     def score(path: str) -> int:
         return int(Path("/proc", path, "oom_score_adj").read_text())
 
@@ -221,28 +223,28 @@ async def test_oom_killer_prefers_code(fragile: LocalExecutor) -> None:
         return [tuple(Path(f"/proc/{pid}/task").iterdir()) for pid in descendants(fork_server)]
 
     code = "import threading, time\nfor _ in range(2): threading.Thread(target=time.sleep, args=(30,)).start()"
-    run = asyncio.create_task(fragile.run(code))
-    supervisor, fork_server = helpers(fragile)
-    assert await until(lambda: any(len(process) == 3 for process in threads()))
-    assert await until(lambda: {score(str(thread)) for process in threads() for thread in process} == {1000})
+    run = asyncio.create_task(disposable.run(code))
+    supervisor, fork_server = helpers(disposable)
+    assert await wait_until(lambda: any(len(process) == 3 for process in threads()))
+    assert await wait_until(lambda: {score(str(thread)) for process in threads() for thread in process} == {1000})
     assert score(str(supervisor)) == score(str(fork_server)) == score("self") < 1000
     run.cancel()
 
 
 @LINUX
 @pytest.mark.parametrize("in_a_call", [True, False])
-async def test_session_of_dead_supervisor_is_reported_lost(fragile, in_a_call) -> None:
-    await fragile.run("import time", session="a")
-    code = "open('begun', 'w').close(); time.sleep(60)" if in_a_call else "print('fresh')"
-    call = asyncio.create_task(fragile.run(code, session="a")) if in_a_call else None
-    assert call is None or await has_begun(fragile)
-    os.kill(helpers(fragile)[0], signal.SIGKILL)
-    assert await until(lambda: not fragile._supervisor.is_usable)  # type: ignore[union-attr]
-    result = await asyncio.wait_for(call or fragile.run(code, session="a"), 30)
+async def test_session_of_dead_supervisor_is_reported_lost(disposable, in_a_call) -> None:
+    await disposable.run("import time", session="a")
+    code = "open('started', 'w').close(); time.sleep(60)" if in_a_call else "print('fresh')"
+    call = asyncio.create_task(disposable.run(code, session="a")) if in_a_call else None
+    assert call is None or await has_started(disposable)
+    os.kill(helpers(disposable)[0], signal.SIGKILL)
+    assert await wait_until(lambda: not disposable._supervisor.is_usable)  # type: ignore[union-attr]
+    result = await asyncio.wait_for(call or disposable.run(code, session="a"), 30)
     lost = "the supervisor process ended" if in_a_call else "session 'a' was lost with the supervisor process"
     assert (result.infra_error or "").startswith(lost)
     assert result.session_lost
-    assert (await fragile.run("1")).stdout == "1\n"
+    assert (await disposable.run("1")).stdout == "1\n"
 
 
 @pytest.mark.slow
@@ -250,13 +252,13 @@ async def test_session_of_dead_supervisor_is_reported_lost(fragile, in_a_call) -
 async def test_stopped_supervisor_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     grace, kill = "strands_rollout.code_tool.local._ANSWER_GRACE_S", SupervisorLink.kill
 
-    def kill_and_give_the_next_one_time(link: SupervisorLink) -> None:
+    def kill_and_extend_grace(link: SupervisorLink) -> None:
         monkeypatch.setattr(grace, 90.0)
         kill(link)
 
-    monkeypatch.setattr(grace, -19.0)  # the first attempt gets a second in all
-    monkeypatch.setattr(SupervisorLink, "kill", kill_and_give_the_next_one_time)
-    async with bare(timeout_s=20) as executor:
+    monkeypatch.setattr(grace, -19.0)  # the first attempt gets one second
+    monkeypatch.setattr(SupervisorLink, "kill", kill_and_extend_grace)
+    async with executor_without_libraries(timeout_s=20) as executor:
         os.kill(helpers(executor)[0], signal.SIGSTOP)
         result = await asyncio.wait_for(executor.run("1 + 1"), 60)
         assert result.stdout == "2\n"
@@ -265,7 +267,7 @@ async def test_stopped_supervisor_is_replaced(monkeypatch: pytest.MonkeyPatch) -
 @LINUX
 async def test_aclose_leaves_nothing_behind() -> None:
     before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    executor = bare()
+    executor = executor_without_libraries()
     await executor.run("import os; os.makedirs('a/b'); open('a/b/c', 'w').close()")
     await executor.run("x = 1", session="open")
     pids = descendants(helpers(executor)[0])
@@ -279,9 +281,9 @@ async def test_aclose_leaves_nothing_behind() -> None:
         await executor.run("1")
 
 
-_IN_ITS_FOLDER = {
+_FOLDER_CODES = {
     "nests-deeply": ("for _ in range(1900): os.mkdir('d'); os.chdir('d')", "32 folders inside each other"),
-    "takes-rights-away": (
+    "removes-permissions": (
         "os.mkdir('a', 0); os.mkdir('b', 0o300); open('b/c', 'w').close()",
         None if ROOT else "a folder that can't be looked into",
     ),
@@ -299,28 +301,28 @@ _IN_ITS_FOLDER = {
 
 
 @LINUX
-@pytest.mark.parametrize(("code", "limit"), list(_IN_ITS_FOLDER.values()), ids=list(_IN_ITS_FOLDER))
+@pytest.mark.parametrize(("code", "limit"), list(_FOLDER_CODES.values()), ids=list(_FOLDER_CODES))
 async def test_code_in_its_folder_never_causes_infra_error(executor, code, limit) -> None:
     await executor.start()
     root = root_of(executor)
-    pause_s = 0.4 if limit is None else 60  # until it is ended
+    pause_s = 0.4 if limit is None else 60  # the limit ends the code earlier
     code = f"import ctypes, os, time\nPR = ctypes.CDLL(None)\n{code}\ntime.sleep({pause_s})"
     result = await executor.run(code, timeout_s=60)
     assert result.infra_error is None
     assert (limit or "") in (result.killed_by or ""), result
     assert limit is not None or result.killed_by is None, result
-    assert await until(lambda: not left_in(root))
+    assert await wait_until(lambda: not paths_in(root))
     assert os.path.exists("/etc/passwd")  # noqa: ASYNC240, PTH110
     assert (await executor.run("print(1)")).stdout == "1\n"
 
 
 @pytest.fixture
 def small_disk() -> Iterator[Path]:
-    """A file system of 640 MiB."""
+    """Mount a file system of 640 MiB."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["mount", "-t", "tmpfs", "-o", "size=640m,mode=755", "tmpfs", folder]
         if subprocess.run(command, capture_output=True, check=False).returncode != 0:
-            pytest.skip("this process may mount nothing")
+            pytest.skip("this process can't mount file systems")
         try:
             yield Path(folder)
         finally:
@@ -346,14 +348,14 @@ for i in range(8):
 time.sleep(30)
 """
     wait = "import time\nopen('mine', 'w').write('x' * 9)\ntime.sleep(8)\nopen('mine').read()"
-    async with bare(
+    async with executor_without_libraries(
         scratch_dir=str(small_disk), disk_mb=600, isolation="files", programs=True, max_concurrency=2
     ) as executor:
         filled, waited = await asyncio.gather(executor.run(fill, timeout_s=60), executor.run(wait, timeout_s=60))
         assert (filled.infra_error, waited.infra_error) == (None, None), (filled, waited)
         assert filled.killed_by == "a disk that is almost full, of which it held the most"
         assert waited.stdout == "'xxxxxxxxx'\n"
-        assert await until(lambda: scratch.free_space(str(small_disk))[0] > 600 << 20)
+        assert await wait_until(lambda: scratch.free_space(str(small_disk))[0] > 600 << 20)
 
 
 @LINUX
@@ -363,19 +365,21 @@ async def test_disk_limit_with_short_lived_programs() -> None:
         "import subprocess\nshell = 'for i in $(seq 300); do head -c 900000 /dev/urandom | cat > f$((i % 9)); done'\n"
     )
     work += "subprocess.run([shell], shell=True, check=True)\nprint('done')"
-    async with bare(isolation="files", programs=True, max_concurrency=2, timeout_s=120) as executor:
+    async with executor_without_libraries(
+        isolation="files", programs=True, max_concurrency=2, timeout_s=120
+    ) as executor:
         results = await asyncio.gather(*(executor.run(work) for _ in range(2)))
     assert [(result.stdout, result.killed_by) for result in results] == [("done\n", None)] * 2
 
 
 @LINUX
-async def test_disk_limit_counts_last_writes_of_session_call(small: LocalExecutor) -> None:
+async def test_disk_limit_counts_last_writes_of_session_call(single_slot: LocalExecutor) -> None:
     code = "import os\nfor n in range(8):\n    open(f'f{n}', 'wb').write(bytes(8 << 20))\nos.listdir()"
-    result = await small.run(code, session="s")
+    result = await single_slot.run(code, session="s")
     assert (result.killed_by or "").startswith("disk limit of 16 MiB"), result
     assert (result.exit_code, result.session_lost, result.infra_error) == (-9, True, None)
-    assert (await small.run("import os; os.listdir()", session="s")).stdout == "[]\n"
-    await small.close_session("s")
+    assert (await single_slot.run("import os; os.listdir()", session="s")).stdout == "[]\n"
+    await single_slot.close_session("s")
 
 
 async def test_run_retries_when_no_child_can_be_forked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,24 +402,24 @@ async def test_run_retries_when_no_child_can_be_forked(monkeypatch: pytest.Monke
 
 
 @LINUX
-async def test_folder_times_and_sizes_reveal_no_earlier_run(small: LocalExecutor) -> None:
+async def test_folder_times_and_sizes_reveal_no_earlier_run(single_slot: LocalExecutor) -> None:
     look = "import os, time\nhere = os.stat('.')\nhere.st_ino, here.st_size, here.st_blocks, here.st_nlink"
     times = "import os\nmin(getattr(os.stat(f), t) for f in '. ..'.split() for t in ('st_mtime', 'st_ctime'))"
     grow = "for n in range(600): open('f' * 200 + str(n), 'w').close()"
-    first = (await small.run(look)).stdout.split(", ", 1)
+    first = (await single_slot.run(look)).stdout.split(", ", 1)
     for _ in range(2):
-        assert (await small.run(grow)).infra_error is None
-        second = (await small.run(look)).stdout.split(", ", 1)
-        assert second[1] == first[1]  # an ext4 directory that was emptied keeps its size
-    await asyncio.sleep(0.2)  # a process that was prepared has waited in its folder since before
+        assert (await single_slot.run(grow)).infra_error is None
+        second = (await single_slot.run(look)).stdout.split(", ", 1)
+        assert second[1] == first[1]  # an emptied ext4 directory keeps its size
+    await asyncio.sleep(0.2)  # the prepared process has waited in its folder for longer
     asked_at = time.time()
-    assert float((await small.run(times)).stdout) > asked_at - 0.05  # a file's time is that of the kernel's last tick
+    assert float((await single_slot.run(times)).stdout) > asked_at - 0.05  # file times have the kernel's last tick
 
 
 @LINUX
 async def test_library_access_times_carry_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o755)  # noqa: PTH101, S103 - code has another user
+        os.chmod(folder, 0o755)  # noqa: PTH101, S103 - code runs as another user
         library = Path(folder, "message_board")
         os.mkdir(library)  # noqa: PTH102
         for name in ("__init__.py", "a.py", "b.py"):
@@ -424,7 +428,7 @@ async def test_library_access_times_carry_no_message(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr("strands_rollout.code_tool.local.library_files", lambda _: {folder: ["message_board"]})
         asked = f"import os\n[os.stat({str(library)!r} + '/' + n).st_atime_ns for n in ('a.py', 'b.py', '.')]"
         read = f"import os\nopen({str(library / 'a.py')!r}).read(), os.listdir({str(library)!r})"
-        async with bare(max_concurrency=1) as executor:
+        async with executor_without_libraries(max_concurrency=1) as executor:
             before = await executor.run(asked)
             assert "x = 1" in (await executor.run(read)).stdout
             assert (await executor.run(asked)).stdout == before.stdout
@@ -458,8 +462,8 @@ async def test_sandbox_ends_with_its_process(end: str) -> None:
     )
     result, supervisor, root = done.stdout.split()
     assert result == "2"
-    assert await until(lambda: not is_running(int(supervisor)))
-    assert await until(lambda: not Path(root).exists())
+    assert await wait_until(lambda: not is_running(int(supervisor)))
+    assert await wait_until(lambda: not Path(root).exists())
 
 
 @LINUX
@@ -470,16 +474,16 @@ async def test_start_deletes_abandoned_scratch_directories(tmp_path: Path) -> No
     os.utime(abandoned, (1, 1))
     young = tmp_path / "strands-rollout-code-young"
     young.mkdir()
-    async with bare(scratch_dir=str(tmp_path), isolation="rlimits") as executor:
+    async with executor_without_libraries(scratch_dir=str(tmp_path), isolation="rlimits") as executor:
         os.utime(root_of(executor), (1, 1))
-        async with bare(scratch_dir=str(tmp_path), isolation="rlimits"):
+        async with executor_without_libraries(scratch_dir=str(tmp_path), isolation="rlimits"):
             assert not abandoned.exists()
             assert young.exists()
             assert (await executor.run("open('f', 'w').write('x')")).exit_code == 0
 
 
-async def test_sets_have_the_same_order_in_every_sandbox(executor: LocalExecutor, small: LocalExecutor) -> None:
-    assert len({(await each.run("set('abcdefghij')")).stdout for each in (executor, small)}) == 1
+async def test_sets_have_the_same_order_in_every_sandbox(executor: LocalExecutor, single_slot: LocalExecutor) -> None:
+    assert len({(await each.run("set('abcdefghij')")).stdout for each in (executor, single_slot)}) == 1
 
 
 async def test_only_named_libraries_can_be_imported() -> None:
@@ -488,7 +492,7 @@ async def test_only_named_libraries_can_be_imported() -> None:
         for name in ("sympy", "strands_rollout", "transformers", "pytest"):
             assert f"No module named '{name}'" in (await executor.run(f"import {name}")).stderr
         assert executor.facts.libraries == ("numpy",)
-    async with LocalExecutor(libraries=["jsonschema"]) as executor:  # with what it requires
+    async with LocalExecutor(libraries=["jsonschema"]) as executor:  # with its dependencies
         assert (await executor.run("import jsonschema, attr; 1")).stdout == "1\n"
 
 
@@ -531,14 +535,14 @@ def test_local_executor_rejects_invalid_settings(options: dict[str, Any], messag
 )
 async def test_start_rejects_less_isolation_unless_named(disabled, isolation, missing, caplog) -> None:
     with pytest.raises(SandboxError, match=f"can't enforce isolation='full'.* {missing}: .*isolation='{isolation}'"):
-        await bare(disabled_layers=disabled).run("1")
+        await executor_without_libraries(disabled_layers=disabled).run("1")
     caplog.set_level(logging.INFO)
-    async with bare(disabled_layers=disabled, isolation=isolation) as executor:
+    async with executor_without_libraries(disabled_layers=disabled, isolation=isolation) as executor:
         report = await executor.start()
         assert missing in report.missing
         assert report.isolation == isolation
         assert (await executor.run("1 + 1")).stdout == "2\n"
-    (record,) = [record for record in caplog.records if "code sandbox isolation" in record.getMessage()]  # said once
+    (record,) = [record for record in caplog.records if "code sandbox isolation" in record.getMessage()]  # logged once
     assert f"missing=[{missing}: left out" in record.getMessage()
     assert all(layer in record.getMessage() for layer in report.enforced)
     assert set(report.enforced) | set(report.missing) >= {"limits", "files", "syscalls"}
@@ -558,18 +562,18 @@ async def test_chroot_replaces_landlock_for_root() -> None:
 
 async def test_start_names_unusable_scratch_dir() -> None:
     with pytest.raises(SandboxError, match="'/nowhere/tmp'.*scratch_dir"):
-        await bare(scratch_dir="/nowhere/tmp").run("1")
+        await executor_without_libraries(scratch_dir="/nowhere/tmp").run("1")
 
 
 @pytest.mark.parametrize(
-    ("command", "words"), [(["false"], "it ended"), (["sleep", "60"], "timed out")], ids=["ends", "never answers"]
+    ("command", "message"), [(["false"], "it ended"), (["sleep", "60"], "timed out")], ids=["ends", "never answers"]
 )
-async def test_start_failure_reports_reason_and_leaves_nothing(monkeypatch, tmp_path, command, words):
+async def test_start_failure_reports_reason_and_leaves_nothing(monkeypatch, tmp_path, command, message):
     link = "strands_rollout.code_tool.supervisor_link"
     monkeypatch.setattr(f"{link}.python_command", lambda *_: command)
-    monkeypatch.setattr(f"{link}._START_TIMEOUT_S", 1.0 if words == "timed out" else 60.0)
-    with pytest.raises(SandboxError, match=f"did not start: {words}"):
-        await bare(scratch_dir=str(tmp_path)).run("1")
+    monkeypatch.setattr(f"{link}._START_TIMEOUT_S", 1.0 if message == "timed out" else 60.0)
+    with pytest.raises(SandboxError, match=f"did not start: {message}"):
+        await executor_without_libraries(scratch_dir=str(tmp_path)).run("1")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -580,13 +584,13 @@ async def test_start_failure_reports_reason_and_leaves_nothing(monkeypatch, tmp_
         ("import os; os.close(3); os._exit(3)", 3, None),
         ("import os; os.close(3); raise SystemExit(4)", 4, None),
         ("import os, time\nos.write(3, b'X' * 9)\ntime.sleep(20)", -9, "writing to the sandbox's own descriptor"),
-        ("import os, time\nos.write(3, b'D\\x05'); time.sleep(20)", 5, None),  # as os._exit(5) would have it
+        ("import os, time\nos.write(3, b'D\\x05'); time.sleep(20)", 5, None),  # the message that os._exit(5) causes
     ],
 )
 async def test_code_with_control_socket_ends_only_itself(executor, code, exit_code, killed_by, session):
     result = await executor.run(f"print('before')\n{code}", session=session, timeout_s=10)
     if session is not None and "SystemExit" in code:
-        exit_code = 1  # the session's process can't tell its code any more, and ends
+        exit_code = 1  # the session's process can't report its exit code, and ends
     assert (result.stdout, result.infra_error, result.killed_by) == ("before\n", None, killed_by)
     assert result.exit_code == exit_code
     assert not result.timed_out
@@ -597,7 +601,7 @@ async def test_code_with_control_socket_ends_only_itself(executor, code, exit_co
 
 @pytest.fixture
 def roots_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file of root's, beside a library `rootsown` that only root may read."""
+    """File of root, next to a library `rootsown` that only root can read."""
     package, facts = tmp_path / "rootsown", tmp_path / "rootsown-1.0.dist-info"
     package.mkdir()
     facts.mkdir()
@@ -655,12 +659,12 @@ async def test_call_waiting_for_lost_session_runs_in_new_one(executor: LocalExec
 
 async def test_cancelled_session_call_ends_session(executor: LocalExecutor) -> None:
     pid = int((await executor.run("import os, time; os.getpid()", session="s")).stdout)
-    call = asyncio.create_task(executor.run("open('begun', 'w').close(); time.sleep(60)", session="s"))
-    assert await has_begun(executor)
+    call = asyncio.create_task(executor.run("open('started', 'w').close(); time.sleep(60)", session="s"))
+    assert await has_started(executor)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    assert await until(lambda: not is_running(pid))
+    assert await wait_until(lambda: not is_running(pid))
     result = await executor.run("print('fresh')\ntime", session="s")
     assert (result.stdout, "NameError" in result.stderr, result.session_lost) == ("fresh\n", True, True)
     assert (await executor.run("1", session="s")).session_lost is False
@@ -668,17 +672,17 @@ async def test_cancelled_session_call_ends_session(executor: LocalExecutor) -> N
 
 
 async def test_calls_waiting_for_session_hold_no_slot() -> None:
-    async with bare(max_concurrency=2) as executor:
-        calls = [asyncio.create_task(executor.run(UNTIL_GO, session="s")) for _ in range(5)]
-        assert await has_begun(executor)
+    async with executor_without_libraries(max_concurrency=2) as executor:
+        calls = [asyncio.create_task(executor.run(WAIT_FOR_GO, session="s")) for _ in range(5)]
+        assert await has_started(executor)
         assert (await executor.run("1")).stdout == "1\n"
         assert not any(call.done() for call in calls)
-        let_go(executor)
+        send_go(executor)
         assert [result.exit_code for result in await asyncio.gather(*calls)] == [0] * 5
 
 
 @LINUX
-async def test_anonymous_mmap_works(small: LocalExecutor) -> None:
+async def test_anonymous_mmap_works(single_slot: LocalExecutor) -> None:
     code = """
 import mmap
 whole, readable = mmap.mmap(-1, 4096), mmap.mmap(-1, 4096, access=mmap.ACCESS_READ)
@@ -692,14 +696,14 @@ except TypeError as error:
     print(error)
 print(type(whole), whole[:2], len(whole), mmap.mmap(-1, 9, mmap.MAP_PRIVATE)[:1])
 """
-    result = await small.run(code)
+    result = await single_slot.run(code)
     assert result.stdout.splitlines()[1:] == ["<class 'mmap.mmap'> b'ab' 8192 b'\\x00'"], result
     assert "readonly" in result.stdout
 
 
 @LINUX
 @pytest.mark.slow
-@pytest.mark.xfail(strict=False, reason="the machine's memory is read as a whole: the warning is missed in some runs")
+@pytest.mark.xfail(strict=False, reason="reads the memory of the whole machine, so some runs miss the warning")
 async def test_memory_watch_warns_of_unaccounted_memory(caplog) -> None:
     hold_half = "import os, socket, time\nfile, kept = os.open('a', os.O_CREAT | os.O_RDWR), []\n"
     hold_half += "for i in range({0}):\n    if i % 100 == 0: kept.append(socket.socketpair())\n"
@@ -716,16 +720,16 @@ async def test_memory_watch_warns_of_unaccounted_memory(caplog) -> None:
             held = max(held, unaccounted_memory() - before)
         assert (running.result().exit_code, running.result().stderr) == (0, "")
         with contextlib.suppress(TimeoutError):
-            await until(lambda: "belonged to no process" in caplog.text, within_s=3)
+            await wait_until(lambda: "belonged to no process" in caplog.text, within_s=3)
         return "belonged to no process" in caplog.text
 
-    async with bare(memory_mb=256, isolation="rlimits", disabled_layers=["syscalls"]) as executor:
+    async with executor_without_libraries(memory_mb=256, isolation="rlimits", disabled_layers=["syscalls"]) as executor:
         assert not await run(executor, 10)
-        # what others take meanwhile may hide it
+        # memory of other processes may hide it
         for _ in range(3):
-            if is_told := await run(executor, 400):
+            if is_warned := await run(executor, 400):
                 break
-    if not is_told and held < 600 << 20:
+    if not is_warned and held < 600 << 20:
         pytest.skip("the page cache has no large folios to spare now, as where memory is in pieces")
     assert caplog.text.count("belonged to no process") == 1
 
@@ -753,7 +757,7 @@ import m7
 async def test_code_imports_modules_that_it_just_wrote(disabled: list[str]) -> None:
     if disabled and not ROOT:
         pytest.skip("only root can change its root directory")
-    async with bare(disabled_layers=disabled) as executor:
+    async with executor_without_libraries(disabled_layers=disabled) as executor:
         for session in (None, "s"):
             result = await executor.run(_WRITES_MODULES, session=session)
             assert (result.exit_code, result.stderr) == (0, ""), result
@@ -765,7 +769,7 @@ async def test_code_imports_modules_that_it_just_wrote(disabled: list[str]) -> N
         assert shown.stderr.count("File ") == 1
 
 
-# stand-ins with a generator of their own, in the state that a fork inherits: what they offer, and how a number is drawn
+# stand-in libraries with a random generator that a fork inherits: attributes, and code that draws a number
 _GENERATOR = "import random\n_own = random.Random(0)\n"
 _LIBRARIES = {
     "torch": (
@@ -810,7 +814,7 @@ async def test_start_names_library_that_cannot_be_reseeded(tmp_path, monkeypatch
 
 
 @LINUX
-async def test_python_copies_files_in_every_way(small: LocalExecutor) -> None:
+async def test_python_copies_files_in_every_way(single_slot: LocalExecutor) -> None:
     code = """
 import pathlib, shutil
 pathlib.Path("a").write_text("text" * 9)
@@ -821,12 +825,12 @@ if hasattr(pathlib.Path, "copy"):  # Python 3.14
     pathlib.Path("a").copy("g")
 {pathlib.Path(name).read_text() for name in "bcef"} == {"text" * 9}
 """
-    assert (await small.run(code)).stdout == "True\n"
+    assert (await single_slot.run(code)).stdout == "True\n"
 
 
 @LINUX
 async def test_shared_anonymous_memory_is_no_disk_usage(executor: LocalExecutor) -> None:
-    code = "import mmap, time\nkept = [mmap.mmap(-1, 4096) for _ in range(9)]\ntime.sleep(0.3)\nlen(kept)"  # looked at
+    code = "import mmap, time\nkept = [mmap.mmap(-1, 4096) for _ in range(9)]\ntime.sleep(0.3)\nlen(kept)"
     result = await executor.run(code)
     assert (result.stdout, result.killed_by) == ("9\n", None)
 
@@ -835,7 +839,7 @@ async def test_shared_anonymous_memory_is_no_disk_usage(executor: LocalExecutor)
 @pytest.mark.parametrize("handles", ["kept", "closed"])
 @pytest.mark.parametrize("name", ["a\\rb", "a\\r1 2 3 zz:q 5 x", "a (deleted)\\n0-1 r", "a\\x0cb\\x85\\x0b"])
 async def test_disk_limit_counts_mapped_deleted_files_of_any_name(
-    small: LocalExecutor, name: str, handles: str
+    single_slot: LocalExecutor, name: str, handles: str
 ) -> None:
     code = f"""
 import ctypes, os, time
@@ -845,12 +849,12 @@ os.write(handle, bytes(4096))
 libc.mmap(None, ctypes.c_size_t(4096), 1, 1, handle, ctypes.c_size_t(0))
 os.close(handle)
 os.unlink('{name}')
-open('kept', 'w').write('x')  # its size can't be seen, and counts as all that is allowed
+open('kept', 'w').write('x')  # its size is unknown and counts as the whole limit
 if {handles == "closed"}:
     os.closerange(0, 64)
 time.sleep(60)
 """
-    result = await small.run(code, timeout_s=60)
+    result = await single_slot.run(code, timeout_s=60)
     assert "counting deleted files" in (result.killed_by or ""), result
 
 
@@ -889,7 +893,7 @@ async def test_run_rejects_code_that_is_too_long(executor: LocalExecutor) -> Non
 
 @LINUX
 async def test_code_that_exceeds_memory_is_the_codes_fault() -> None:
-    async with bare(memory_mb=96) as executor:
+    async with executor_without_libraries(memory_mb=96) as executor:
         for session in (None, "s"):
             result = await executor.run("'" + "\U0001f600" * 3_000_000 + "'", session=session)
             assert (result.exit_code, result.infra_error, result.killed_by) == (1, None, None)
@@ -897,8 +901,8 @@ async def test_code_that_exceeds_memory_is_the_codes_fault() -> None:
             assert (await executor.run("1 + 1", session=session)).stdout == "2\n"
 
 
-async def test_session_survives_nonblocking_control_socket(small: LocalExecutor) -> None:
-    await small.run("import os\nos.set_blocking(3, False)", session="s")
-    result = await small.run("1", session="s")
+async def test_session_survives_nonblocking_control_socket(single_slot: LocalExecutor) -> None:
+    await single_slot.run("import os\nos.set_blocking(3, False)", session="s")
+    result = await single_slot.run("1", session="s")
     assert (result.stdout, result.session_lost) == ("1\n", False)
-    await small.close_session("s")
+    await single_slot.close_session("s")

@@ -1,4 +1,4 @@
-"""The SandboxFusion backend against a server that really runs code: semantics, faults, several servers, loops."""
+"""`SandboxFusionExecutor` on a fake server that runs code: results, faults, several servers, event loops."""
 
 import ast
 import asyncio
@@ -28,8 +28,8 @@ async def executor(fake: FakeSandboxFusion) -> AsyncIterator[SandboxFusionExecut
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short timeouts for answers that never come."""
+def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the timeouts for missing answers."""
     monkeypatch.setattr(sandbox_fusion, "_ANSWER_MARGIN_S", 0.3)
     monkeypatch.setattr(sandbox_fusion, "START_ALLOWANCE_S", 0.3)
     monkeypatch.setattr(sandbox_fusion, "_RETRY_DELAY_S", 0.01)
@@ -55,7 +55,7 @@ async def test_fusion_code_cannot_fake_a_server_fault(executor: SandboxFusionExe
     assert (await executor.run(code)).infra_error is None
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's limit")
 async def test_fusion_limits_memory_without_the_servers_help() -> None:
     async with FakeSandboxFusion() as fake, SandboxFusionExecutor(fake.url, memory_mb=256) as executor:
         result = await executor.run("keep = []\nwhile sum(map(len, keep)) < 10**9: keep.append('x' * 10**6)")
@@ -81,14 +81,14 @@ async def test_fusion_request_matches_the_servers_api(fake: FakeSandboxFusion) -
     ("trouble", "words"),
     [
         (Trouble(code=503), "HTTP 503"),
-        (Trouble(body=b"<html>"), "not JSON"),
+        (Trouble(body=b"<html>"), "not valid JSON"),
         (Trouble("reset"), "disconnected"),
         (Trouble("sandbox_error"), "Resource temporarily unavailable"),
         (Trouble("no_python"), "exit code 127"),
     ],
     ids=lambda value: getattr(value, "kind", None),
 )
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_timeouts")
 async def test_fusion_persistent_fault_is_infra_error(trouble: Trouble, words: str) -> None:
     async with FakeSandboxFusion(always=trouble) as fake, SandboxFusionExecutor(fake.url) as executor:
         result = await executor.run("1 + 1")
@@ -106,7 +106,7 @@ async def test_fusion_does_not_retry_refusal_on_same_server() -> None:
 
 
 @pytest.mark.parametrize("passes", [True, False])
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_timeouts")
 async def test_fusion_honours_retry_after_once(monkeypatch: pytest.MonkeyPatch, passes: bool) -> None:
     waits, sleep = [], asyncio.sleep
 
@@ -124,7 +124,7 @@ async def test_fusion_honours_retry_after_once(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_timeouts")
 async def test_fusion_server_that_hangs_is_infra_error() -> None:
     async with FakeSandboxFusion(always=Trouble("hang")) as fake, SandboxFusionExecutor(fake.url) as executor:
         result = await asyncio.wait_for(executor.run("1", timeout_s=0.3), 30)
@@ -132,7 +132,7 @@ async def test_fusion_server_that_hangs_is_infra_error() -> None:
         assert len(fake.requests) == 1
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_timeouts")
 async def test_fusion_errors_show_no_secrets() -> None:
     url = dead_url().replace("http://", "http://someone:hunter2@")
     async with SandboxFusionExecutor(url, headers={"Authorization": "Bearer hunter2"}) as executor:
@@ -144,7 +144,7 @@ async def test_fusion_errors_show_no_secrets() -> None:
 # ---- several servers
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_timeouts")
 async def test_fusion_avoids_failing_server() -> None:
     async with (
         FakeSandboxFusion(always=Trouble(code=503)) as bad,
@@ -156,7 +156,7 @@ async def test_fusion_avoids_failing_server() -> None:
     assert len(bad.requests) == 1
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_timeouts")
 async def test_fusion_uses_server_after_cooldown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox_fusion, "_COOLDOWN_S", 0.0)
     async with (

@@ -1,4 +1,4 @@
-"""Directories of code: measured whatever is in them, emptied whatever is in them."""
+"""`scratch`: measuring and deleting directories with any content."""
 
 import os
 from pathlib import Path
@@ -8,13 +8,13 @@ import pytest
 from strands_rollout.code_tool.sandbox import scratch
 
 
-def measured(folder: Path, max_bytes: int = 1 << 40, max_entries: int = 10_000) -> scratch.Usage:
+def measure(folder: Path, max_bytes: int = 1 << 40, max_entries: int = 10_000) -> scratch.Usage:
     *_, last = scratch.measure(str(folder), max_bytes, max_entries)
     return last
 
 
 def nest(folder: Path, depth: int, name: str) -> None:
-    """Make directories inside each other, also where their path is too long to be named."""
+    """Create nested directories, also with a path that is too long for one call."""
     here = Path.cwd()
     os.chdir(folder)
     try:
@@ -34,7 +34,7 @@ def test_measure_counts_entries_and_each_files_blocks_once(tmp_path: Path) -> No
     (tmp_path / "a" / "file").write_bytes(b"x" * 100_000)
     (tmp_path / "again").hardlink_to(tmp_path / "a" / "file")
     (tmp_path / "link").symlink_to("/usr")
-    used = measured(tmp_path)
+    used = measure(tmp_path)
     assert used.entries == 5
     assert 100_000 <= used.disk_bytes < 200_000
     assert (used.fault, used.is_incomplete) == (None, False)
@@ -43,8 +43,8 @@ def test_measure_counts_entries_and_each_files_blocks_once(tmp_path: Path) -> No
 def test_measure_stops_at_limits(tmp_path: Path) -> None:
     for n in range(50):
         (tmp_path / str(n)).write_bytes(bytes(8192))
-    assert measured(tmp_path, max_entries=10).entries == 11
-    assert measured(tmp_path, max_bytes=20_000).entries < 10
+    assert measure(tmp_path, max_entries=10).entries == 11
+    assert measure(tmp_path, max_bytes=20_000).entries < 10
 
 
 @pytest.mark.parametrize(("depth", "is_fault"), [(scratch.MAX_DEPTH - 1, False), (1900, True)])
@@ -53,7 +53,7 @@ def test_measure_reports_deep_tree_and_delete_removes_it(tmp_path: Path, depth: 
     place.mkdir()
     nest(place, depth, "d" * 200)
     before = open_descriptors()
-    used = measured(place)
+    used = measure(place)
     assert (used.fault == f"more than {scratch.MAX_DEPTH} folders inside each other") == is_fault
     assert used.entries <= scratch.MAX_DEPTH + 1
     assert open_descriptors() <= before
@@ -99,7 +99,7 @@ def test_delete_follows_no_links_and_needs_no_permissions(tmp_path: Path) -> Non
     assert scratch.delete(str(place))
     assert not place.exists()
     assert ((outside / "precious").read_text(), outside.stat().st_mode & 0o777) == ("kept", 0o755)
-    assert scratch.delete(str(place))  # it is gone already
+    assert scratch.delete(str(place))  # already deleted
     place.symlink_to(outside)
     assert not scratch.delete(str(place))
     assert (outside / "precious").exists()

@@ -1,4 +1,4 @@
-"""The seccomp filter on the running kernel, in real children, and for machines that are not here, in a simulation."""
+"""The seccomp filter: on the running kernel in real children, and simulated for other architectures."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ from ordinary_code import DENIED, NEEDED
 from strands_rollout.code_tool.sandbox import kernel, seccomp
 from strands_rollout.code_tool.sandbox.seccomp import SyscallFilter
 
-needs_seccomp = pytest.mark.skipif(not seccomp.is_supported(), reason="the kernel takes no seccomp filters")
+needs_seccomp = pytest.mark.skipif(not seccomp.is_supported(), reason="the kernel accepts no seccomp filters")
 
 
 PROLOGUE = """
@@ -45,7 +45,7 @@ def child(confined_child):
 
 @needs_seccomp
 def test_filter_hides_and_protects_page_cache(child, confined_folder):
-    """Whoever may only read a file can otherwise leave a message in which of its pages are in memory."""
+    """Without it, readers of a file can pass messages by the pages that are in memory."""
     size = 1 << 16
     with Path(confined_folder, "f").open("w+b") as file:
         file.write(bytes(size)), file.flush(), os.fsync(file.fileno())
@@ -98,7 +98,7 @@ print(json.dumps([*seen, refusal(a.sendto, b"x", "streams")]))
 
 
 @needs_seccomp
-@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the code is x86-64's")
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="needs x86-64")
 def test_filter_kills_on_32_bit_call(child):
     script = """
 import mmap
@@ -113,7 +113,7 @@ call()
 
 
 @needs_seccomp
-@pytest.mark.skipif(os.uname().machine != "x86_64", reason="x32 is x86-64's")
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="needs x86-64")
 def test_filter_kills_on_x32_call(child):
     child("confine(); syscall(0x40000000 | NUMBERS['getpid'])", exit_code=-signal.SIGSYS)
 
@@ -126,13 +126,13 @@ def test_filter_of_other_machine_kills_on_first_call(child):
     )
 
 
-# ---- the program, run as the kernel runs it
+# ---- the program, interpreted like in the kernel
 
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 
 
 def answer(error: int) -> int:
-    """Return the program's result for an error that the caller sees."""
+    """Return the program's result that gives the caller this error."""
     return 0x50000 | error
 
 
@@ -155,7 +155,7 @@ MESSAGES = (
     [(5, 0, 9, flags) for flags in (1, 0x41, 0x2000, 0x400_0000, 0x2000_0000)],
     EOPNOTSUPP,
 )
-CASES = {  # name -> (arguments that are let through, arguments that are refused[, how, if not with EPERM])
+CASES = {  # name -> (allowed arguments, refused arguments[, result other than EPERM])
     "clone": (
         [(CLONE_THREAD,), (0x7D0F00,)],  # glibc's threads, musl's threads
         [(flags,) for flags in (0, 17, 0x4111, 0x100, 0x10000, 0x10100, 0x10B00)]
@@ -211,7 +211,7 @@ CASES = {  # name -> (arguments that are let through, arguments that are refused
 
 
 def verdict(program: bytes, number: int, arguments=(), arch: int = ARCH["x86_64"]) -> int:
-    """Run a program as the kernel does, with the refusals of its checker."""
+    """Interpret a program like the kernel, with the checks of its verifier."""
     padded = [*arguments, *[0] * (6 - len(arguments))]
     data = struct.pack("<IIQ6Q", number, arch, 0, *padded)
     instructions = [*struct.iter_unpack("<HBBI", program)]
@@ -240,14 +240,14 @@ def machine(request):
 
 @pytest.fixture
 def judge(machine):
-    """Name and arguments -> verdict; None where the machine has no such call."""
+    """Function (name, arguments) -> verdict; None if the architecture lacks the call."""
     program = SyscallFilter.for_machine(machine).program(PID)
     numbers = kernel.syscall_numbers(machine)
 
-    def judged(name, *arguments):
+    def judge_call(name, *arguments):
         return verdict(program, numbers[name], arguments, ARCH[machine]) if name in numbers else None
 
-    return judged
+    return judge_call
 
 
 def test_rules_name_only_system_calls():
@@ -280,7 +280,7 @@ def test_filter_checks_arguments(judge, name):
 
 def test_filter_makes_python_copy_by_read_and_write(judge):
     assert (judge("sendfile", 1, 0), judge("copy_file_range")) == (answer(errno.ENOTSOCK), answer(errno.EXDEV))
-    assert judge("ioctl", 3, 0x40049409) == EOPNOTSUPP  # FICLONE, which comes first in `pathlib`'s
+    assert judge("ioctl", 3, 0x40049409) == EOPNOTSUPP  # FICLONE, which `pathlib` tries first
 
 
 OWNERS_CHANGES = ("fchmodat", "fchownat", "utimensat")

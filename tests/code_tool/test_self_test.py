@@ -1,4 +1,4 @@
-"""The self-test promises only layers that stop a real child, and none that root has too few rights for here."""
+"""`find_broken_layer`: reports layers that don't confine a real child, and missing capabilities of root."""
 
 import ast
 import os
@@ -11,16 +11,16 @@ import pytest
 
 from strands_rollout.code_tool import sandbox
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the layers are Linux's")
-AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be less than that")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's layers")
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to drop capabilities")
 WITH_SETPRIV = pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs util-linux's setpriv")
-# the capabilities of a container that Docker starts with its defaults
-DOCKERS = """
+# capabilities of a container with Docker's defaults
+DOCKER_CAPABILITIES = """
     +chown,+dac_override,+fsetid,+fowner,+mknod,+net_raw,+setgid,+setuid,+setfcap,+setpcap,+net_bind_service
     +sys_chroot,+kill,+audit_write
 """
 
-# Runs apart: it forks, and needs the low descriptors. Each break leaves a layer promised and takes it away in a child.
+# Runs in its own process, because it forks and needs the low descriptors. It disables a layer only in the child.
 SCRIPT = """
 import os, sys, tempfile
 from strands_rollout.code_tool.sandbox.kernel import ChildLimits
@@ -52,19 +52,19 @@ os.rmdir(root)
 """
 
 
-def found(broken: str) -> str:
+def find_broken_layer(broken: str) -> str:
     done = subprocess.run([sys.executable, "-c", SCRIPT, broken], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_find_broken_layer_passes_layers_that_hold() -> None:
-    assert found("none") == "None\n"
+    assert find_broken_layer("none") == "None\n"
 
 
 @pytest.mark.parametrize("layer", ["limits", pytest.param("user", marks=AS_ROOT), "files", "syscalls"])
 def test_find_broken_layer_finds_layer_that_does_not_hold(layer: str) -> None:
-    assert found(layer).startswith(f"('{layer}', ")
+    assert find_broken_layer(layer).startswith(f"('{layer}', ")
 
 
 RUN = """
@@ -99,9 +99,9 @@ def run_with(capabilities: str, script: str = RUN) -> subprocess.CompletedProces
 @AS_ROOT
 @WITH_SETPRIV
 def test_layers_need_only_dockers_default_capabilities() -> None:
-    done = run_with(",".join(["-all", *DOCKERS.split()]))
+    done = run_with(",".join(["-all", *DOCKER_CAPABILITIES.split()]))
     assert done.stdout.split() == ["full", "True", "time", "limit", "of", "0.2", "s"], done.stderr
-    done = run_with(",".join(["-all", *DOCKERS.split()]), RUN_PROGRAMS)
+    done = run_with(",".join(["-all", *DOCKER_CAPABILITIES.split()]), RUN_PROGRAMS)
     assert done.stdout == "files disk limit of 32 MiB, counting deleted files that are open\n", done.stderr
 
 

@@ -1,4 +1,4 @@
-"""Ten thousand calls of all kinds on one executor: nothing is left behind, and nothing grows with their number."""
+"""Ten thousand calls of all kinds on one executor leave nothing behind, and no usage grows with their number."""
 
 import asyncio
 import os
@@ -18,11 +18,11 @@ from strands_rollout.code_tool import ExecutionResult, LocalExecutor
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc"),
+    pytest.mark.skipif(sys.platform != "linux", reason="reads processes in /proc"),
 ]
 CALLERS = 64
-SPARES = 8  # children that wait for code
-POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)  # of asyncio.to_thread, started when they are needed
+SPARES = 8  # children waiting for code
+POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)  # threads of asyncio.to_thread, started on demand
 FIRST_CALLS, MORE_CALLS = 2_000, 8_000
 FILES = "import os\nfor n in range(30): os.makedirs(f'd{n}/e'); open(f'd{n}/e/f', 'w').write('x' * 1000)"
 TEMPORARY = "import tempfile\nkept = [tempfile.NamedTemporaryFile(delete=False) for _ in range(5)]"
@@ -45,15 +45,15 @@ CALLS: list[tuple[str, float | None, str]] = [
 ]
 
 
-async def whole_call(executor: LocalExecutor, chance: random.Random) -> str:
+async def check_call(executor: LocalExecutor, chance: random.Random) -> str:
     """Return the unexpected result; empty if the result is as expected."""
     code, timeout_s, expected = chance.choice(CALLS)
     result = str(await executor.run(code, timeout_s=timeout_s))
     return "" if expected in result and "infra_error=None" in result else f"{code}: {result[-500:]}"
 
 
-async def ended_early(executor: LocalExecutor, chance: random.Random) -> str:
-    """A call of a session that is cancelled while it waits, starts or runs, or crashes."""
+async def check_interrupted_call(executor: LocalExecutor, chance: random.Random) -> str:
+    """Cancel a session's call while it waits, starts or runs, or let it crash; return the unexpected result."""
     name, end = str(chance.random()), chance.choice([0, 0.01, 0.3, None])
     code = "import time; time.sleep(60)" if end is not None else "import os; os.abort()"
     await executor.run("n = 1; open('f', 'w').close()", session=name)
@@ -62,36 +62,40 @@ async def ended_early(executor: LocalExecutor, chance: random.Random) -> str:
     call.cancel()
     (outcome,) = await asyncio.gather(call, return_exceptions=True)
     await executor.close_session(name)
-    is_right = isinstance(outcome, asyncio.CancelledError) if end is not None else "session_lost=True" in str(outcome)
-    return "" if is_right else str(outcome)
+    is_expected = (
+        isinstance(outcome, asyncio.CancelledError) if end is not None else "session_lost=True" in str(outcome)
+    )
+    return "" if is_expected else str(outcome)
 
 
 async def soak(executor: LocalExecutor, chance: random.Random, calls: int) -> list[str]:
-    """Make this number of calls, 64 at a time; return the unexpected results."""
+    """Make `calls` calls, 64 concurrently; return the unexpected results."""
 
     async def caller() -> list[str]:
-        kinds = chance.choices([whole_call, ended_early], [92, 8], k=calls // CALLERS)
+        kinds = chance.choices([check_call, check_interrupted_call], [92, 8], k=calls // CALLERS)
         return [await kind(executor, chance) for kind in kinds]
 
-    return [words for found in await asyncio.gather(*(caller() for _ in range(CALLERS))) for words in found if words]
+    return [result for found in await asyncio.gather(*(caller() for _ in range(CALLERS))) for result in found if result]
 
 
-def held_when_idle(executor: LocalExecutor, scratch_dir: Path) -> dict[str, list[float]]:
-    """Numbers of supervisor, template and this process, when no child runs and nothing is in their directories."""
-    give_up_at = time.monotonic() + 60
+def usage_when_idle(executor: LocalExecutor, scratch_dir: Path) -> dict[str, list[float]]:
+    """Return descriptors, threads and memory of supervisor, fork server and this process, once all runs have ended."""
+    deadline = time.monotonic() + 60
     supervisor = executor._supervisor.link._process.pid  # type: ignore[union-attr]
-    (template,) = (pid for pid in descendants(supervisor) if Process(pid).number("PPid") == supervisor)
-    while sum(Process(pid).is_alive() for pid in descendants(template)) != SPARES or any(
+    (fork_server,) = (pid for pid in descendants(supervisor) if Process(pid).number("PPid") == supervisor)
+    while sum(Process(pid).is_alive() for pid in descendants(fork_server)) != SPARES or any(
         len(path.relative_to(scratch_dir).parts) == 3 for path in shallow_paths(scratch_dir, 3)
     ):
-        assert time.monotonic() < give_up_at, sorted(shallow_paths(scratch_dir, 3))
+        assert time.monotonic() < deadline, sorted(shallow_paths(scratch_dir, 3))
         time.sleep(0.1)
-    kept = [Process(pid) for pid in (supervisor, template, os.getpid())]
+    processes = [Process(pid) for pid in (supervisor, fork_server, os.getpid())]
     return {
-        # the template keeps one ruleset for each place
-        "descriptors": [sum("landlock" not in what for what in process.handles().values()) for process in kept],
-        "threads": [process.number("Threads") for process in kept],
-        "rss_mb": [process.number("VmRSS") / 1024 for process in kept],
+        # the fork server keeps a ruleset for each slot
+        "descriptors": [
+            sum("landlock" not in handle for handle in process.handles().values()) for process in processes
+        ],
+        "threads": [process.number("Threads") for process in processes],
+        "rss_mb": [process.number("VmRSS") / 1024 for process in processes],
     }
 
 
@@ -107,11 +111,11 @@ async def test_ten_thousand_calls_leave_nothing_behind(scratch_dir: Path) -> Non
     async with LocalExecutor(
         max_concurrency=CALLERS, memory_mb=1024, max_output_mb=8, scratch_dir=str(scratch_dir)
     ) as executor:
-        surprises = await soak(executor, chance, FIRST_CALLS)
-        first = await asyncio.to_thread(held_when_idle, executor, scratch_dir)
-        surprises += await soak(executor, chance, MORE_CALLS)
-        last = await asyncio.to_thread(held_when_idle, executor, scratch_dir)
-    assert surprises == []
+        unexpected = await soak(executor, chance, FIRST_CALLS)
+        first = await asyncio.to_thread(usage_when_idle, executor, scratch_dir)
+        unexpected += await soak(executor, chance, MORE_CALLS)
+        last = await asyncio.to_thread(usage_when_idle, executor, scratch_dir)
+    assert unexpected == []
     assert all(now <= then for then, now in zip(first["descriptors"], last["descriptors"], strict=True))
     assert all(now <= then + POOL_THREADS for then, now in zip(first["threads"], last["threads"], strict=True))
     assert all(now <= 1.1 * then + 4 for then, now in zip(first["rss_mb"], last["rss_mb"], strict=True))

@@ -1,4 +1,4 @@
-"""Strands' sandboxes as a code executor: the local one for real, others for the ways in which they differ and fail."""
+"""`StrandsSandboxExecutor`: Strands' local sandbox, and stand-ins for others that differ or fail."""
 
 import asyncio
 import os
@@ -20,8 +20,8 @@ LocalSandbox = NotASandboxLocalEnvironment
 LOCAL_PATH = "strands.sandbox.not_a_sandbox_local_environment.NotASandboxLocalEnvironment"
 
 
-class Scripted(LocalSandbox):
-    """The local one, with something done before or instead of each run."""
+class ScriptedSandbox(LocalSandbox):
+    """The local sandbox; `act` returns an error or items that replace a run, or None."""
 
     def __init__(self, act: Callable[[int], Any]) -> None:
         self.act = act
@@ -29,11 +29,11 @@ class Scripted(LocalSandbox):
 
     async def execute_streaming(self, command: str, **more: Any) -> AsyncIterator[Any]:  # type: ignore[override]
         self.calls += 1
-        found = self.act(self.calls)
-        if isinstance(found, BaseException):
-            raise found
-        if isinstance(found, list):
-            for item in found:
+        replacement = self.act(self.calls)
+        if isinstance(replacement, BaseException):
+            raise replacement
+        if isinstance(replacement, list):
+            for item in replacement:
                 yield item
             return
         async for item in super().execute_streaming(command, **more):
@@ -53,11 +53,11 @@ async def test_strands_executor_code_too_long_for_command_line(executor: Strands
     assert (result.exit_code, result.infra_error) == (1, None)
 
 
-# ---- sandboxes that differ, and that fail
+# ---- other and failing sandboxes
 
 
 async def test_strands_executor_retries_once() -> None:
-    sandbox = Scripted(lambda call: ConnectionError("container is gone") if call == 1 else None)
+    sandbox = ScriptedSandbox(lambda call: ConnectionError("container is gone") if call == 1 else None)
     async with StrandsSandboxExecutor(sandbox) as executor:
         assert (await executor.run("1 + 1")).stdout == "2\n"
     assert sandbox.calls == 2
@@ -66,7 +66,7 @@ async def test_strands_executor_retries_once() -> None:
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (ConnectionError("container is gone"), "Scripted: ConnectionError: container is gone"),
+        (ConnectionError("container is gone"), "ScriptedSandbox: ConnectionError: container is gone"),
         ([StrandsResult(127, "", "docker is not installed or not on PATH")], "docker is not installed"),
         ([StreamChunk("Permission denied", "stderr"), StrandsResult(255, "", "")], "Permission denied"),
         (SandboxTimeoutError(3), "did not end in time"),
@@ -74,7 +74,7 @@ async def test_strands_executor_retries_once() -> None:
     ids=["raises", "no docker", "no access", "timeout before the start"],
 )
 async def test_strands_executor_failure_is_infra_error(found: Any, words: str) -> None:
-    sandbox = Scripted(lambda _: found)
+    sandbox = ScriptedSandbox(lambda _: found)
     async with StrandsSandboxExecutor(sandbox) as executor:
         result = await executor.run("1")
     assert words in (result.infra_error or "")
@@ -106,7 +106,7 @@ async def test_strands_executor_code_that_stops_its_supervisor(monkeypatch, tmp_
     assert all(exits_within(int(pid)) for pid in note.read_text().split())
 
 
-# ---- places, loops, closing
+# ---- slots, loops, closing
 
 
 async def test_strands_executor_loads_sandbox_by_path() -> None:

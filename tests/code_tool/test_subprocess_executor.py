@@ -1,4 +1,4 @@
-"""The subprocess backend: environment and output of code, limits, and cleanup."""
+"""`SubprocessExecutor`: limits and cleanup."""
 
 import asyncio
 import base64
@@ -14,7 +14,7 @@ import pytest
 from strands_rollout.code_tool import SubprocessExecutor
 from strands_rollout.code_tool.remote import RemoteProgram
 
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the limit or the check is Linux's")
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's limit or check")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The code tool as the agent and the model see it, and the loading of tools by dotted path."""
+"""The code tool: results for the agent and the model; loading tools by dotted path."""
 
 import sys
 from pathlib import Path

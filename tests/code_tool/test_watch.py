@@ -1,4 +1,4 @@
-"""Disk usage of runs: when a place is measured, and which run is ended when the disk is full."""
+"""`DiskWatch` and `RunWatch`: disk limits, the ended run on a full disk, and ending a run."""
 
 import asyncio
 import time
@@ -19,8 +19,8 @@ MEBIBYTE = 1 << 20
 PLENTY = 1 << 40
 
 
-class Disk:
-    """A file system of a known size, on which nothing lies but what the places hold and what others do."""
+class StandInDisk:
+    """A file system of known size with the files of the slots and `others` bytes of other programs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
         self.root, self.size, self.files, self.others = root, PLENTY, PLENTY, 0
@@ -31,7 +31,7 @@ class Disk:
         return self.size - self.others - used.disk_bytes, self.files - used.entries
 
     def put(self, slot: int, mebibytes: int, files: int = 1) -> Any:
-        """Write as a child; return the child."""
+        """Write files like a child in this slot, and return the child."""
         folder = self.root / str(slot)
         folder.mkdir(exist_ok=True)
         for number in range(files):
@@ -40,29 +40,33 @@ class Disk:
 
 
 @pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Disk]:
-    return Disk(monkeypatch, tmp_path)
+def disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StandInDisk]:
+    return StandInDisk(monkeypatch, tmp_path)
 
 
-def make(disk: Disk, evicted: list[int] | None = None, disk_mb: int = 64, max_files: int = 100) -> DiskWatch:
+def make_watch(
+    disk: StandInDisk, evicted: list[int] | None = None, disk_mb: int = 64, max_files: int = 100
+) -> DiskWatch:
     return DiskWatch(
         {"disk_mb": disk_mb, "max_files": max_files}, str(disk.root), (evicted if evicted is not None else []).append
     )
 
 
 @pytest.mark.parametrize(
-    ("mebibytes", "files", "words"), [(1, 1, None), (9, 8, "disk limit of 64 MiB"), (0, 101, "limit of 100 files")]
+    ("mebibytes", "files", "message"), [(1, 1, None), (9, 8, "disk limit of 64 MiB"), (0, 101, "limit of 100 files")]
 )
-async def test_find_exceeded_limit_names_the_limit(disk: Disk, mebibytes: int, files: int, words: str | None) -> None:
-    watch, child = make(disk), disk.put(0, mebibytes, files)
+async def test_find_exceeded_limit_names_the_limit(
+    disk: StandInDisk, mebibytes: int, files: int, message: str | None
+) -> None:
+    watch, child = make_watch(disk), disk.put(0, mebibytes, files)
     with watch.watching(0):
-        assert await watch.find_exceeded_limit(child) == words
+        assert await watch.find_exceeded_limit(child) == message
 
 
 @pytest.mark.parametrize("short_of", ["bytes", "files"])
-async def test_full_disk_ends_only_the_largest_run(disk: Disk, short_of: str) -> None:
+async def test_full_disk_ends_only_the_largest_run(disk: StandInDisk, short_of: str) -> None:
     evicted: list[int] = []
-    watch = make(disk, evicted, max_files=2000)
+    watch = make_watch(disk, evicted, max_files=2000)
     small, big, idle = disk.put(1, 1, 2), disk.put(2, 4, 3), disk.put(3, 8, 4)
     with watch.watching(1), watch.watching(2):
         with watch.watching(3):
@@ -71,13 +75,13 @@ async def test_full_disk_ends_only_the_largest_run(disk: Disk, short_of: str) ->
             if short_of == "bytes":
                 disk.size = scratch.RESERVE_BYTES + 8 * MEBIBYTE
             else:
-                disk.files = scratch.RESERVE_FILES + 3 + 2  # the three places are folders themselves
+                disk.files = scratch.RESERVE_FILES + 3 + 2  # the three slots are folders too
             due = watch.due(3)
             assert await watch.find_exceeded_limit(small) is None
-            assert due.done()  # it is looked at, and ended, at once
+            assert due.done()  # the run is checked and ended immediately
             assert await watch.find_exceeded_limit(idle) == "a disk that is almost full, of which it held the most"
         assert await watch.find_exceeded_limit(small) is None
-        assert evicted == [3]  # nobody waits for it, so nobody else would end it
+        assert evicted == [3]  # no call waits for the idle run, so the watch ends it
         scratch.delete(str(disk.root / "3"))
         watch.forget(3)
         assert await watch.find_exceeded_limit(small) is None
@@ -87,10 +91,10 @@ async def test_full_disk_ends_only_the_largest_run(disk: Disk, short_of: str) ->
 
 
 async def test_disk_full_for_other_reasons_raises_after_a_while(disk, monkeypatch):
-    watch, child = make(disk), disk.put(0, 8)
+    watch, child = make_watch(disk), disk.put(0, 8)
     with watch.watching(0):
         disk.size, disk.others = 1 << 30, 1 << 30
-        assert await watch.find_exceeded_limit(child) is None  # it may be on its way out
+        assert await watch.find_exceeded_limit(child) is None  # the run may already be ending
         monkeypatch.setattr(disk_watch, "_SHORTAGE_S", -1.0)
         with pytest.raises(RuntimeError, match="almost full, and not because of the code"):
             await watch.find_exceeded_limit(child)
@@ -112,8 +116,8 @@ async def test_follow_does_not_wait_long_for_a_kill(ends, tmp_path, monkeypatch)
             child.close_child_descriptors()
             child.ended.set_result(-9)
 
-    template: Any = SimpleNamespace(signal=signal, limit_threads=lambda *_: None)
-    watch = RunWatch(limits, DiskWatch(limits, str(tmp_path), lambda _: None), template)
+    fork_server: Any = SimpleNamespace(signal=signal, limit_threads=lambda *_: None)
+    watch = RunWatch(limits, DiskWatch(limits, str(tmp_path), lambda _: None), fork_server)
     (tmp_path / "0").mkdir()
     async with asyncio.timeout(30):
         result = await watch.follow(child, time.monotonic(), 0.05)

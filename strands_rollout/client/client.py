@@ -126,12 +126,12 @@ class SGLangClient:
 
     @property
     def is_closed(self) -> bool:
-        """Return whether the httpx client is closed, by this client or by its owner."""
+        """True if the httpx client is closed, by this client or by its owner."""
         return self._http.is_closed
 
     @property
     def info_fault(self) -> Fault | None:
-        """Return the failure of the last attempt to fetch the server's info, while another attempt is to follow."""
+        """The failure of the last attempt to fetch the server's info, while a retry is pending; None otherwise."""
         return self._info_fault
 
     async def aclose(self) -> None:
@@ -260,7 +260,7 @@ class SGLangClient:
         """Abort a request, or all requests, at the engine.
 
         Returns:
-            Whether the engine confirmed within 5 s. False behind a router, which has no such endpoint (404).
+            True if the engine confirmed within 5 s; False behind a router, which has no such endpoint (404).
 
         Raises:
             ConfigError: Neither an rid nor `abort_all` was given.
@@ -286,7 +286,7 @@ class SGLangClient:
 
     @property
     def connection_epoch(self) -> int:
-        """Return a number that changes once all connections were closed, after which another server may answer."""
+        """A number that changes once all connections have been closed, after which another server may answer."""
         return self._http.connection_epoch if isinstance(self._http, transport.EngineClient) else 0
 
     async def server_info(self) -> ServerInfo:
@@ -339,7 +339,7 @@ class SGLangClient:
         return input_ids
 
     async def _attempt(self, body: bytes, rid: str, headers: Mapping[str, str] | None) -> object:
-        """Send the request; return the decoded JSON of a 200, or a `Fault`. Nothing keeps running at the engine."""
+        """Send the request once; return the JSON of a 200, or a `Fault`. Afterwards nothing runs at the engine."""
         try:
             answer = await transport.post_generate(
                 self._http, body, headers=headers, limits=self._timeout, url=self.url
@@ -422,9 +422,7 @@ class _AbortSender:
     async def _send_quietly(self, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> bool:
         try:
             return await self.send(body, headers)
-        except (
-            Exception
-        ) as e:  # a caller's httpx client may raise anything, and a broken connection ends the request too
+        except Exception as e:  # a caller's httpx client may raise anything; a broken connection ends the request too
             logger.debug("event=abort_failed url=%s body=%s error=%r", self._url, body, e)
             return False
 
@@ -454,7 +452,7 @@ _INFO_TIMEOUT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """An engine's model and limits; None for what it does not report.
+    """An engine's model and limits; a value that it does not report is None.
 
     Attributes:
         context_length: Maximum tokens of prompt plus answer.
@@ -494,7 +492,7 @@ async def fetch_server_info(http: httpx.AsyncClient, *, url: str) -> ServerInfo:
 
 
 async def _get(http: httpx.AsyncClient, path: str, *, url: str) -> dict[str, Any]:
-    """Return the JSON object at a path; an empty one if there is none."""
+    """Return the JSON object at a path; {} if there is none."""
     try:
         response = await http.get(path, timeout=_INFO_TIMEOUT_S)
     except transport.READ_TIMEOUTS as e:

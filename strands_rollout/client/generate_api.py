@@ -105,7 +105,7 @@ class EncodedPrompt:
     def __init__(self, token_ids: list[int], *, vocab_size: int | None) -> None:
         self._token_ids = token_ids
         self._encoded = EncodedIds(vocab_size=vocab_size)
-        self._known = 0  # number of ids of the list that are encoded before the mark
+        self._known = 0  # number of the list's ids that are encoded before the mark
         self._mark = self._encoded.mark()
         self._after: list[int] = []  # ids that are encoded after the mark: context that may enter the trajectory
 
@@ -244,28 +244,28 @@ class Generation:
 
     @property
     def completion_tokens(self) -> int:
-        """Return the number of sampled tokens."""
+        """Number of sampled tokens."""
         return len(self.output_ids)
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Return the number of input tokens by the engine's count; None if the request was aborted in the queue."""
+        """Number of input tokens by the engine's count; None if the request was aborted in the queue."""
         return _int_or_none(self.meta_info.get("prompt_tokens"))
 
     @property
     def cached_tokens(self) -> int | None:
-        """Return the number of input tokens from the prefix cache; None if the request was aborted in the queue."""
+        """Number of input tokens from the prefix cache; None if the request was aborted in the queue."""
         return _int_or_none(self.meta_info.get("cached_tokens"))
 
     @property
     def weight_version(self) -> str | None:
-        """Return the version of the weights, if the engine reports it."""
+        """Version of the weights; None if the engine does not report it."""
         version = self.meta_info.get("weight_version")
         return None if version is None else str(version)
 
     @property
     def weight_versions(self) -> list[tuple[str | None, int, int]]:
-        """Return (version, start, end) spans of the output; several if the weights were updated during sampling.
+        """Spans (version, start, end) of the output; several if the weights were updated during sampling.
 
         SGLang 0.5.2x reports the spans as `meta_info.weight_versions`. If they are missing or don't cover the output,
         `weight_version` counts for the whole output.

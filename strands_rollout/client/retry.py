@@ -29,7 +29,7 @@ class FaultKind(StrEnum):
     SLOW = "slow"  # no answer within the read timeout; retried only after the engine has confirmed the abort
 
 
-# attempts that may fail in the same way, for kinds of faults that waiting does not cure
+# maximum attempts that fail in the same way, for kinds of faults that waiting does not cure
 _MAX_ATTEMPTS_BY_KIND: Final = {FaultKind.BAD_BODY: 2, FaultKind.SLOW: 2}
 
 
@@ -70,7 +70,7 @@ class RetryPolicy:
             raise errors.ConfigError(f"got {self}; expected max_attempts >= 1, and seconds >= 0")
 
     def backoff_s(self, failed: int) -> float:
-        """Return the longest wait after a number of failed attempts, at least 1: the base, doubled for each further."""
+        """Return the longest wait after `failed` attempts (at least 1): the base, doubled for each further failure."""
         return min(self.backoff_base_s * 2.0 ** min(failed - 1, 32), self.backoff_cap_s)
 
 
@@ -80,7 +80,7 @@ class Outage:
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
         self.faults: list[Fault] = []
-        # since the first fault: all waits, plus at most 10 s of each attempt, since a longer one was generating
+        # since the first fault: all waits, plus at most 10 s of each attempt, since a longer attempt was generating
         self.waited_s = 0.0
 
     def add(self, fault: Fault, attempt_s: float) -> None:

@@ -84,7 +84,7 @@ class EngineTransport(AiohttpTransport):  # type: ignore[misc] # the library has
     """A transport on an aiohttp session, which the first request makes; the sockets belong to its event loop."""
 
     def __init__(self, limits: httpx.Limits, *, secure: bool) -> None:
-        # without TLS, skip loading certificates, which takes about 30 ms
+        # `verify=False` without TLS, since loading certificates takes about 30 ms
         super().__init__(limits=limits, verify=secure, trust_env=True, client=self.session)
         self._session: aiohttp.ClientSession | None = None
         self._sockets: list[socket.socket] = []
@@ -92,7 +92,7 @@ class EngineTransport(AiohttpTransport):  # type: ignore[misc] # the library has
 
     @property
     def connection_epoch(self) -> int:
-        """Return a number that changes once all connections were closed, after which another server may answer."""
+        """A number that changes once all connections have been closed, after which another server may answer."""
         return self._epoch + (not any(opened.fileno() >= 0 for opened in self._sockets))
 
     def _open_socket(self, address: tuple[Any, ...]) -> socket.socket:

@@ -1,9 +1,9 @@
-"""Renders a tokenizer's chat template incrementally and token-exactly: new messages to new token ids.
+"""Render a tokenizer's chat template incrementally and token-exactly: new messages to new token ids.
 
 Only new messages are rendered: the first prompt, and later the text between the last sampled token and the next
-generation prompt. If a template inserts tool results unchanged, which is tested once with texts that it might treat
-specially, even these are not rendered: such a turn has a `TurnShape`, with constant ids and the texts around each
-result. `ChatTemplate` probes the template when it is built (see `probe`).
+generation prompt. Most templates insert tool results unchanged, which is tested once with texts that a template might
+treat specially. With such a template, even tool results are not rendered: the turn has a `TurnShape`, with constant ids
+and the texts around each result. `ChatTemplate` probes the template when it is built (see `probe`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 _ENCODERS: weakref.WeakKeyDictionary[Any, TokenEncoder] = weakref.WeakKeyDictionary()
 # by template and its arguments, since each sample builds a ChatTemplate on the event loop
 _SHARED_STATES: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], _SharedState]] = weakref.WeakKeyDictionary()
-# limits per template: prompts, which the samples of a group share; shapes, by number of results and set of tools
+# limits of the caches of a template: prompts, which the samples of a group share, and shapes of turns
 _MAX_PROMPTS: Final = 64
 _MAX_PROMPT_TOKENS: Final = 8192
 _MAX_SHAPES: Final = 256
@@ -135,7 +135,7 @@ class ChatTemplate:
         known = _SHARED_STATES.setdefault(self._tokenizer, {})
         found = known.get(key)
         if found is None:
-            if len(known) >= _MAX_KWARGS:  # every sample may have other arguments
+            if len(known) >= _MAX_KWARGS:  # each sample may have template arguments of its own
                 known.clear()
             try:
                 probed = probe(self._renderer)
@@ -196,8 +196,9 @@ class ChatTemplate:
         Args:
             messages: The new messages, at least one: tool results in the order of their calls, and user turns.
             tools: The tools of the first prompt.
-            last_id: The last sampled token. Unless it is the token with which the template ends such a turn (but a stop
-                string, a length stop, or another stop token of the model), the ids begin with that end token.
+            last_id: The last sampled token. The ids begin with the token with which the template ends such a turn,
+                unless the turn has been sampled up to that token. (A stop string, the turn's length, or another stop
+                token of the model may have ended it.)
 
         Raises:
             TemplateError: The template refuses the messages, or user turns in a conversation with tools.
@@ -208,7 +209,7 @@ class ChatTemplate:
                 f"the chat template can't be used with tools and more than one user turn: {error} Limit conversations "
                 f"to one user turn, or {template_advice(self._template)}."
             )
-        shape = self._shape(messages, tools)
+        shape = self._find_shape(messages, tools)
         if shape is None:
             rendered = self.render_turn(messages, tools)
             self._check_image_numbering(messages, tools, rendered)
@@ -266,14 +267,14 @@ class ChatTemplate:
                 "depend on earlier ones. Remove template arguments that number images (add_vision_id)."
             )
 
-    def _shape(self, messages: Messages, tools: Tools) -> TurnShape | None:
-        """Return the shape of these messages if all are plain tool results and the template has a shape for them."""
+    def _find_shape(self, messages: Messages, tools: Tools) -> TurnShape | None:
+        """Return the shape of these messages; None if they are not all plain tool results, or the template has none."""
         for message in messages:
             content = message["content"]
             if message["role"] != "tool" or message.keys() != _TOOL_RESULT_KEYS or isinstance(content, list):
                 return None  # a user turn, or images
             if len(content) > _LONGEST_TRIED:
-                return None  # a template may truncate texts longer than those of the test
+                return None  # the template may truncate texts that are longer than the tested texts
         last = self._last_tools  # read once: threads share this object
         if tools and last[0] is not tools:
             last = self._last_tools = (tools, repr(tools))
@@ -319,7 +320,7 @@ class TurnShape:
     """A turn of a fixed number of tool results, in which only the results' texts vary.
 
     Attributes:
-        parts: Pairs of constant ids and the text after them; a number in the text stands for the result of this index.
+        parts: Pairs of constant ids and the text after them; an int in the text is the index of a result.
         end: Constant ids after the last text.
     """
 
@@ -347,7 +348,7 @@ def find_turn_shape(
         texts: Tested as results, and as names and ids of calls.
 
     Returns:
-        None if the template changes results, or renders differently depending on them.
+        The shape; None if the template changes results, or if the text around them depends on them.
     """
     if not encoder.cuts_are_plain:
         return None
@@ -361,7 +362,7 @@ def find_turn_shape(
                 return None
     except TemplateError:  # the template refuses one of the texts
         return None
-    return _shape(rendered, encoder)
+    return _build_shape(rendered, encoder)
 
 
 def _split(text: str) -> list[str | int]:
@@ -373,7 +374,7 @@ def _fill(parts: Sequence[str | int], results: Sequence[str]) -> str:
     return "".join([results[part] if isinstance(part, int) else part for part in parts])
 
 
-def _shape(rendered: str, encoder: TokenEncoder) -> TurnShape:
+def _build_shape(rendered: str, encoder: TokenEncoder) -> TurnShape:
     parts: list[tuple[list[int], list[str | int]]] = []
     ids: list[int] = []
     for piece in encoder.pieces(rendered):
@@ -389,7 +390,7 @@ def _shape(rendered: str, encoder: TokenEncoder) -> TurnShape:
 
 
 def _tool_messages(results: Sequence[str], number: int) -> list[ChatMessage]:
-    """Make messages with names and ids that differ between trials: a template that uses them has no shape."""
+    """Make messages whose names and ids differ between trials, so that a template that shows them has no shape."""
     ids = [f"{result or 'call'}_{number}_{index}" for index, result in enumerate(results)]
     return [
         {"role": "tool", "name": result or f"tool{number}", "tool_call_id": call_id, "content": result}
@@ -434,5 +435,5 @@ def _conditions(source: str) -> list[str]:
 
 
 def is_time_independent(source: object) -> bool:
-    """Return whether a template's output can't depend on the current time."""
+    """Return whether a template's output does not depend on the current time."""
     return isinstance(source, str) and "strftime_now" not in source

@@ -1,4 +1,4 @@
-"""Converts Strands messages, tool results and tool specifications to the dicts that chat templates read.
+"""Convert Strands messages, tool results and tool specifications to the dicts that chat templates read.
 
 All content is kept, in order. Content with images becomes a list of parts, as templates of vision-language models
 expect; other content becomes a string. `normalize_tool_result` converts any value that a tool returns to a Strands tool
@@ -44,14 +44,14 @@ def to_chat_messages(
     Args:
         messages: Strands messages (`role` user or assistant, `content` a list of blocks).
         tool_names: Tool-use id -> tool name, for calls that are not in `messages`.
-        answered: The assistant's message before `messages`, whose calls they may answer.
+        answered: The assistant's message before `messages`, whose calls the first messages may answer.
 
     Returns:
         Messages of roles user, assistant and tool, as Hugging Face chat templates expect them. A message without
         content gets an empty string.
 
     Raises:
-        PromptError: A block can't be expressed: a document, a video, an image of an assistant, ...
+        PromptError: A block can't be converted, such as a document, a video or an image of an assistant.
     """
     names = dict(tool_names or {})
     unanswered = [(call_id, names.get(call_id, name)) for call_id, name in _calls(answered)] if answered else []
@@ -69,7 +69,7 @@ def system_text(system_prompt: str | None, blocks: Sequence[Mapping[str, Any]] |
     """Return the system prompt as one string; text blocks, if any, take precedence over the plain string."""
     texts = [block["text"] for block in blocks or () if "text" in block]
     text = "\n".join(texts) if texts else system_prompt
-    return None if text is None else _encodable(text)
+    return None if text is None else _replace_surrogates(text)
 
 
 def to_chat_tools(tool_specs: Iterable[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
@@ -86,36 +86,36 @@ def to_chat_tools(tool_specs: Iterable[Mapping[str, Any]] | None) -> list[dict[s
 
 def _chat_tool(spec: Mapping[str, Any]) -> dict[str, Any]:
     name = spec["name"]
-    if _encodable(name) != name:
+    if _replace_surrogates(name) != name:
         raise PromptError(f"got a tool named {name!r}; expected a name without lone surrogates: rename the tool")
     parameters = spec["inputSchema"].get("json", spec["inputSchema"])
     function = {"name": name, "description": spec["description"], "parameters": parameters}
-    return {"type": "function", "function": _all_encodable(function)}
+    return {"type": "function", "function": _replace_all_surrogates(function)}
 
 
-def _all_encodable(value: Json) -> Json:
+def _replace_all_surrogates(value: Json) -> Json:
     if isinstance(value, str):
-        return _encodable(value)
+        return _replace_surrogates(value)
     if isinstance(value, Mapping):
-        return {_all_encodable(key): _all_encodable(item) for key, item in value.items()}
-    return [_all_encodable(item) for item in value] if isinstance(value, list | tuple) else value
+        return {_replace_all_surrogates(key): _replace_all_surrogates(item) for key, item in value.items()}
+    return [_replace_all_surrogates(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def clean_message(message: tuple[str, Any]) -> tuple[str, Any]:
-    """Return a message's role and content as Strands cleans them before streaming: blank texts and invalid names."""
+    """Return a message's role and content with blank texts and invalid tool names replaced, as Strands does it."""
     role, content = message
     if role != "assistant":
         return message
     has_calls = any("toolUse" in block for block in content)
-    shown = []
+    cleaned = []
     for block in content or [{"text": ""}]:
         if "text" in block:
-            shown += [{**block, "text": text} for text in _clean_texts(content, [block["text"]], has_calls=has_calls)]
+            cleaned += [{**block, "text": text} for text in _clean_texts(content, [block["text"]], has_calls=has_calls)]
         elif "toolUse" in block and not _VALID_NAME.fullmatch(block["toolUse"]["name"]):
-            shown.append({**block, "toolUse": {**block["toolUse"], "name": _INVALID_NAME}})
+            cleaned.append({**block, "toolUse": {**block["toolUse"], "name": _INVALID_NAME}})
         else:
-            shown.append(block)
-    return role, shown
+            cleaned.append(block)
+    return role, cleaned
 
 
 def take_images(message: ChatMessage) -> list[tuple[dict[str, Any], bytes]]:
@@ -142,37 +142,38 @@ def _tool_messages(results: Iterable[object], unanswered: list[_Call], names: Ma
     """Convert a message's tool results, in the order of the calls that they answer; remove these from `unanswered`.
 
     The order matters because Strands puts errors of calls with invalid names before all other results, and most
-    templates show no ids. Results with the same id keep their order. A result whose id no call has is assigned to a
-    call without a result, and gets that call's id.
+    templates show no ids. Results with the same id keep their order. A result with an id that no call has is assigned
+    to a call without a result, and gets that call's id.
     """
     converted = [
-        normalize_tool_result(one, str(one.get("toolUseId")) if isinstance(one, Mapping) else "") for one in results
+        normalize_tool_result(result, str(result.get("toolUseId")) if isinstance(result, Mapping) else "")
+        for result in results
     ]
     if [result["toolUseId"] for result in converted] == [call_id for call_id, _ in unanswered]:
         ordered = [*zip(converted, unanswered, strict=True)]
         unanswered.clear()
     else:
-        ordered = _in_order_of_calls(converted, unanswered, names)
+        ordered = _assign_to_calls(converted, unanswered, names)
     return [
         {"role": "tool", "name": name, "tool_call_id": call_id, "content": _user_content(result["content"])}
         for result, (call_id, name) in ordered
     ]
 
 
-def _in_order_of_calls(
+def _assign_to_calls(
     converted: Sequence[dict[str, Any]], unanswered: list[_Call], names: Mapping[str, str]
 ) -> list[tuple[dict[str, Any], _Call]]:
     """Assign results to calls; return each result with its call, and remove that call from `unanswered`."""
     by_id: dict[str, deque[dict[str, Any]]] = {}
     for result in converted:
         by_id.setdefault(result["toolUseId"], deque()).append(result)
-    own = [by_id[call_id].popleft() if by_id.get(call_id) else None for call_id, _ in unanswered]
-    left = {id(result) for results_left in by_id.values() for result in results_left}
-    others = deque(result for result in converted if id(result) in left)
+    matching = [by_id[call_id].popleft() if by_id.get(call_id) else None for call_id, _ in unanswered]
+    unmatched = {id(result) for results in by_id.values() for result in results}
+    others = deque(result for result in converted if id(result) in unmatched)
     ordered: list[tuple[dict[str, Any], _Call]] = []
     still_unanswered: list[_Call] = []
-    for call, found in zip(unanswered, own, strict=True):
-        answer = found or (others.popleft() if others else None)
+    for call, match in zip(unanswered, matching, strict=True):
+        answer = match or (others.popleft() if others else None)
         if answer is None:
             still_unanswered.append(call)
         else:
@@ -189,7 +190,7 @@ def _assistant_message(content: Sequence[Mapping[str, Any]], names: dict[str, st
         if "toolUse" in block:
             use = block["toolUse"]
             names[use["toolUseId"]] = use["name"]
-            function = {"name": _encodable(use["name"]), "arguments": _all_encodable(use["input"])}
+            function = {"name": _replace_surrogates(use["name"]), "arguments": _replace_all_surrogates(use["input"])}
             calls.append({"type": "function", "id": use["toolUseId"], "function": function})
         elif "reasoningContent" in block:
             reasoning.append(block["reasoningContent"].get("reasoningText", {}).get("text", ""))
@@ -207,7 +208,7 @@ def _assistant_message(content: Sequence[Mapping[str, Any]], names: dict[str, st
 
 
 def _clean_texts(content: Sequence[Mapping[str, Any]], texts: list[str], *, has_calls: bool) -> list[str]:
-    """Clean texts as Strands does before streaming, so that a turn is the same if the model is called directly."""
+    """Replace or drop blank texts as Strands does before streaming, so that direct calls give the same turn."""
     if not content:
         return [_BLANK]
     return [text if text.strip() else _BLANK for text in texts if text.strip() or not has_calls]
@@ -226,10 +227,10 @@ def _user_messages(
 
 def _user_content(blocks: Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
     has_images = any("image" in block for block in blocks)
-    return [_part(block) for block in blocks] if has_images else tool_result_text(blocks)
+    return [_content_part(block) for block in blocks] if has_images else tool_result_text(blocks)
 
 
-def _part(block: Mapping[str, Any]) -> dict[str, Any]:
+def _content_part(block: Mapping[str, Any]) -> dict[str, Any]:
     if "image" not in block:
         return {"type": "text", "text": _block_text(block)}
     data = block["image"].get("source", {}).get("bytes")
@@ -243,18 +244,20 @@ def _part(block: Mapping[str, Any]) -> dict[str, Any]:
 
 def _block_text(block: Mapping[str, Any]) -> str:
     if "text" in block:
-        return _encodable(str(block["text"]))
+        return _replace_surrogates(str(block["text"]))
     if "json" in block:
-        return _encodable(json_text(block["json"]))
+        return _replace_surrogates(json_text(block["json"]))
     if "citationsContent" in block:
-        return _encodable("".join(part.get("text", "") for part in block["citationsContent"].get("content", ())))
+        return _replace_surrogates(
+            "".join(part.get("text", "") for part in block["citationsContent"].get("content", ()))
+        )
     raise PromptError(
-        f"got a content block of kind {sorted(block)!r}; expected text or json, or an image of a user or a tool: this "
-        "model reads nothing else. Use tools and prompts that return these."
+        f"got a content block with the keys {sorted(block)}; expected text or json, or an image of a user or a tool, "
+        "since this model reads nothing else. Use prompts and tools with such content."
     )
 
 
-def _encodable(text: str) -> str:
+def _replace_surrogates(text: str) -> str:
     """Replace each lone surrogate, which no tokenizer accepts, by a question mark."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
@@ -265,15 +268,15 @@ _RESULT_KEYS: Final = ("toolUseId", "status", "content")
 def normalize_tool_result(returned: object, call_id: str) -> dict[str, Any]:
     """Convert the value that a tool returned to a Strands tool result with the id of its call.
 
-    A value that is not such a result (`{"status": "success" or "error", "content": [blocks]}`) becomes text: itself, or
-    JSON as `json_text` writes it. A JSON block with values that are not JSON becomes text too. A value that can't be
-    shown to the policy (it can't be converted, or is a document or a video) becomes an error result with the reason.
+    Any value but a result (`{"status": "success" or "error", "content": [blocks]}`) becomes text: a string as it is,
+    others as `json_text` writes them. A JSON block with values that are not JSON becomes text too. A value that can't
+    be shown to the policy (it can't be converted, or is a document or a video) becomes an error result with the reason.
     """
     try:
         if not _is_result(returned):
-            value = (
-                {k: v for k, v in returned.items() if k != "toolUseId"} if isinstance(returned, Mapping) else returned
-            )
+            value = returned
+            if isinstance(returned, Mapping):
+                value = {key: item for key, item in returned.items() if key != "toolUseId"}
             return {"toolUseId": call_id, "status": "success", "content": [{"text": _text(value)}]}
         further = {key: value for key, value in returned.items() if key not in _RESULT_KEYS and _is_plain(value)}
         content = [_plain_block(block) for block in returned["content"]]
@@ -296,7 +299,7 @@ def error_message(error: BaseException) -> str:
 
 
 def json_text(value: object) -> str:
-    """Write any value as JSON; a value that JSON can't express is converted.
+    """Write any value as JSON; convert values that JSON can't express.
 
     Times become ISO 8601; sets become lists, sorted by their items' JSON; bytes become text, with escapes for bytes
     that are not UTF-8; NumPy arrays and numbers become lists and numbers; members of enums become their values;
@@ -352,7 +355,7 @@ def _is_plain(value: object) -> bool:
                 return False
             if kind is dict or kind is list:
                 count += len(item)
-                if count > _MAX_VALUES:  # the same list may occur many times
+                if count > _MAX_VALUES:  # even a small value may contain the same list many times
                     return False
                 below += item.values() if kind is dict else item
             elif kind not in _PLAIN_TYPES or (kind is int and item.bit_length() > _MAX_INT_BITS):
@@ -370,7 +373,7 @@ class _Converter:
         self._left = _MAX_VALUES
 
     def convert(self, value: object, around: tuple[int, ...]) -> Json:
-        """Convert a value to plain JSON; `around` are the `id`s of the containers that it is nested in."""
+        """Convert a value to plain JSON; `around` has the `id`s of the containers around it."""
         self._left -= 1
         if self._left < 0:
             raise ValueError(f"it holds more than {_MAX_VALUES:,} values")
@@ -405,7 +408,7 @@ class _Converter:
 
 
 def _unwrap(value: object) -> object:
-    """Return the content of an enum's member, model, dataclass or array; any other object itself."""
+    """Return the content of an enum's member, a model, a dataclass or an array; any other object as it is."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, BaseModel):

@@ -1,9 +1,10 @@
-"""Probes a chat template once: how it ends an assistant's turn, and whether it is append-only.
+"""Probe a chat template once: find how it ends an assistant's turn, and check that it is append-only.
 
 Prompts that grow turn by turn are compared with whole prompts, token by token. A template that later changes text
 outside the assistant's turns is refused, because the trainer would see other tokens than the policy has read. Text
-inside these turns is sampled by the policy and may differ; differences are noted: text that the template later leaves
-out or rewrites, and text that the generation prompt adds after the assistant's header.
+inside these turns is sampled by the policy, so the template's version of it is not used. Its differences are only
+noted: text that the template later leaves out or rewrites, and text that the generation prompt adds after the
+assistant's header.
 """
 
 import re
@@ -46,7 +47,7 @@ def tool(call_id: str, text: str) -> ChatMessage:
 
 
 def _tool_name(call_id: str) -> str:
-    """Return the name of the tool for a call; the id's last digit decides, so that parallel calls have other tools."""
+    """Return the name of a call's tool, which ends with the id's last digit, so that parallel calls differ in it."""
     return f"probe_{call_id[-1]}"
 
 
@@ -76,9 +77,9 @@ def mark(index: int, call_id: str | None = None) -> str:
 
 
 def span_of_answer(rendered: str, index: int, call_ids: Sequence[str] = ()) -> tuple[int, int]:
-    """Find the span from the first to the last mark of an assistant's turn.
+    """Return the span from the first to the last mark of an assistant's turn.
 
-    A template may leave out the text or calls of a turn with calls.
+    A template may leave out the text or the calls of a turn with calls.
 
     Raises:
         TemplateError: The text or a call is rendered several times, or nothing of the turn is rendered.
@@ -199,9 +200,9 @@ def require_equal(encoder: TokenEncoder, got: Sequence[int], expected: Sequence[
 
 
 def _opens_turn(template: TemplateRenderer, grown: str, later: str, bare: str) -> bool:
-    """Return whether only the generation prompt's opening of the assistant's turn is missing later.
+    """Return whether a turn's later rendering lacks only the text with which the generation prompt opens the turn.
 
-    That opening begins with a tag after the turn's header, if there is one.
+    That text begins with a tag after the turn's header, if there is a header.
 
     Args:
         template: Renders whole conversations.
@@ -226,7 +227,7 @@ def _opens_turn(template: TemplateRenderer, grown: str, later: str, bare: str) -
 
 
 def _departure(prompt: str, turn: str) -> int:
-    """Return where a turn departs from a prompt; before the tag if that is inside a tag."""
+    """Return the index at which a turn departs from a prompt; the start of the tag if that is inside a tag."""
     at = shared_length(prompt, turn)
     opened = max(prompt.rfind("<", 0, at), prompt.rfind("[", 0, at))
     is_within = opened >= 0 and at < len(prompt) and not re.search(r"[>\]\s]", prompt[opened:at])
@@ -260,7 +261,7 @@ class ProbedTemplate:
         user_turns_error: Reason why a conversation with tools can't have a second user turn, or None.
         system_error: Reason why a conversation can't begin with a system message, or None.
         example_call: An example of a call as the template writes it.
-        notes: How it changes the assistant's own turns, for the log; sampled turns are not affected.
+        notes: Descriptions of how it changes the assistant's own turns, for the log; sampled turns are not affected.
     """
 
     ends: TurnEnds
@@ -306,20 +307,20 @@ def probe(template: TemplateRenderer) -> ProbedTemplate:
 def find_lead(template: TemplateRenderer) -> tuple[bool, str]:
     """Return whether the generation prompt ends inside reasoning, and the text between it and an answer's text.
 
-    The prompt ends inside reasoning if a turn, before its text, closes a tag that the prompt has opened; or if a turn
-    is written without a tag that the prompt has opened and not closed.
+    The prompt ends inside reasoning if it opens a tag and the template, when it writes a turn, either closes that tag
+    before the turn's text or leaves the tag out.
     """
-    asks = "probed-question"
-    prompt = template.render([user(asks)]).rpartition(asks)[2]
+    question = "probed-question"
+    prompt = template.render([user(question)]).rpartition(question)[2]
     leads, unclosed = [], []
     for messages, generation_prompt in (
-        ([user(asks), assistant(0)], False),
-        ([user(asks), assistant(0), user("next")], True),
+        ([user(question), assistant(0)], False),
+        ([user(question), assistant(0), user("next")], True),
     ):
         turn, shown, _ = template.render(messages, generation_prompt=generation_prompt).rpartition(mark(0))
         if not shown:
             continue
-        turn = turn.rpartition(asks)[2]
+        turn = turn.rpartition(question)[2]
         at = _departure(prompt, turn)
         closing = next(iter(_TAG.findall(turn[at:])), "")
         if _CLOSING.match(closing) and _is_open(prompt, closing):
@@ -340,7 +341,7 @@ def _is_open(prompt: str, tag: str) -> bool:
 
 
 def find_example_call(template: TemplateRenderer, ends: TurnEnds) -> CallTurn:
-    """Find out how a template writes a call."""
+    """Return an example of a call as the template writes it."""
     name, arguments = "probe", {"x": "probed-argument"}
     turn, shown = write_calls(template, ends, [(name, arguments)]), ""
     if not turn:
@@ -351,7 +352,7 @@ def find_example_call(template: TemplateRenderer, ends: TurnEnds) -> CallTurn:
 
 
 def write_calls(template: TemplateRenderer, ends: TurnEnds, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """Write a turn that has only these calls (names and arguments), without its end; "" if none can be written."""
+    """Write a turn of only these calls (names and arguments), without its end; "" if the template can't."""
     question = "probed-question"
     # Kimi's templates write a call's name only as part of its id; others require 9 letters and digits
     for form in ("functions.{name}:{index}", "call{index:05}"):
@@ -440,7 +441,7 @@ def _fault(
 
 
 def find_end_of_turn(template: TemplateRenderer) -> str:
-    """Find the text of the token that ends an assistant's turn without calls.
+    """Return the text of the token that ends an assistant's turn without calls.
 
     Raises:
         TemplateError: It is not a control token, or an assistant's text is not rendered exactly once.
@@ -497,7 +498,7 @@ def find_ends(template: TemplateRenderer, end_of_turn: str) -> TurnEnds:
 def _own_controls(
     template: TemplateRenderer, messages: Messages, followed: str, call_ids: Sequence[str] = ()
 ) -> list[str]:
-    """Find the control tokens after the last mark that belong to a conversation's last turn itself.
+    """Return the control tokens after the last mark that belong to a conversation's last turn, not to what follows it.
 
     Args:
         template: Renders whole conversations.
@@ -527,9 +528,9 @@ def _controls(template: TemplateRenderer, text: str) -> list[str]:
 
 
 def _shows_together(template: TemplateRenderer, between: str, *, silent: bool) -> bool:
-    """Return whether the results of several calls in a turn are rendered, each with its own tool's name if any.
+    """Return whether the results of several calls in a turn are rendered, each with its own tool's name if at all.
 
-    `between` is the text between a call and its result, which tells whether names are rendered.
+    `between` is the text between a call and its result; it contains the tool's name if names are rendered.
     """
     calls = (_CALL, _OTHER_CALL)
     results = [tool(_CALL, _RESULT), tool(_OTHER_CALL, f"other-{_RESULT}")]

@@ -1,4 +1,4 @@
-"""Renders messages with a tokenizer's chat template, with all of the messages' own text escaped.
+"""Render messages with a tokenizer's chat template, with all of the messages' own text escaped.
 
 `TemplateRenderer` renders whole conversations; `TurnRenderer` renders the text between the policy's turn and the next
 generation prompt. New messages are rendered after a short conversation whose last turn replaces the policy's: it has
@@ -38,7 +38,9 @@ SHIPPED_TEMPLATES: Final = {
     "hermes_tools": ("<|im_start|>tool", "<tool_call>"),
 }
 """Name of a template in this folder -> texts that occur in the templates which it can replace."""
-_SANDBOX: Final = " transformers forbids templates to change a list or mapping: use the model's own template instead"
+_SANDBOX_ADVICE: Final = (
+    " transformers forbids templates to change a list or mapping: use the model's own template instead"
+)
 
 
 class TemplateRenderer:
@@ -95,8 +97,8 @@ class TemplateRenderer:
         if not any(token in rendered for word in words for token in self.encoder.tokens_of_word(word)):
             return rendered
         # a template that writes a tag around a name, as in "<" + name + ">", turns the name "think" into a token. An
-        # escape before such a name prevents that, but is not used if the template then renders another text, since it
-        # compares with the name
+        # escape before such a name prevents that. It is not used if the template then renders another text, because
+        # the template compares something with the name
         try:
             separated = self._apply(*self._escape(messages, tools, None), generation_prompt=generation_prompt)
         except TemplateError:
@@ -105,7 +107,7 @@ class TemplateRenderer:
 
     @cached_property
     def _takes_xml_tools(self) -> bool:
-        """Return whether the template reads tools from the variable `xml_tools` only, as SmolLM3's does."""
+        """True if the template reads tools from the variable `xml_tools` only, as SmolLM3's does."""
         if "xml_tools" not in str(self.source):
             return False
         description = "probed-tool-description"
@@ -135,7 +137,7 @@ class TemplateRenderer:
             )
         except (JinjaError, TypeError, ValueError, KeyError, AttributeError) as e:
             roles = [message.get("role") for message in messages]
-            reason = f"{type(e).__name__}: {e}{_SANDBOX if isinstance(e, SecurityError) else ''}"
+            reason = f"{type(e).__name__}: {e}{_SANDBOX_ADVICE if isinstance(e, SecurityError) else ''}"
             raise TemplateError(f"the chat template fails on messages of roles {roles}: {reason}") from e
         return str(rendered)
 
@@ -145,7 +147,8 @@ class TemplateRenderer:
         Args:
             messages: Messages to escape.
             tools: Tools to escape.
-            words: Receives the texts that are the word of a control token. None to put an escape before them instead.
+            words: Receives the texts that are the word of a control token, such as "think". None puts an escape before
+                these texts instead.
         """
 
         def escape(value: object) -> Json:
@@ -172,7 +175,7 @@ class TemplateRenderer:
     def _escape_content(self, text: str, escape: Callable[[str], str]) -> str:
         """Escape an assistant's content, but keep the tags around reasoning at its beginning.
 
-        By these tags a template finds reasoning, which it may leave out. If the content has other tags than one such
+        A template finds reasoning by these tags, and may leave it out. If the content has any tags besides one such
         pair, only closing tags are kept, and only if the template handles them.
         """
         for opening, closing in self.encoder.tag_pairs:
@@ -213,7 +216,7 @@ def _read_shipped(name: str) -> str:
 
 
 def template_advice(source: object = "") -> str:
-    """Return the advice to use another template, by name if this package has one that replaces `source`."""
+    """Return the advice to use another template, by name if one of this package's templates replaces `source`."""
     fits = (name for name, parts in SHIPPED_TEMPLATES.items() if all(part in str(source) for part in parts))
     name = next(fits, None)
     value = "...}" if name is None else f'"{name}"}}, which this package has'

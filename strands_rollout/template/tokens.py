@@ -1,4 +1,4 @@
-"""Encodes and decodes text, with control tokens from trusted text only; truncates texts; measures drift.
+"""Encode and decode text, with control tokens from trusted text only; truncate texts; measure drift.
 
 Untrusted text is escaped before a template sees it, and unescaped text is encoded by a copy of the tokenizer that has
 no added tokens.
@@ -136,8 +136,8 @@ class TokenEncoder:
             return number
 
     def tokens_of_word(self, text: str) -> Collection[str]:
-        """Return the control tokens that this word becomes with signs around it: "<think>", "</think>" for "think"."""
-        if len(text) > _LONGEST_WORD or text in self._codes:  # the text of a whole token is hidden anyway
+        """Return the control tokens that a word becomes with signs around it, such as "</think>" for "think"."""
+        if len(text) > _LONGEST_WORD or text in self._codes:  # `escape` hides the text of a whole token anyway
             return ()
         word = (text if text.isalnum() else _NON_WORD_CHARS.sub("", text)).casefold()
         return self._by_word.get(word, ()) if word else ()
@@ -216,7 +216,7 @@ class TokenEncoder:
         self._escaped = {code: text for text, code in self._codes.items()}
         self._escape_pattern = re.compile("|".join(map(re.escape, escapable)))
         self._unescape_pattern = re.compile(f"{mark}[{alphabet[:8]}]{{{width}}}")
-        # tokens that begin or end like words are left out: ordinary texts begin and end like these
+        # tokens that begin or end with a letter, a digit or a space are left out, since ordinary texts do so too
         framed = [text for text in controls if not any(c.isalnum() or c.isspace() for c in (text[0], text[-1]))]
         self._first_signs, self._last_signs = {text[0] for text in framed}, {text[-1] for text in framed}
         self._token_begins = {text[:length] for text in framed for length in range(1, len(text))}
@@ -330,7 +330,7 @@ def truncate_middle(text: str, max_tokens: int, encoder: TokenEncoder) -> str:
 
 
 def _ids_at_end(text: str, count: int, encoder: TokenEncoder, *, tail: bool = False) -> tuple[list[int], bool]:
-    """Encode a text's head (or tail) until it has more than `count` tokens; return ids, and whether it is all of it."""
+    """Encode as much of a text's head (or tail) as has over `count` tokens; return the ids, and True if it is all."""
     length = max(count, 0) * _CHARS_PER_TOKEN + _SPARE_TOKENS
     while length < len(text):
         ids = encoder.encode_plain(text[-length:] if tail else text[:length])

@@ -88,7 +88,7 @@ _factories: Final[dict[str, ParserFactory]] = {
     "qwen3_coder": Qwen3CoderParser,
     "seed_oss": SeedOSSParser,
 }
-# text in a prompt that occurs in this format only
+# format -> text that occurs only in prompts for this format
 _HINTS: Final = {"granite": "<|tool_call|>", "hermes": '<tool_call>\n{"name"', "lfm2": "<|tool_call_start|>"}
 
 
@@ -96,8 +96,8 @@ def get_parser(name: str, *, new_id: NewId = random_id) -> ToolParser:
     """Make the parser of a format.
 
     Args:
-        name: As registered; see `parser_names`.
-        new_id: Makes the id of each call, which must be unique in an episode. Random by default; use a counter for
+        name: Registered name; see `parser_names`.
+        new_id: Returns the id of a new call, which must be unique in an episode. Random by default; use a counter for
             transcripts that must be the same in every run.
 
     Raises:
@@ -131,7 +131,7 @@ def parser_names() -> list[str]:
 
 
 def detect_format(turn: str, name: str, arguments: Mapping[str, Any], shown: str = "") -> str:
-    """Detect the format of a template's call.
+    """Detect the format in which a template writes calls.
 
     Args:
         turn: An assistant's turn with one call, as the chat template writes it; "" if it can't write calls.

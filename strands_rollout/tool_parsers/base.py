@@ -36,7 +36,7 @@ class StrictJSONError(ValueError):
 class JSONSource(str):
     """A text from which many objects are decoded, and which pretends to have a single line.
 
-    For each error, `json` counts the lines before it; with many errors in a text that would take quadratic time.
+    `json` counts the lines before each error, which takes quadratic time in a text with many errors.
     """
 
     __slots__ = ()
@@ -58,7 +58,7 @@ def skip_white_space(text: str, start: int) -> int:
 
 
 def decode_object(text: JSONSource, start: int, *, origin: int) -> tuple[dict[str, Any], int]:
-    """Decode the JSON object at `start`; return it and the position after it.
+    """Decode the JSON object at `start`; return the object and the position after it.
 
     Raises:
         StrictJSONError: There is no valid object; positions in the message count from `origin`.

@@ -264,7 +264,7 @@ async def test_sglang_model_raises_at_a_used_up_budget(shipped_tokenizer: Any) -
 async def test_sglang_model_refuses_documents(shipped_tokenizer: Any) -> None:
     model = SGLangModel(tokenizer=shipped_tokenizer, base_url="http://127.0.0.1:1")
     document = {"document": {"format": "txt", "name": "a", "source": {"bytes": b""}}}
-    with pytest.raises(PromptError, match="content block of kind.*document.*reads nothing else"):
+    with pytest.raises(PromptError, match="content block with the keys.*document.*reads nothing else"):
         await model.count_tokens([{"role": "user", "content": [document]}])
 
 

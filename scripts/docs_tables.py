@@ -92,7 +92,10 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "status/<name>": ("share", "samples with this status"),
     "truncation/<name>": ("share", "truncated samples with this stop reason, among the truncated"),
     "removed": ("share", "samples kept out of training"),
-    "ungraded": ("total", "samples without a label, or whose reward failed, for example because a judge was away"),
+    "ungraded": (
+        "total",
+        "samples without a label, or whose reward failed, for example because a judge was unavailable",
+    ),
     "drift_tokens": ("distribution", "sampled tokens that would change if the text of each turn were encoded again"),
     "drift_share": ("distribution", "`drift_tokens` as a fraction of the sampled tokens"),
     "text_drift_tokens": ("distribution", "sampled tokens that would change if the whole text were encoded again"),

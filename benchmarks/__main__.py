@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 _TOKENIZER_VARIABLE: Final = "QWEN3_TOKENIZER"
 _APIS: Final = ("chat", "responses", "messages")
 _STARTED_ENGINES: Final = ("embedded", "SGLang")
-_HOW_TO_GET_CAMEL: Final = (
-    "camel-ai is left out. To compare with it, make an environment for it: python -m venv .venv-camel && "
-    ".venv-camel/bin/pip install camel-ai numpy sympy; then add --camel-python .venv-camel/bin/python"
+_CAMEL_NOTE: Final = (
+    "note: camel-ai is left out; to include it, run: python -m venv .venv-camel && .venv-camel/bin/pip install "
+    "camel-ai numpy sympy; then add --camel-python .venv-camel/bin/python"
 )
 _Out = Annotated[Path | None, typer.Option(help="Write all figures to this JSON file.", dir_okay=False)]
 _JsonOnly = Annotated[bool, typer.Option("--json", help="Print only the JSON on stdout.")]
@@ -34,31 +34,34 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 @app.callback()
 def _root() -> None:
-    """Benchmarks of the rollout client and its versions, the gateway, engines, the code sandbox and episode workers.
+    """Measure the rollout client and its versions, the gateway, engines, the code sandbox and episode workers.
 
-    Exit codes: 0 ok, 1 a measurement failed, 2 wrong usage.
+    Exit codes: 0 success, 1 a measurement failed, 2 wrong usage.
     """
 
 
 @app.command(epilog="Example: python -m benchmarks client --turns 5,20 --out bench.json")
 def client(
-    turns: Annotated[str, typer.Option(help="Tool turns of an episode, one number or several.")] = "1,5,20,80",
-    concurrency: Annotated[str, typer.Option(help="Episodes at once, one number or several.")] = "64",
+    turns: Annotated[str, typer.Option(help="Tool turns of an episode, comma-separated.")] = "1,5,20,80",
+    concurrency: Annotated[str, typer.Option(help="Concurrent episodes, comma-separated.")] = "64",
     episodes: Annotated[
-        int | None, typer.Option(help="Measured episodes; default: a number that fits the turns.", min=1)
+        int | None, typer.Option(help="Number of measured episodes. Default: depends on the turns.", min=1)
     ] = None,
     repeats: Annotated[
-        int, typer.Option(help="Rounds; figures are medians over them. What takes minutes is measured once.", min=1)
+        int, typer.Option(help="Rounds; figures are medians over them. Slow measurements have one round.", min=1)
     ] = 3,
-    variants: Annotated[str, typer.Option(help="Who plays.")] = "ours,floor,strands-sglang,openai",
+    variants: Annotated[
+        str, typer.Option(help="Clients to measure, comma-separated.")
+    ] = "ours,floor,strands-sglang,openai",
     measures: Annotated[
-        str, typer.Option(help="What is measured: CPU and bytes, loop lag, that with the code tool, memory, a profile.")
+        str,
+        typer.Option(help="Comma-separated: cpu (and bytes), lag, code (lag with the code tool), memory, profile."),
     ] = "cpu,lag,code,memory",
-    code_episodes: Annotated[int, typer.Option(help="Episodes at once with the real code tool.", min=1)] = 256,
+    code_episodes: Annotated[int, typer.Option(help="Concurrent episodes with the real code tool.", min=1)] = 256,
     tokenizer: Annotated[
         Path | None,
         typer.Option(
-            help=f"Folder of a tokenizer; default: ${_TOKENIZER_VARIABLE}, else the shipped model's.",
+            help=f"Folder of a tokenizer. Default: ${_TOKENIZER_VARIABLE}, else the shipped model's.",
             exists=True,
             file_okay=False,
         ),
@@ -66,59 +69,59 @@ def client(
     collector: Annotated[
         str,
         typer.Option(
-            help="Garbage collector: own, as each variant has it; frozen, gc.freeze for all; unfrozen, for none."
+            help="Garbage collector: own (the variant's setting), frozen (gc.freeze for all), unfrozen (for none)."
         ),
     ] = "own",
     out: _Out = None,
     json_only: _JsonOnly = False,
 ) -> None:
-    """Measure what an episode costs its client, beside a client without an agent and other ways to run it.
+    """Measure the cost of an episode for its client, compared with other clients and with requests alone.
 
-    A scripted engine on a core of its own answers at once; each variant plays the same tokens, in fresh processes, and
-    every token is checked. Prints tables in Markdown. Exits with 1 if a variant does not play what the script says.
+    A scripted engine on its own core answers immediately. Each variant plays the same tokens in fresh processes, and
+    every token is checked. Prints tables in Markdown. Exits with 1 if a variant differs from its script.
 
-    The JSON has versions, machine, command, tokenizer and collector; medians, a row for each thing that was measured
-    (kind cpu, lag, rss, traced or profile; variant, turns, concurrency, episodes, rounds; figures with their units in
-    their names); ratios, with the rounds' median as value; and measurements, each round's own.
+    The JSON has `versions`, `machine`, `command`, `tokenizer` and `collector`; `medians`, a row per measurement (kind,
+    variant, turns, concurrency, episodes, rounds, and figures whose names contain the unit); `ratios`, medians over the
+    rounds; and `measurements`, the figures of each round.
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from benchmarks.client import MEASURES, ClientOptions, playable_variants
     from benchmarks.variants import Collector
 
-    can_play, missing = playable_variants(_names(variants))
-    for sentence in missing:
-        typer.echo(sentence, err=True)
+    can_play, notes = playable_variants(_names(variants))
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
     options = ClientOptions(
         turns=_numbers("--turns", turns),
         concurrency=_numbers("--concurrency", concurrency),
         episodes=episodes,
         repeats=repeats,
         variants=tuple(can_play),
-        measures=tuple(_known("--measures", _names(measures), MEASURES)),
+        measures=tuple(_check_choices("--measures", _names(measures), MEASURES)),
         tokenizer_dir=_tokenizer_dir(tokenizer),
         code_episodes=code_episodes,
-        collector=cast("Collector", _known("--collector", [collector], get_args(Collector))[0]),
+        collector=cast("Collector", _check_choices("--collector", [collector], get_args(Collector))[0]),
     )
     _run_client(options, out, json_only=json_only)
 
 
 @app.command(epilog="Example: python -m benchmarks gateway --api messages --concurrency 16,64")
 def gateway(
-    api: Annotated[str, typer.Option(help="What is spoken: some of chat, responses, messages.")] = "chat",
-    turns: Annotated[str, typer.Option(help="Tool turns of an episode, one number or several.")] = "20,128",
-    concurrency: Annotated[str, typer.Option(help="Episodes at once, one number or several.")] = "16",
+    api: Annotated[str, typer.Option(help="APIs to measure, comma-separated: chat, responses, messages.")] = "chat",
+    turns: Annotated[str, typer.Option(help="Tool turns of an episode, comma-separated.")] = "20,128",
+    concurrency: Annotated[str, typer.Option(help="Concurrent episodes, comma-separated.")] = "16",
     repeats: Annotated[int, typer.Option(help="Rounds; figures are medians over them.", min=1)] = 5,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(help=f"Folder of a tokenizer; default: ${_TOKENIZER_VARIABLE}, else the shipped model's."),
+        typer.Option(help=f"Folder of a tokenizer. Default: ${_TOKENIZER_VARIABLE}, else the shipped model's."),
     ] = None,
     out: _Out = None,
     json_only: _JsonOnly = False,
 ) -> None:
-    """Measure the CPU of the gateway's process per turn, and how it grows, beside the same episode without a gateway.
+    """Measure the gateway's CPU per turn and its growth, compared with the same episode without a gateway.
 
-    A client in another process sends all of its history each turn. The JSON is that of `client`, with rows of kind
-    turns.
+    A client in another process sends its whole history with each turn. The JSON has the form of `client`'s, with rows
+    of kind turns.
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from benchmarks.client import ClientOptions
@@ -128,7 +131,7 @@ def gateway(
         concurrency=_numbers("--concurrency", concurrency),
         episodes=None,
         repeats=repeats,
-        variants=("ours", *(f"gateway-{name}" for name in _known("--api", _names(api), _APIS))),
+        variants=("ours", *(f"gateway-{name}" for name in _check_choices("--api", _names(api), _APIS))),
         measures=("turns",),
         tokenizer_dir=_tokenizer_dir(tokenizer),
     )
@@ -138,16 +141,16 @@ def gateway(
 @app.command(epilog="Example: python -m benchmarks engines --engine mine=http://127.0.0.1:30000")
 def engines(
     engine: Annotated[
-        list[str] | None, typer.Option(help="NAME=URL of an engine that nobody else uses; repeatable.")
+        list[str] | None, typer.Option(help="NAME=URL of an engine that nobody else uses; may be repeated.")
     ] = None,
     sglang: Annotated[
-        bool | None, typer.Option(help="Start SGLang on this CPU too; default: if its environment is there.")
+        bool | None, typer.Option(help="Start SGLang on this CPU too. Default: only if its environment exists.")
     ] = None,
     repeats: Annotated[int, typer.Option(help="Rounds; figures are medians over them.", min=1)] = 3,
     out: _Out = None,
     json_only: _JsonOnly = False,
 ) -> None:
-    """Measure what an engine's tokens take: the embedded engine, and those that are named.
+    """Measure the speed of the embedded engine and of running engines.
 
     Prints a table in Markdown; the JSON is a list with a row for each workload and engine.
     """
@@ -181,14 +184,14 @@ def sandbox(
     repeats: Annotated[
         int | None, typer.Option(help="Rounds; figures are medians over them.", min=1, show_default="5, or 1 if quick")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Few calls: shows that it works, not how fast.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Make few calls, to test the benchmark itself.")] = False,
     out: _Out = None,
     json_only: _JsonOnly = False,
 ) -> None:
-    """Measure LocalExecutor beside camel-ai's interpreter, `python -c` and SubprocessExecutor.
+    """Measure LocalExecutor, compared with camel-ai's interpreter, `python -c` and SubprocessExecutor.
 
-    Takes about ten minutes on two idle CPUs. Memory and the CPU time of all processes are shown where /proc tells
-    them. Exits with 1 if a contender fails.
+    Takes about ten minutes on two idle CPUs. Reports memory and the CPU time of all processes if /proc is available.
+    Exits with 1 if a contender fails.
     """
     from benchmarks.sandbox import CONTENDERS, QUICK_PLAN, Plan, measure, table
 
@@ -197,7 +200,7 @@ def sandbox(
     pythons = dict.fromkeys(CONTENDERS, sys.executable)
     if camel_python is None:
         del pythons["camel"]
-        typer.echo(_HOW_TO_GET_CAMEL, err=True)
+        typer.echo(_CAMEL_NOTE, err=True)
     else:
         pythons["camel"] = str(camel_python)
     check_writable(out)
@@ -213,18 +216,20 @@ def sandbox(
 
 @app.command(epilog="Example: python -m benchmarks workers --counts 0,1,2 --sizes 256 --out bench.json")
 def workers(
-    counts: Annotated[str, typer.Option(help="Numbers of episode workers; 0 is the driver itself.")] = "0,1,2",
-    sizes: Annotated[str, typer.Option(help="Episodes at once, one number or several.")] = "256",
+    counts: Annotated[
+        str, typer.Option(help="Numbers of episode workers, comma-separated; 0 is the driver itself.")
+    ] = "0,1,2",
+    sizes: Annotated[str, typer.Option(help="Concurrent episodes, comma-separated.")] = "256",
     turns: Annotated[int, typer.Option(help="Tool turns of an episode.", min=1)] = 20,
     repeats: Annotated[int, typer.Option(help="Rounds.", min=1)] = 3,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(help=f"Folder of a tokenizer; default: ${_TOKENIZER_VARIABLE}, else the shipped model's."),
+        typer.Option(help=f"Folder of a tokenizer. Default: ${_TOKENIZER_VARIABLE}, else the shipped model's."),
     ] = None,
     out: _Out = None,
     json_only: _JsonOnly = False,
 ) -> None:
-    """Measure episode workers on a Ray of this machine: the driver's CPU per episode, episodes per second, its lag.
+    """Measure episode workers on this machine's Ray: the driver's CPU per episode and lag, and episodes per second.
 
     Prints a table in Markdown, medians over the rounds; the JSON has each measurement.
     """
@@ -232,10 +237,10 @@ def workers(
     from benchmarks.workers import measure, table
 
     check_writable(out)
-    given = [int(name) for name in _names(counts) if name.isdecimal()]
+    worker_counts = [int(name) for name in _names(counts) if name.isdecimal()]
     with _progress() as on_step:
         found = measure(
-            given,
+            worker_counts,
             _numbers("--sizes", sizes),
             turns=turns,
             rounds=repeats,
@@ -249,27 +254,30 @@ def workers(
 
 @app.command(epilog="Example: git worktree add ../before v0.3.0; python -m benchmarks checkouts ../before .")
 def checkouts(
-    folders: Annotated[list[Path], typer.Argument(help="Folders that hold strands_rollout; ratios are to the first.")],
-    turns: Annotated[str, typer.Option(help="Tool turns of an episode, one number or several.")] = "5,20,80",
-    concurrency: Annotated[int, typer.Option(help="Episodes at once.", min=1)] = 64,
+    folders: Annotated[list[Path], typer.Argument(help="Checkouts of this repository; ratios are to the first.")],
+    turns: Annotated[str, typer.Option(help="Tool turns of an episode, comma-separated.")] = "5,20,80",
+    concurrency: Annotated[int, typer.Option(help="Concurrent episodes.", min=1)] = 64,
     repeats: Annotated[int, typer.Option(help="Rounds in each checkout.", min=1)] = 15,
-    episodes: Annotated[int | None, typer.Option(help="Episodes of a round; default: about a second's.", min=1)] = None,
+    episodes: Annotated[
+        int | None, typer.Option(help="Episodes of a round. Default: about a second of them.", min=1)
+    ] = None,
     agent: Annotated[
-        str, typer.Option(help="Who plays: plain, hook (it hears every event), factory (an agent factory), gateway.")
+        str,
+        typer.Option(help="plain, hook (with a hook of every event), factory (an agent factory) or gateway."),
     ] = "plain",
-    measure: Annotated[str, typer.Option(help="cpu, or memory of episodes that run all at once.")] = "cpu",
-    settings: Annotated[str, typer.Option(help="More rollout settings, as JSON.")] = "{}",
+    measure: Annotated[str, typer.Option(help="Measurement: cpu, or memory of concurrent episodes.")] = "cpu",
+    settings: Annotated[str, typer.Option(help="Additional rollout settings, as JSON.")] = "{}",
     tokenizer: Annotated[
         Path | None,
-        typer.Option(help=f"Folder of a tokenizer; default: ${_TOKENIZER_VARIABLE}, else the shipped model's."),
+        typer.Option(help=f"Folder of a tokenizer. Default: ${_TOKENIZER_VARIABLE}, else the shipped model's."),
     ] = None,
     out: _Out = None,
     json_only: _JsonOnly = False,
 ) -> None:
-    """Compare what an episode costs with the package of several checkouts of this repository.
+    """Compare the cost of an episode between checkouts of this repository.
 
-    They run on this environment's libraries, and play the same tokens in turn. Each figure is the median of its rounds,
-    and beside it stand the median and the quartiles of the rounds' ratios to the first checkout.
+    They run on this environment's libraries, and play the same tokens in turn. Prints the median of each figure over
+    the rounds, and the median and quartiles of the rounds' ratios to the first checkout.
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from benchmarks.checkouts import AGENTS, MEASURES, Comparison, compare, table
@@ -280,10 +288,10 @@ def checkouts(
         concurrency=concurrency,
         rounds=repeats,
         episodes=episodes,
-        agent=_known("--agent", [agent], AGENTS)[0],
+        agent=_check_choices("--agent", [agent], AGENTS)[0],
         settings=json.loads(settings),
         tokenizer_dir=_tokenizer_dir(tokenizer).resolve(),
-        measure=_known("--measure", [measure], MEASURES)[0],
+        measure=_check_choices("--measure", [measure], MEASURES)[0],
     )
     check_writable(out)
     with _progress() as on_step:
@@ -316,9 +324,9 @@ def check_writable(path: Path | None) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        raise ConfigError(f"got the file {path}, whose folder can't be made: {e}") from e
+        raise ConfigError(f"can't create the folder of {path}: {e}") from e
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"got the file {path}; expected one that may be written")
+        raise ConfigError(f"can't write {path}; choose another --out")
 
 
 @contextmanager
@@ -333,12 +341,12 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
 
 def _urls_by_name(named: list[str]) -> dict[str, str]:
     urls: dict[str, str] = {}
-    for one in named:
-        name, _, url = one.partition("=")
+    for engine in named:
+        name, _, url = engine.partition("=")
         if not name or not url:
-            raise typer.BadParameter(f"got --engine {one!r}; expected NAME=URL")
+            raise typer.BadParameter(f"got --engine {engine!r}; expected NAME=URL")
         if name in urls or name in _STARTED_ENGINES:
-            raise typer.BadParameter(f"got --engine {one!r}; expected another name, that one is taken")
+            raise typer.BadParameter(f"got --engine {engine!r}; expected another name, because {name!r} is taken")
         urls[name] = url
     return urls
 
@@ -354,7 +362,7 @@ def _numbers(option: str, given: str) -> tuple[int, ...]:
     return tuple(int(name) for name in names)
 
 
-def _known(option: str, names: list[str], known: tuple[str, ...]) -> list[str]:
+def _check_choices(option: str, names: list[str], known: tuple[str, ...]) -> list[str]:
     if not set(names) <= set(known):
         raise typer.BadParameter(f"got {option} {','.join(names)!r}; expected some of {', '.join(known)}")
     return names

@@ -1,7 +1,7 @@
-"""The comparison of checkouts: the cost of the same episode with the package of each checkout.
+"""Compare the cost of the same episodes between the packages of several checkouts.
 
-Each checkout has a process, and these play short rounds in turn: A B, B A, A B. A pair of rounds sees the same machine
-within seconds, so that the median of their ratios shows a difference of 2% even on a machine that others use.
+Each checkout has a process, and these play short rounds in turn: A B, B A, A B. The rounds of a pair are seconds apart,
+so that the median of their ratios shows a difference of 2% even on a machine with other load.
 """
 
 import json
@@ -34,8 +34,8 @@ Play = Callable[[Mapping[str, Any]], Figures]
 AGENTS: Final = ("plain", "hook", "factory", "gateway")
 MEASURES: Final = ("cpu", "memory")
 _PLAYER: Final = Path(__file__).with_name("checkout_player.py")
-_TURNS_OF_A_ROUND: Final = 640
-_LEAST_EPISODES: Final = 8
+_TURNS_PER_ROUND: Final = 640
+_MIN_EPISODES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Comparison:
     """A comparison of checkouts.
 
     Attributes:
-        checkouts: Folders that hold `strands_rollout`; ratios are to the first.
+        checkouts: Folders that contain `strands_rollout`; ratios are to the first.
         turns: Tool turns of an episode; each number is compared separately.
         concurrency: Episodes at once.
         rounds: Rounds of each checkout at each number of turns.
@@ -68,11 +68,11 @@ class Comparison:
     def __post_init__(self) -> None:
         for checkout in self.checkouts:
             if not (checkout / "strands_rollout").is_dir():
-                raise ConfigError(f"got the checkout {checkout}; expected a folder that holds strands_rollout")
+                raise ConfigError(f"got the checkout {checkout}; expected a folder that contains strands_rollout")
 
     def round(self, turns: int) -> dict[str, Any]:
         """Return the request for a round of episodes with this number of turns."""
-        episodes = self.episodes or max(_LEAST_EPISODES, _TURNS_OF_A_ROUND // turns)
+        episodes = self.episodes or max(_MIN_EPISODES, _TURNS_PER_ROUND // turns)
         if self.measure == "memory":  # of the episodes that run at once
             episodes = self.concurrency
         return {"measure": self.measure, "turns": turns, "episodes": episodes, "concurrency": self.concurrency}
@@ -99,8 +99,8 @@ def compare(comparison: Comparison, on_step: OnStep) -> list[dict[str, Any]]:
             job = _write_job(folder, comparison, scripts, port)
             for turns in comparison.turns:
                 rounds: list[list[Figures]] = []
-                with ExitStack() as open_until:
-                    players = [open_until.enter_context(_player(checkout, job)) for checkout in comparison.checkouts]
+                with ExitStack() as stack:
+                    players = [stack.enter_context(_player(checkout, job)) for checkout in comparison.checkouts]
                     for play in players:  # the first round loads and compiles
                         play({**comparison.round(turns), "measure": "cpu"})
                     for number in range(comparison.rounds):
@@ -116,7 +116,7 @@ def compare(comparison: Comparison, on_step: OnStep) -> list[dict[str, Any]]:
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the rows as a Markdown table."""
     names = [name.removesuffix("_quartiles") for name in rows[0] if name.endswith("_quartiles")]
-    heads = [head for name in names for head in (name, "of the first's", "quartiles", "of the least")]
+    heads = [head for name in names for head in (name, "ratio to the first", "quartiles", "ratio of minima")]
     lines = []
     for row in rows:
         cells = [str(row["checkout"]), str(row["turns"])]
@@ -145,10 +145,10 @@ def _row(rounds: Sequence[Sequence[Figures]], at: int) -> dict[str, Any]:
     return found
 
 
-def _play_in_turn(players: Sequence[Play], asked: Mapping[str, Any], *, is_reversed: bool) -> list[Figures]:
+def _play_in_turn(players: Sequence[Play], request: Mapping[str, Any], *, is_reversed: bool) -> list[Figures]:
     """Return the figures of a round, in the order of the players; `is_reversed` lets the last player play first."""
     order = list(range(len(players)))
-    figures = {at: players[at](asked) for at in (reversed(order) if is_reversed else order)}
+    figures = {at: players[at](request) for at in (reversed(order) if is_reversed else order)}
     return [figures[at] for at in order]
 
 
@@ -185,12 +185,12 @@ def _player(checkout: Path, job: Path) -> Iterator[Play]:
         assert process.stdout is not None
         stdin, stdout = process.stdin, process.stdout
 
-        def play(asked: Mapping[str, Any]) -> Figures:
-            stdin.write(json.dumps(asked) + "\n")
+        def play(request: Mapping[str, Any]) -> Figures:
+            stdin.write(json.dumps(request) + "\n")
             stdin.flush()
             line = stdout.readline()
             if not line:
-                raise BenchProcessError(f"the process on {checkout} ended; its last words stand above")
+                raise BenchProcessError(f"the process on {checkout} ended; see its output above")
             figures: Figures = json.loads(line)
             return figures
 

@@ -36,12 +36,12 @@ MEASURES: Final = ("cpu", "turns", "lag", "code", "memory", "profile")
 _IN_ROUNDS: Final[tuple[JobKind, ...]] = ("cpu", "turns")
 REPOSITORY: Final = Path(__file__).resolve().parents[1]
 SHIPPED_TOKENIZER_DIR: Final = Path(strands_rollout.__file__).parent / "engine" / "checkpoint"
-_LEAST_EPISODES: Final = 64
+_MIN_EPISODES: Final = 64
 _TOOL_TURNS: Final = 640
 # A streamed turn costs as much as twenty others, so it is played with these numbers of turns only.
 _STREAMED_TURNS: Final = (5, 20)
 _STREAMED_TOOL_TURNS: Final = 80
-_LEAST_STREAMED: Final = 2
+_MIN_STREAMED_EPISODES: Final = 2
 # Measurements that take minutes run in one round only, with few episodes.
 _REPEATED_TURNS: Final = {"openai": 0, "strands-sglang": 40}
 _FEW_EPISODES: Final = {"strands-sglang": 8}
@@ -51,7 +51,7 @@ _WARM_UP_TURNS: Final = 1
 _WARM_UP_SEED: Final = 1
 _WORKER_TIMEOUT_S: Final = 1800.0
 _ENGINE_TIMEOUT_S: Final = 10.0
-_LAST_WORDS_BYTES: Final = 3000
+_OUTPUT_TAIL_BYTES: Final = 3000
 _PACKAGES: Final = (
     "strands-rollout",
     "strands-agents",
@@ -72,9 +72,9 @@ class BenchProcessError(RolloutError):
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """Options of a run: each variant at each number of tool turns and of episodes at once, in `repeats` rounds.
+    """Options of a run, which measures each variant at each number of tool turns and of concurrent episodes.
 
-    `episodes` of None is a number that fits the turns; `code_episodes` run at once with the real code tool.
+    With `episodes` None, their number depends on the turns; `code_episodes` run at once with the real code tool.
     """
 
     turns: tuple[int, ...]
@@ -110,14 +110,14 @@ class ClientOptions:
         first = number % len(self.variants)
         for variant in (*self.variants[first:], *self.variants[:first]):
             rounds = self.repeats if turns <= _REPEATED_TURNS.get(variant, turns) else 1
-            if number < rounds and self._plays(variant, turns, kind):
+            if number < rounds and self._is_measured(variant, turns, kind):
                 episodes = self._episodes_of(variant, turns, concurrency)
                 if kind in ("turns", "rss", "traced"):  # all at once
                     episodes = min(episodes, concurrency)
                 yield Step(kind, variant, turns, concurrency, episodes, number)
 
-    def _plays(self, variant: str, turns: int, kind: JobKind) -> bool:
-        """Return whether this is measured; some measurements at many turns take minutes and add little."""
+    def _is_measured(self, variant: str, turns: int, kind: JobKind) -> bool:
+        """Return whether to measure this; some measurements at many turns take minutes and add little."""
         if kind == "turns":
             return variant.startswith(("ours", "gateway"))
         if variant != "openai" or self.variants == (variant,):
@@ -128,30 +128,30 @@ class ClientOptions:
         if self.episodes is not None:
             return self.episodes
         if variant == "openai":
-            return min(concurrency, max(_LEAST_STREAMED, _STREAMED_TOOL_TURNS // turns))
+            return min(concurrency, max(_MIN_STREAMED_EPISODES, _STREAMED_TOOL_TURNS // turns))
         if variant in _FEW_EPISODES and turns > _REPEATED_TURNS[variant]:
             return min(concurrency, _FEW_EPISODES[variant])
-        return max(concurrency, _LEAST_EPISODES, _TOOL_TURNS // turns)
+        return max(concurrency, _MIN_EPISODES, _TOOL_TURNS // turns)
 
 
-def playable_variants(asked: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return the variants that can play, and a sentence for each other variant.
+def playable_variants(requested: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the variants whose packages are installed, and a note on each other variant.
 
     Raises:
         ConfigError: A variant is unknown, or no variant can play.
     """
     can_play: list[str] = []
-    sentences: list[str] = []
-    for variant in asked:
+    notes: list[str] = []
+    for variant in requested:
         if variant not in VARIANTS:
             raise ConfigError(f"got the variant {variant!r}; expected some of {', '.join(VARIANTS)}")
         if variant in NEEDS and find_spec(NEEDS[variant]) is None:
-            sentences.append(f"{variant} is left out; to measure it: pip install 'strands-rollout[bench]'")
+            notes.append(f"{variant} is left out; to measure it: pip install 'strands-rollout[bench]'")
         else:
             can_play.append(variant)
     if not can_play:
-        raise ConfigError("; ".join(["got no variant that can play", *sentences]))
-    return can_play, sentences
+        raise ConfigError("; ".join(["got no variant that can play", *notes]))
+    return can_play, notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ def run_client_benchmark(options: ClientOptions, on_step: OnStep) -> dict[str, A
     """Run all measurements.
 
     Returns:
-        Facts, medians, ratios and each single measurement, as JSON.
+        The facts, medians, ratios and single measurements, in JSON's types.
 
     Raises:
         RolloutError: The tokenizer can't be used, or a measurement failed.
@@ -175,8 +175,8 @@ def run_client_benchmark(options: ClientOptions, on_step: OnStep) -> dict[str, A
     facts = _facts(options.tokenizer_dir, len(tokenizer))
     plan = list(options.steps())
     measurements = []
-    with TemporaryDirectory() as folder, ExitStack() as open_until:
-        engines = _Engines(options, tokenizer, Path(folder), open_until)
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        engines = _Engines(options, tokenizer, Path(folder), stack)
         for number, step in enumerate(plan):
             on_step(step.label, number, len(plan))
             measurements.append(engines.measure(step))
@@ -229,8 +229,8 @@ def _processor() -> str:
 class _Engines:
     """The scripts' files, and the engines that answer from them, started on first use."""
 
-    def __init__(self, options: ClientOptions, tokenizer: Any, folder: Path, open_until: ExitStack) -> None:
-        self._options, self._tokenizer, self._folder, self._open_until = options, tokenizer, folder, open_until
+    def __init__(self, options: ClientOptions, tokenizer: Any, folder: Path, stack: ExitStack) -> None:
+        self._options, self._tokenizer, self._folder, self._stack = options, tokenizer, folder, stack
         self._ports: dict[tuple[int, bool], int] = {}
 
     def measure(self, step: Step) -> Measurement:
@@ -253,7 +253,7 @@ class _Engines:
             files = [self._scripts(turns), self._scripts(_WARM_UP_TURNS, _WARM_UP_SEED)]
             _, core = client_and_engine_core()
             engine = scripted_engine(files, core=None if any_input else core, any_input=any_input)
-            self._ports[turns, any_input] = self._open_until.enter_context(engine)
+            self._ports[turns, any_input] = self._stack.enter_context(engine)
         return self._ports[turns, any_input]
 
     def _scripts(self, turns: int, seed: int = 0) -> Path:
@@ -265,24 +265,24 @@ class _Engines:
 
 @contextmanager
 def scripted_engine(scripts: Sequence[Path], *, core: int | None, any_input: bool = False) -> Iterator[int]:
-    """Start the engine, which answers from files of scripts, until the block ends; yields its port.
+    """Run the engine, which answers from files of scripts, until the block ends; yield its port.
 
-    It ends when its stdin does, and so with this process, however that ends. A terminal's Ctrl-C does not reach it. It
-    stays on `core`, None for any; with `any_input` only the end of an input must be a script's.
+    It exits when its stdin closes, and so with this process, however that ends. A terminal's Ctrl-C does not reach it.
+    It is pinned to `core` (None for any). With `any_input` only the end of a request's input must be a script's.
 
     Raises:
-        BenchProcessError: It does not start, or a measurement in the block failed; the message has the end of its
-            output.
+        BenchProcessError: The engine does not start, or a measurement in the block failed; the message has the end of
+            the engine's output.
     """
     options = [*(["--core", str(core)] if core is not None else []), *(["--any-input"] if any_input else [])]
     command = [sys.executable, "-m", "benchmarks.scripted_engine", *map(str, scripts), *options]
     with (
-        TemporaryFile() as said,
+        TemporaryFile() as output,
         subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=said,
+            stderr=output,
             start_new_session=True,
             env=worker_environment(),
         ) as process,
@@ -290,10 +290,12 @@ def scripted_engine(scripts: Sequence[Path], *, core: int | None, any_input: boo
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            yield _port_of(process.stdout)
+            yield _read_port(process.stdout)
         except BenchProcessError as e:
-            last_words = _last_words(said)
-            raise BenchProcessError(f"{e}\nthe scripted engine said:\n{last_words}" if last_words else f"{e}") from e
+            output_tail = _output_tail(output)
+            raise BenchProcessError(
+                f"{e}\nthe scripted engine printed:\n{output_tail}" if output_tail else f"{e}"
+            ) from e
         finally:
             process.stdin.close()
             try:
@@ -302,7 +304,7 @@ def scripted_engine(scripts: Sequence[Path], *, core: int | None, any_input: boo
                 process.kill()
 
 
-def _port_of(stdout: IO[bytes]) -> int:
+def _read_port(stdout: IO[bytes]) -> int:
     port = stdout.readline().strip()
     if not port:
         raise BenchProcessError("the scripted engine did not start")
@@ -310,10 +312,10 @@ def _port_of(stdout: IO[bytes]) -> int:
 
 
 def run_job(job: Job) -> Figures:
-    """Run one worker.
+    """Run a worker and return its figures.
 
     Raises:
-        BenchProcessError: It failed; the message has the end of its output.
+        BenchProcessError: The worker failed; the message has the end of its output.
     """
     command = [sys.executable, "-m", "benchmarks.worker", job.to_json()]
     name = f"the measurement {job.step.kind} of {job.step.variant}"
@@ -334,9 +336,9 @@ def run_job(job: Job) -> Figures:
         os.close(held)
         os.close(stdin)
     if done.returncode != 0:
-        last_words = done.stderr[-_LAST_WORDS_BYTES:].decode(errors="replace")
+        output_tail = done.stderr[-_OUTPUT_TAIL_BYTES:].decode(errors="replace")
         ending = f"ended by signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
-        raise BenchProcessError(f"{name} failed, {ending}:\n{last_words}")
+        raise BenchProcessError(f"{name} failed, {ending}:\n{output_tail}")
     figures: Figures = orjson.loads(done.stdout.splitlines()[-1])
     return figures
 
@@ -347,13 +349,13 @@ def worker_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path}
 
 
-def _last_words(said: IO[bytes]) -> str:
-    said.seek(max(0, said.seek(0, os.SEEK_END) - _LAST_WORDS_BYTES))
-    return said.read().decode(errors="replace")
+def _output_tail(output: IO[bytes]) -> str:
+    output.seek(max(0, output.seek(0, os.SEEK_END) - _OUTPUT_TAIL_BYTES))
+    return output.read().decode(errors="replace")
 
 
 def medians(measurements: Iterable[Measurement]) -> list[dict[str, Any]]:
-    """Return a row for each combination that was measured, with the median of each number over its rounds."""
+    """Return a row for each measured combination, with the median of each number over its rounds."""
     found: dict[Step, list[Figures]] = {}
     for one in measurements:
         found.setdefault(replace(one.step, round=0), []).append(one.figures)
@@ -369,8 +371,8 @@ def medians(measurements: Iterable[Measurement]) -> list[dict[str, Any]]:
 def all_ratios(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
     """Return our ratio to each other variant, and each variant's growth from 20 to 80 tool turns.
 
-    Ratios are taken round by round, then their median: a round's measurements lie within minutes of each other, so a
-    machine that others use as well is the same for both sides of a ratio.
+    Each ratio is the median of the rounds' ratios: the measurements of a round are minutes apart, so that other load on
+    the machine affects both sides of a ratio.
     """
     cpu: dict[tuple[int, int], dict[int, dict[str, float]]] = {}  # (turns, concurrency) -> round -> variant -> ms
     for one in measurements:

@@ -30,9 +30,9 @@ _SGLANG_SCRIPT: Final = Path(__file__).resolve().parents[1] / "scripts" / "sglan
 # SGLang reserves six tokens of a context, and one token is generated.
 _CONTEXT_RESERVE: Final = 8
 # Every vocabulary has these ids.
-_IDS: Final = 1000
+_MAX_ID: Final = 1000
 # SGLang refuses to flush for a moment after its last answer.
-_FLUSH_TRIES: Final = 100
+_FLUSH_ATTEMPTS: Final = 100
 _FLUSH_PAUSE_S: Final = 0.05
 _LOCAL_HOSTS: Final = ("127.0.0.1", "localhost")
 
@@ -51,10 +51,10 @@ _CACHE_LABELS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests that are sent at once, each with this number of prompt tokens and exactly this number of new tokens.
+    """Concurrent requests, each with `prompt_tokens` and exactly `new_tokens`.
 
-    `cache` is the content of the engine's prefix cache: "distinct": other prompts; "flushed": nothing; "again": these
-    prompts, which were answered a moment ago; "shared": other prompts, and all requests have one prompt.
+    `cache` is the content of the engine's prefix cache before them: "distinct": other prompts; "flushed": nothing;
+    "again": the same prompts; "shared": other prompts, and all requests have the same prompt.
     """
 
     kind: Kind
@@ -65,16 +65,16 @@ class Workload:
 
     @property
     def counted_tokens(self) -> int:
-        """The tokens that the rate counts."""
+        """Number of tokens that the rate counts."""
         return self.requests * (self.prompt_tokens if self.kind == "prefill" else self.new_tokens)
 
 
 @dataclass(frozen=True, slots=True)
-class Took:
-    """The cost of a pass of a workload, from the first request to the last answer.
+class Cost:
+    """The cost of a workload, from the first request to the last answer.
 
-    `engine_cpu_s` is of the engine's processes, user and system; None where that can't be seen. `cached_tokens` are
-    prompt tokens that the engine found in its cache, over all requests.
+    `engine_cpu_s` is the CPU time of the engine's processes, user and system; None if it is not visible.
+    `cached_tokens` is the number of prompt tokens that the engine found in its cache, over all requests.
     """
 
     wall_s: float
@@ -82,7 +82,7 @@ class Took:
     cached_tokens: int
 
 
-async def run_workload(http: httpx.AsyncClient, work: Workload, seed: int) -> Took:
+async def run_workload(http: httpx.AsyncClient, work: Workload, seed: int) -> Cost:
     """Send a workload and wait for the last answer; equal seeds give equal prompts.
 
     Raises:
@@ -93,12 +93,12 @@ async def run_workload(http: httpx.AsyncClient, work: Workload, seed: int) -> To
     if work.cache != "distinct":
         await flush(http)
     if work.cache == "again":
-        await _answers(http, bodies)
+        await _send_all(http, bodies)
     processes = engine_processes(http.base_url)
     cpu_before, started = threads_cpu_s(processes), time.perf_counter()
-    answers = await _answers(http, bodies)
+    answers = await _send_all(http, bodies)
     wall_s, cpu_after = time.perf_counter() - started, threads_cpu_s(processes)
-    return Took(
+    return Cost(
         wall_s=wall_s,
         engine_cpu_s=None if cpu_before is None or cpu_after is None else cpu_after - cpu_before,
         cached_tokens=sum(_cached_tokens(answer, work) for answer in answers),
@@ -111,16 +111,16 @@ async def flush(http: httpx.AsyncClient) -> None:
     Raises:
         EngineUnavailableError: It refuses for several seconds, as while others use it.
     """
-    for _ in range(_FLUSH_TRIES):
-        if (await _posted(http, "/flush_cache", b"{}")).status_code == httpx.codes.OK:
+    for _ in range(_FLUSH_ATTEMPTS):
+        if (await _post(http, "/flush_cache", b"{}")).status_code == httpx.codes.OK:
             return
         await asyncio.sleep(_FLUSH_PAUSE_S)
-    raise EngineUnavailableError(f"{http.base_url} refuses to empty its cache; is anybody else using this engine?")
+    raise EngineUnavailableError(f"{http.base_url} refuses to empty its cache; check that nobody else uses this engine")
 
 
 def _bodies(work: Workload, seed: int) -> list[bytes]:
     numbers = random.Random(seed)
-    prompts = [numbers.choices(range(_IDS), k=work.prompt_tokens) for _ in range(work.requests)]
+    prompts = [numbers.choices(range(_MAX_ID), k=work.prompt_tokens) for _ in range(work.requests)]
     if work.cache == "shared":
         prompts = prompts[:1] * work.requests
     params = {"max_new_tokens": work.new_tokens, "ignore_eos": True, "temperature": 1.0}
@@ -128,11 +128,11 @@ def _bodies(work: Workload, seed: int) -> list[bytes]:
     return [json.dumps({"input_ids": prompt, **common}).encode() for prompt in prompts]
 
 
-async def _answers(http: httpx.AsyncClient, bodies: list[bytes]) -> list[httpx.Response]:
-    return await asyncio.gather(*(_posted(http, "/generate", body) for body in bodies))
+async def _send_all(http: httpx.AsyncClient, bodies: list[bytes]) -> list[httpx.Response]:
+    return await asyncio.gather(*(_post(http, "/generate", body) for body in bodies))
 
 
-async def _posted(http: httpx.AsyncClient, path: str, body: bytes) -> httpx.Response:
+async def _post(http: httpx.AsyncClient, path: str, body: bytes) -> httpx.Response:
     try:
         return await http.post(path, content=body, headers={"Content-Type": "application/json"})
     except httpx.TransportError as e:
@@ -171,7 +171,7 @@ class EngineRow:
     cached_tokens: float
 
 
-def engine_row(engine: str, workload: Workload, passes: Sequence[Took]) -> EngineRow:
+def engine_row(engine: str, workload: Workload, passes: Sequence[Cost]) -> EngineRow:
     """Return the medians of at least one pass."""
     wall_s = median(took.wall_s for took in passes)
     cpus = [took.engine_cpu_s for took in passes if took.engine_cpu_s is not None]
@@ -197,7 +197,7 @@ def rows_as_markdown(rows: Sequence[EngineRow]) -> str:
     heads = [head for engine in engines for head in (f"{engine}: tokens/s", "ms", "CPU us/token")]
     lines = [
         [
-            f"{_measured(workload)}; {_CACHE_LABELS[workload.cache]}",
+            f"{_describe_workload(workload)}; {_CACHE_LABELS[workload.cache]}",
             *(cell for engine in engines for cell in _figures(found.get((workload, engine)))),
         ]
         for workload in dict.fromkeys(row.workload for row in rows)
@@ -205,7 +205,7 @@ def rows_as_markdown(rows: Sequence[EngineRow]) -> str:
     return markdown(["measured; cache", *heads], lines)
 
 
-def _measured(work: Workload) -> str:
+def _describe_workload(work: Workload) -> str:
     if work.kind == "prefill":
         return f"prefill of {work.prompt_tokens:,} tokens"
     requests = "1 request" if work.requests == 1 else f"{work.requests} requests"
@@ -221,14 +221,15 @@ def _figures(row: EngineRow | None) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class EngineBenchmark:
-    """What to measure.
+    """Sizes of the measurements.
 
     Attributes:
-        concurrencies: Numbers of requests at once, for decoding.
-        decode_prompt_tokens: Of each prompt there; `decode_new_tokens` follow.
-        prefill_tokens: Lengths of long prompts; one more is as long as the context allows. Longer ones are left out.
-        samples: Of one prompt of `sample_prompt_tokens`, at once; each gets `sample_new_tokens`.
-        rounds: Passes of all workloads on all engines that count; `warmup_rounds` before them don't.
+        concurrencies: Numbers of concurrent requests for decoding.
+        decode_prompt_tokens: Tokens of each prompt for decoding, before `decode_new_tokens`.
+        prefill_tokens: Lengths of long prompts, in addition to the longest that the context allows; longer prompts are
+            left out.
+        samples: Number of concurrent samples of one prompt with `sample_prompt_tokens`, before `sample_new_tokens`.
+        rounds: Number of measured rounds of all workloads on all engines, after `warmup_rounds`.
     """
 
     concurrencies: tuple[int, ...] = (1, 8, 32)
@@ -242,7 +243,7 @@ class EngineBenchmark:
     warmup_rounds: int = 1
 
     def workloads(self, context_length: int) -> list[Workload]:
-        """Return the workloads for engines whose shortest context has this number of tokens."""
+        """Return the workloads for engines of which the shortest context has `context_length` tokens."""
         longest = context_length - _CONTEXT_RESERVE
         lengths = sorted({*(tokens for tokens in self.prefill_tokens if tokens < longest), longest})
         prompt, new = self.decode_prompt_tokens, self.decode_new_tokens
@@ -292,7 +293,7 @@ async def _run(plan: EngineBenchmark, engines: ComparedEngines, on_step: OnStep)
         if engines.sglang:
             urls["SGLang"] = await stack.enter_async_context(_sglang())
         if not urls:
-            raise ConfigError("no engine to measure; give a URL, or let one be started")
+            raise ConfigError("got no engine to measure; give a URL, or let an engine be started")
         clients = {name: create_client(url) for name, url in urls.items()}
         for client in clients.values():
             stack.push_async_callback(client.aclose)
@@ -303,8 +304,8 @@ async def _run(plan: EngineBenchmark, engines: ComparedEngines, on_step: OnStep)
 
 async def _measure(
     clients: Mapping[str, httpx.AsyncClient], work: Sequence[Workload], plan: EngineBenchmark, on_step: OnStep
-) -> dict[tuple[Workload, str], list[Took]]:
-    took: dict[tuple[Workload, str], list[Took]] = {(one, name): [] for one in work for name in clients}
+) -> dict[tuple[Workload, str], list[Cost]]:
+    took: dict[tuple[Workload, str], list[Cost]] = {(one, name): [] for one in work for name in clients}
     rounds = plan.warmup_rounds + plan.rounds
     for client in clients.values():
         await flush(client)

@@ -1,7 +1,7 @@
 """Clocks and counters that the benchmarks share: event-loop lag, percentiles, processor cores, /proc.
 
-Standard library only: the sandbox benchmark's workers run in other environments too. Functions that read /proc return
-nothing if it is missing, or does not show another user's processes.
+Uses only the standard library, because the sandbox benchmark's workers run in other environments too. Functions that
+read /proc return an empty result if it is missing or hides another user's processes.
 """
 
 import asyncio
@@ -95,7 +95,7 @@ def threads_cpu_s(pids: Sequence[int]) -> float | None:
 
 
 def memory_mb(root: int) -> dict[int, tuple[float, float]]:
-    """Descendant -> mebibytes that only it holds (USS), and with its share of what it shares (PSS), where readable."""
+    """Return the private mebibytes (USS), and those with a part of shared pages (PSS), of each readable descendant."""
     found = {}
     for pid in process_tree(root)[1:]:
         try:

@@ -1,7 +1,7 @@
-"""A profile by package: the CPU time of a process by package and function.
+"""Profile a thread's CPU time by package and function.
 
-cProfile with a clock of the thread's CPU time. It lengthens small Python functions more than large ones: read shares,
-not times. C functions of a package of their own are that package's, others belong to whoever calls them.
+Uses cProfile with a clock of the thread's CPU time. Profiling slows small functions down more than large ones, so read
+shares, not times. A C function counts for its package if `_NATIVE_PACKAGES` knows it, else for its caller's.
 """
 
 import cProfile
@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import strands_rollout
 
-_STANDARD: Final = "standard library"
-_NATIVE: Final = {
+_STANDARD_LIBRARY: Final = "standard library"
+_NATIVE_PACKAGES: Final = {
     "orjson": "orjson",
     "tokenizers": "tokenizers",
     "_json": "json",
@@ -31,9 +31,9 @@ _NATIVE: Final = {
     "yarl": "aiohttp",
     "pydantic_core": "pydantic",
 }
-_OWN_LINES: Final = ("asyncio", "copy", "json", "threading", "concurrent", "logging", "uuid", "ssl", "contextlib")
-_SPLIT: Final = ("strands", "opentelemetry")
-_MODULE: Final = re.compile(r"^<(\w+)\.|built-in method (\w+)\.|' of '(\w+)\.")
+_LISTED_MODULES: Final = ("asyncio", "copy", "json", "threading", "concurrent", "logging", "uuid", "ssl", "contextlib")
+_SPLIT_PACKAGES: Final = ("strands", "opentelemetry")
+_NATIVE_MODULE: Final = re.compile(r"^<(\w+)\.|built-in method (\w+)\.|' of '(\w+)\.")
 _SITE: Final = sysconfig.get_paths()["purelib"]
 _STDLIB: Final = sysconfig.get_paths()["stdlib"]
 _BENCHMARKS: Final = str(Path(__file__).parent)
@@ -86,16 +86,16 @@ def _package_of(code: CodeType) -> str:
         return "strands_rollout"
     if name.startswith(_SITE):
         parts = Path(name).relative_to(_SITE).with_suffix("").parts
-        return ".".join(parts[: 2 if parts[0] in _SPLIT else 1])
+        return ".".join(parts[: 2 if parts[0] in _SPLIT_PACKAGES else 1])
     if name == "<template>":
         return "jinja2"
     first = Path(name).relative_to(_STDLIB).parts[0].removesuffix(".py") if name.startswith(_STDLIB) else ""
-    return first if first in _OWN_LINES else _STANDARD
+    return first if first in _LISTED_MODULES else _STANDARD_LIBRARY
 
 
 def _native_package(code: Any) -> str | None:
-    found = _MODULE.search(str(code))
-    return _NATIVE.get(found[found.lastindex or 0]) if found else None
+    found = _NATIVE_MODULE.search(str(code))
+    return _NATIVE_PACKAGES.get(found[found.lastindex or 0]) if found else None
 
 
 def _place_of(code: CodeType) -> str:

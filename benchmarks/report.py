@@ -1,4 +1,4 @@
-"""The client benchmark's figures as Markdown tables, for a terminal and for a page."""
+"""Format the client benchmark's figures as Markdown tables."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -16,7 +16,7 @@ _LABELS: Final = {
     "strands-sglang": "strands-sglang",
     "openai": "Strands' OpenAI model, tokenised again",
 }
-_MOST_PACKAGES: Final = 14
+_MAX_PACKAGES: Final = 14
 _LIMITS: Final = {
     ("ours / strands-sglang", 5): 0.75,
     ("ours / strands-sglang", 20): 0.5,
@@ -26,8 +26,8 @@ _LIMITS: Final = {
 }
 _COLLECTORS: Final = {
     "own": "",
-    "frozen": " All variants froze what the garbage collector would look through (`gc.freeze`).",
-    "unfrozen": " No variant froze what the garbage collector looks through.",
+    "frozen": " All variants excluded their objects from garbage collection (`gc.freeze`).",
+    "unfrozen": " No variant excluded objects from garbage collection.",
 }
 
 
@@ -60,7 +60,7 @@ def _heading(result: Mapping[str, Any]) -> str:
 
 
 def _cpu_table(rows: Sequence[Row], ratios: Sequence[Row], at_once: int) -> str:
-    """Return a line per variant; cells have the CPU, our ratio to it, and the episodes at once if they were fewer."""
+    """Return a line per variant, with its CPU, our ratio to it, and the concurrent episodes if there were fewer."""
     here = [row for row in rows if row["kind"] == "cpu" and row["concurrency"] == at_once]
     found = {(row["variant"], row["turns"]): row for row in here}
     ours = {
@@ -74,7 +74,7 @@ def _cpu_table(rows: Sequence[Row], ratios: Sequence[Row], at_once: int) -> str:
         [_LABELS[variant], *(_cpu_cell(found.get((variant, count)), ours.get((variant, count))) for count in turns)]
         for variant in dict.fromkeys(row["variant"] for row in here)
     ]
-    return markdown([f"client CPU, ms per trajectory, {at_once} at once if not said otherwise", *heads], lines)
+    return markdown([f"client CPU, ms per trajectory, {at_once} at once unless noted", *heads], lines)
 
 
 def _cpu_cell(row: Row | None, ratio: float | None) -> str:
@@ -87,7 +87,7 @@ def _cpu_cell(row: Row | None, ratio: float | None) -> str:
 
 
 def _turn_table(rows: Sequence[Row], ratios: Sequence[Row]) -> str:
-    """Return the cost of a turn, its growth, and its ratio to an episode without a gateway."""
+    """Return the cost of a turn, its growth, and the ratio to the cost without a gateway."""
     figures = ("cpu_ms_per_turn", "cpu_ms_of_8th_turn", "cpu_ms_of_last_turn", "growth", "turns_per_s_and_core")
     found = {(one["ratio"], one["turns"], one["concurrency"]): one["value"] for one in ratios}
     lines = []
@@ -157,7 +157,7 @@ def _lag_table(rows: Sequence[Row]) -> str:
 
 
 def _memory_table(rows: Sequence[Row]) -> str:
-    """Return a line per variant with resident and traced memory, which were measured in different processes."""
+    """Return a line per variant with resident and allocated memory, which different processes measured."""
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
         if row["kind"] in ("rss", "traced"):
@@ -178,7 +178,7 @@ def _memory_table(rows: Sequence[Row]) -> str:
 
 def _profile_table(one: Row) -> str:
     shares: Mapping[str, float] = one["figures"]["share_percent_by_package"]
-    lines = [[name, f"{share:.1f}"] for name, share in list(shares.items())[:_MOST_PACKAGES]]
+    lines = [[name, f"{share:.1f}"] for name, share in list(shares.items())[:_MAX_PACKAGES]]
     return markdown([f"profile of {_LABELS[one['variant']]}, {one['turns']} tool turns", "% of CPU"], lines)
 
 

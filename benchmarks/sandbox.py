@@ -1,4 +1,4 @@
-"""The sandbox benchmark: LocalExecutor beside camel-ai's interpreter, `python -c` and SubprocessExecutor.
+"""The sandbox benchmark: LocalExecutor compared with camel-ai's interpreter, `python -c` and SubprocessExecutor.
 
 Contenders take turns within each round, so that the machine's noise affects them equally. Each contender runs in its
 own worker process (`sandbox_worker`), which may belong to another environment.
@@ -41,20 +41,21 @@ Figures = dict[str, float | None]
 
 
 class WorkerLink:
-    """One contender in a process of its own, of the environment that `python` belongs to.
+    """A contender in a process of its own, in the environment of `python`.
 
-    `places` are calls that it must be able to run at once, None for its default; `keeps_sessions` is whether it does.
+    `slots` is the number of calls that it must run at once, None for its default. `keeps_sessions` is True if it keeps
+    sessions.
 
     Raises:
-        SandboxError: It did not start.
+        SandboxError: The process did not start.
     """
 
-    def __init__(self, name: str, python: str, places: int | None = None) -> None:
+    def __init__(self, name: str, python: str, slots: int | None = None) -> None:
         self.name = name
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended
         start = f"import sys; sys.path.append({str(Path(__file__).parents[1])!r}); {_START}"
         self._process = subprocess.Popen(
-            [python, "-c", start, name, json.dumps(places)],
+            [python, "-c", start, name, json.dumps(slots)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -106,16 +107,16 @@ class WorkerLink:
             line = self._process.stdout.readline()
         finally:
             watchdog.cancel()
-        answer = json.loads(line) if line else {"error": f"its process ended{self._last_words()}"}
+        answer = json.loads(line) if line else {"error": f"its process ended{self._output_tail()}"}
         if "error" in answer:
             raise SandboxError(f"the contender {self.name!r} failed: {answer['error']}")
         return answer["value"]
 
-    def _last_words(self) -> str:
+    def _output_tail(self) -> str:
         self._process.wait()
         self._errors.seek(0)
         text = self._errors.read().decode(errors="replace").strip()
-        return f"; its last words were: {text[-1500:]}" if text else ""
+        return f"; its output ends with: {text[-1500:]}" if text else ""
 
 
 def _environment(python: str) -> dict[str, str]:
@@ -130,12 +131,12 @@ class Plan:
 
     Attributes:
         repeats: Rounds.
-        calls: Program -> calls one after the other, per round.
-        callers: Callers at once.
-        calls_each: Program -> calls of each of them, per round.
-        session_calls: Calls in a session, per round.
-        children: Children whose memory is measured, all asleep at the same time.
-        sleep_s: For how long they sleep; all of them must have started in that time.
+        calls: Program -> sequential calls per round.
+        callers: Number of concurrent callers.
+        calls_each: Program -> calls of each concurrent caller per round.
+        session_calls: Calls in a session per round.
+        children: Number of children whose memory is measured, all asleep at the same time.
+        sleep_s: Seconds for which they sleep; all of them must start within this time.
     """
 
     repeats: int = 5
@@ -154,7 +155,7 @@ QUICK_PLAN: Final = Plan(1, {"trivial": 2, "numpy": 1, "sympy": 1}, 4, {"trivial
 class Samples:
     """Measurements of a contender, round by round; memory is measured once.
 
-    `calls_ms` has the milliseconds of each call by program, of which "session" is one here.
+    `calls_ms` has the milliseconds of each call by program; calls in a session are under "session".
     """
 
     calls_ms: dict[str, list[list[float]]] = field(default_factory=dict)
@@ -164,7 +165,7 @@ class Samples:
 
 
 def measure(pythons: Mapping[str, str], plan: Plan, on_step: OnStep) -> dict[str, Any]:
-    """Measure all contenders, each by the interpreter of the environment that has it; see `summary` for the result.
+    """Measure all contenders, each with the interpreter in `pythons`; see `summary` for the result.
 
     Raises:
         SandboxError: A contender did not start, or failed.
@@ -229,8 +230,8 @@ FIGURES: Final = _figures()
 def figures_of(samples: Samples) -> Figures:
     """Return all figures of a contender.
 
-    A p50 is the median of the rounds' medians, and so is everything else that a round has one of; a p99 and a maximum
-    are of all rounds together.
+    A p50, or a figure that each round has once, is the median over the rounds; a p99 and a maximum are over all rounds
+    together.
     """
     found: Figures = dict.fromkeys(FIGURES)
     for program, rounds in samples.calls_ms.items():
@@ -251,11 +252,11 @@ def figures_of(samples: Samples) -> Figures:
 
 
 def summary(samples: Mapping[str, Samples], plan: Plan, load_before: float) -> dict[str, Any]:
-    """The whole result in JSON's types, figures with four digits.
+    """Return the result in JSON's types, figures with four digits.
 
     Returns:
-        `machine`, `plan`, `contenders` (name -> figures; None for one that was left out) and `ratios` (name -> how many
-        times its figure LocalExecutor's is). The load after the run is that of the benchmark itself for the most part.
+        `machine`, `plan`, `contenders` (name -> figures; None if it was left out) and `ratios` (name -> LocalExecutor's
+        figure as a multiple of this contender's). The load after the run is mostly that of the benchmark itself.
     """
     figures = {name: figures_of(one) for name, one in samples.items()}
 

@@ -1,11 +1,11 @@
-"""A measured process of the sandbox benchmark: a way to run Python, its programs, and its measurements.
+"""A measured process of the sandbox benchmark: one way to run Python code, the programs, and the measurements.
 
-Takes orders on stdin and answers on stdout, a line of JSON each. Orders: `{"do": "one_at_a_time", ...arguments}`,
+Reads orders on stdin and answers on stdout, a line of JSON each. Orders: `{"do": "one_at_a_time", ...arguments}`,
 likewise "at_once", "memory" and "start". Answers: `{"value": ...}` or `{"error": "..."}`. The first answer, without an
-order, comes when the contender has started. It ends with its stdin.
+order, means that the contender has started. The process exits when its stdin closes.
 
-Standard library only, but for what a contender needs: a worker may belong to another environment. Every answer of a
-contender is checked: a contender that fails fast must not look fast.
+Imports only the standard library and a contender's own package, because a worker may run in another environment. Every
+answer of a contender is checked: a contender that fails fast must not look fast.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ a, b = symbols("a b", real=True)
 solutions = solve([Eq(a**2 + b**2, 25), Eq(a + b, 7)], [a, b])
 print(solutions)
 """
-_SLEEPY: Final = """\
+_SLEEPING: Final = """\
 import os, time
 from sympy import solve, symbols
 
@@ -60,9 +60,9 @@ class Contender:
     """Runs programs; the default of each step does nothing.
 
     Attributes:
-        helpers: Names of its permanent processes: the first is the caller's child, each other the child of the
+        helpers: Names of its permanent processes: the first is the caller's child, each further one the child of the
             previous.
-        keeps_sessions: Whether `run` keeps the state of a named session.
+        keeps_sessions: True if `run` keeps the state of a named session.
     """
 
     helpers: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ class Contender:
 
 
 class ColdPython(Contender):
-    """`python -c` for each call, started from the event loop, as many at once as there are callers."""
+    """Runs `python -c` for each call, started from the event loop, without a limit on concurrent calls."""
 
     async def run(self, code: str, session: str | None = None) -> str:
         del session
@@ -89,18 +89,18 @@ class ColdPython(Contender):
 
 
 class CamelInterpreter(Contender):
-    """camel-ai's SubprocessInterpreter, made anew for each call and called in a thread.
+    """Runs each call on a new SubprocessInterpreter of camel-ai, in a thread.
 
-    slime's example behaves like this: Strands runs a synchronous tool by `asyncio.to_thread`.
+    slime's example does the same: Strands runs a synchronous tool with `asyncio.to_thread`.
     """
 
-    def __init__(self, places: int | None) -> None:
-        self._places = places
+    def __init__(self, slots: int | None) -> None:
+        self._slots = slots
 
     async def start(self) -> None:
-        """Make sure that its `python` is this environment's."""
-        if self._places is not None:
-            asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(self._places))
+        """Check that camel-ai starts this environment's `python`."""
+        if self._slots is not None:
+            asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(self._slots))
         printed = await self.run("import sys; print(sys.prefix)")
         if printed.strip() != sys.prefix:
             raise RuntimeError(
@@ -125,10 +125,10 @@ class CamelInterpreter(Contender):
 class OwnExecutor(Contender):
     """An executor of strands_rollout with its default settings."""
 
-    def __init__(self, name: str, places: int | None) -> None:
+    def __init__(self, name: str, slots: int | None) -> None:
         import strands_rollout.code_tool
 
-        options: dict[str, Any] = {} if places is None else {"max_concurrency": places}
+        options: dict[str, Any] = {} if slots is None else {"max_concurrency": slots}
         self._executor = getattr(strands_rollout.code_tool, name)(**options)
         self.keeps_sessions = self._executor.facts.keeps_sessions
         if name == "LocalExecutor":
@@ -146,13 +146,13 @@ class OwnExecutor(Contender):
         await self._executor.aclose()
 
 
-def make_contender(name: str, places: int | None = None) -> Contender:
-    """Return a contender that can run `places` calls at once; None for its default."""
+def make_contender(name: str, slots: int | None = None) -> Contender:
+    """Return a contender that can run `slots` calls at once; None for its default."""
     if name == "cold_python":
         return ColdPython()
     if name == "camel":
-        return CamelInterpreter(places)
-    return OwnExecutor({"local": "LocalExecutor", "subprocess": "SubprocessExecutor"}[name], places)
+        return CamelInterpreter(slots)
+    return OwnExecutor({"local": "LocalExecutor", "subprocess": "SubprocessExecutor"}[name], slots)
 
 
 async def one_at_a_time(contender: Contender, program: str, calls: int, session: str | None = None) -> list[float]:
@@ -182,11 +182,11 @@ async def at_once(contender: Contender, program: str, callers: int, calls_each: 
 
 
 async def memory(contender: Contender, children: int, sleep_s: float) -> dict[str, float] | None:
-    """Mebibytes of each of some sleeping children on average, and of each helper; None where it can't be read.
+    """Measure the mean mebibytes of sleeping children, and those of each helper; None if they can't be read.
 
-    The contender must be able to run that many at once, and they must all be up within `sleep_s`.
+    The contender must run `children` at once, and all must have started within `sleep_s`.
     """
-    code = _SLEEPY.format(sleep_s=sleep_s)
+    code = _SLEEPING.format(sleep_s=sleep_s)
     runs = asyncio.gather(*(contender.run(code) for _ in range(children)))
     snapshots, helpers = [], oldest_children(os.getpid(), len(contender.helpers))
     while not runs.done():
@@ -232,14 +232,14 @@ def _own_cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-async def _carry_out(name: str, contender: Contender, order: dict[str, Any]) -> Any:
+async def _run_order(name: str, contender: Contender, order: dict[str, Any]) -> Any:
     measures: dict[str, Any] = {"one_at_a_time": one_at_a_time, "at_once": at_once, "memory": memory}
     do = order.pop("do")
     return await (start(name) if do == "start" else measures[do](contender, **order))
 
 
 def main() -> None:
-    name, places = sys.argv[1], json.loads(sys.argv[2])
+    name, slots = sys.argv[1], json.loads(sys.argv[2])
     orders, answers = _take_streams()
     with asyncio.Runner() as runner:
 
@@ -253,10 +253,10 @@ def main() -> None:
             answers.flush()
             return "value" in found
 
-        contender = make_contender(name, places)
+        contender = make_contender(name, slots)
         if answer(_start(contender)):
             for line in orders:
-                answer(_carry_out(name, contender, json.loads(line)))
+                answer(_run_order(name, contender, json.loads(line)))
             runner.run(contender.stop())
 
 

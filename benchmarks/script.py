@@ -45,17 +45,17 @@ _THOUGHTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """An answer, and the context that the policy reads after it.
+    """A turn, and the context that the policy reads after it.
 
     Attributes:
-        text: The sampled text, its end of turn included.
-        ids: Its tokens.
-        logprobs: One per id.
-        words: The text without call and end of turn, as pieces of one token each.
-        arguments: The call's arguments as JSON, in such pieces; empty for the last turn.
-        code: The code that the call asks for; "" for the last turn.
+        text: The sampled text with its end of turn.
+        ids: Tokens of the text.
+        logprobs: One logprob per token.
+        words: The text without call and end of turn, in pieces of one token.
+        arguments: The call's arguments as JSON, in pieces of one token; empty for the last turn.
+        code: The code of the call; "" for the last turn.
         result: The tool's result; "" for the last turn.
-        context_ids: From the end of this turn to the beginning of the next one; empty for the last turn.
+        context_ids: Tokens between this turn and the next; empty for the last turn.
     """
 
     text: str
@@ -68,7 +68,7 @@ class Turn:
     context_ids: list[int]
 
     def as_message(self) -> dict[str, Any]:
-        """The turn as a chat message with its call, as templates read it."""
+        """Return the turn as a chat message with its call, as templates read it."""
         message: dict[str, Any] = {"role": "assistant", "content": "".join(self.words)}
         if self.code:
             function = {"name": CODE_TOOL_NAME, "arguments": {"code": self.code}}
@@ -92,20 +92,20 @@ class Script:
         return [*self.prompt_ids, *(token for turn in self.turns for token in (*turn.ids, *turn.context_ids))]
 
     def loss_mask(self) -> list[int]:
-        """Of all tokens after the prompt: 1 for sampled ones."""
+        """Return for each token after the prompt 1 if it was sampled, else 0."""
         return [bit for turn in self.turns for bit in [1] * len(turn.ids) + [0] * len(turn.context_ids)]
 
     def logprobs(self) -> list[float]:
-        """Of the sampled tokens, in order."""
+        """Return the logprobs of the sampled tokens, in order."""
         return [logprob for turn in self.turns for logprob in turn.logprobs]
 
     def input_lengths(self) -> list[int]:
-        """Tokens of each turn's request."""
+        """Return the number of tokens of each turn's request."""
         growth = (len(turn.ids) + len(turn.context_ids) for turn in self.turns[:-1])
         return list(accumulate(growth, initial=len(self.prompt_ids)))
 
     def input_ids(self, number: int) -> list[int]:
-        """The tokens of a turn's request."""
+        """Return the tokens of a turn's request."""
         return self.tokens()[: self.input_lengths()[number]]
 
 
@@ -121,16 +121,16 @@ def load_scripts(path: Path) -> list[Script]:
 
 
 def write_scripts(tokenizer: Any, tool_turns: int, *, count: int = 4, seed: int = 0) -> list[Script]:
-    """Scripts of episodes that differ in their words and agree in their shape.
+    """Write scripts of episodes with the same number of turns and different texts.
 
     Args:
-        tokenizer: A Hugging Face tokenizer whose template is append-only within an answer to one question, as Qwen3's.
-        tool_turns: Turns that call the tool, before the one that answers.
-        count: How many scripts.
-        seed: Of their words.
+        tokenizer: A Hugging Face tokenizer whose template is append-only within the answer to a question, as Qwen3's.
+        tool_turns: Number of turns with a tool call before the last turn.
+        count: Number of scripts.
+        seed: Seed of the texts.
 
     Raises:
-        TemplateError: The template writes a history otherwise than the turns that made it.
+        TemplateError: The template renders a turn differently than it was sampled.
     """
     return [_Writer(tokenizer, random.Random(f"{seed}/{tool_turns}/{n}")).script(tool_turns) for n in range(count)]
 
@@ -155,15 +155,15 @@ class _Writer:
             is_last = number == tool_turns
             words = self._thinking() + ("The sum is 144.\n\nAnswer: \\boxed{144}" if is_last else "")
             code, result = ("", "") if is_last else self._call()
-            text = words + (_written_call(code) if code else "") + _END_OF_TURN
+            text = words + (_hermes_call(code) if code else "") + _END_OF_TURN
             turn = self._turn(text, words, code, result, [])
             if not is_last:
                 messages += [turn.as_message(), {"role": "tool", "tool_call_id": "call", "content": result}]
                 after = self._render(messages)
                 if not after.startswith(before + text):
                     raise TemplateError(
-                        "the chat template writes a turn otherwise than it was sampled; expected one that keeps the "
-                        "thinking of a question's turns and writes calls in the Hermes format, as Qwen3's does"
+                        "the chat template renders a turn differently than it was sampled; expected a template that "
+                        "keeps reasoning and writes calls in the Hermes format, as Qwen3's"
                     )
                 turn = self._turn(text, words, code, result, self._encode(after[len(before + text) :]))
                 before = after
@@ -178,11 +178,11 @@ class _Writer:
     def _thinking(self) -> str:
         """Return reasoning that makes about `_TURN_TOKENS` together with a call."""
         thoughts: list[str] = []
-        room = _TURN_TOKENS - 85
-        while room > 0:
+        remaining = _TURN_TOKENS - 85
+        while remaining > 0:
             values = {"a": self._chance.randrange(11, 997), "b": self._chance.randrange(11, 997)}
             thoughts.append(self._chance.choice(_THOUGHTS).format(**values))
-            room -= len(self._encode(thoughts[-1]))
+            remaining -= len(self._encode(thoughts[-1]))
         return f"<think>\n{' '.join(thoughts)}\n</think>\n\n"
 
     def _call(self) -> tuple[str, str]:
@@ -213,6 +213,6 @@ class _Writer:
         return [text[start:end] for start, end in offsets]
 
 
-def _written_call(code: str) -> str:
+def _hermes_call(code: str) -> str:
     arguments = json.dumps({"code": code})
     return f'<tool_call>\n{{"name": "{CODE_TOOL_NAME}", "arguments": {arguments}}}\n</tool_call>'

@@ -1,8 +1,8 @@
-"""An engine that immediately answers from a script, with as little CPU as possible.
+"""An engine that answers immediately from a script, with as little CPU as possible.
 
-Run as a process of its own: `python -m benchmarks.scripted_engine SCRIPTS... [--core N] [--any-input]`; it prints its
-port and ends with its stdin. It knows HTTP/1.1 with content lengths, and no more. Answers have the shapes of SGLang
-0.5.2x and are encoded once. Requests that are not in the script are refused. It plays the gateway's clients too.
+Runs as a process of its own: `python -m benchmarks.scripted_engine SCRIPTS... [--core N] [--any-input]`. It prints its
+port and exits when its stdin closes. It supports only HTTP/1.1 with content lengths. Answers have the form of SGLang
+0.5.2x's and are encoded once. Requests that are not in the script are refused. It also plays the gateway's clients.
 """
 
 import argparse
@@ -52,7 +52,7 @@ _INFO: Final = _http_answer(
 
 
 def _generate_answer(script: Script, number: int, input_logprobs_from: int | None) -> bytes:
-    """The answer to `/generate` for a turn; `input_logprobs_from` is the request's `logprob_start_len`."""
+    """Return the answer to `/generate` for a turn; `input_logprobs_from` is the request's `logprob_start_len`."""
     turn, lengths = script.turns[number], script.input_lengths()
     meta: dict[str, Any] = {
         "finish_reason": {"type": "stop", "matched": turn.ids[-1]},
@@ -72,7 +72,7 @@ def _generate_answer(script: Script, number: int, input_logprobs_from: int | Non
 
 
 def _input_logprobs(script: Script, number: int, start: int | None) -> list[list[Any]]:
-    """[logprob, id, text] of the input from `start` on; the first one has no logprob, as in SGLang."""
+    """Return [logprob, id, text] of the input from `start` on; the first has no logprob, as in SGLang."""
     if start is None:
         return []
     ids, drawn = script.input_ids(number)[start:], script.logprobs()
@@ -80,7 +80,7 @@ def _input_logprobs(script: Script, number: int, start: int | None) -> list[list
 
 
 def _chat_answer(script: Script, number: int) -> list[bytes]:
-    """The streamed answer to `/v1/chat/completions` for a turn: its head, then chunks of one token each."""
+    """Return the streamed answer to `/v1/chat/completions` for a turn: its head, then chunks of one token each."""
     turn = script.turns[number]
     head = b"content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
     deltas = [{"role": "assistant", "content": ""}, *({"content": piece} for piece in turn.words), *_call_deltas(turn)]
@@ -100,7 +100,7 @@ def _chat_answer(script: Script, number: int) -> list[bytes]:
 
 
 def _call_deltas(turn: Turn) -> list[dict[str, Any]]:
-    """The call as SGLang's tool-call parser streams it: its name, then its arguments piece by piece."""
+    """Return the call as SGLang's tool-call parser streams it: its name, then its arguments piece by piece."""
     if not turn.code:
         return []
     call: dict[str, Any] = {"index": 0, "type": "function"}
@@ -129,8 +129,8 @@ class _UnexpectedRequestError(Exception):
 class _Scripts:
     """All scripts, with the answers that were requested so far.
 
-    Ids are compared as text, without parsing the body, to keep the engine light. Unless `exact`, only the last ids must
-    be the script's: they identify the turn.
+    Ids are compared as text, without parsing the body, to save CPU. Unless `exact`, only the last ids, which identify
+    the turn, must be the script's.
     """
 
     def __init__(self, scripts: Sequence[Script], *, exact: bool) -> None:
@@ -150,8 +150,8 @@ class _Scripts:
         end = body.find(b"]", start) + 1
         # the last ids identify the turn
         last = body[max(start, end - 16 * _TAIL_TOKENS) : end].replace(b" ", b"").strip(b"[]").split(b",")
-        asked = _INPUT_LOGPROBS.search(body, end)
-        key: tuple[bytes, Any] = (b",".join(last[-_TAIL_TOKENS:]), int(asked[1]) if asked else None)
+        start_match = _INPUT_LOGPROBS.search(body, end)
+        key: tuple[bytes, Any] = (b",".join(last[-_TAIL_TOKENS:]), int(start_match[1]) if start_match else None)
         if key not in self._answers:
             self._answers[key] = self._encode(*key)
         expected, answer = self._answers[key]
@@ -160,7 +160,7 @@ class _Scripts:
         return answer
 
     def _encode(self, tail: bytes, input_logprobs_from: int | None) -> tuple[bytes, bytes]:
-        """The input that a turn expects, and its answer."""
+        """Return the input that a turn expects, and its answer."""
         if tail not in self._turns:
             raise _UnexpectedRequestError(f"got the input {tail!r:.200}, which ends no turn's input")
         script, number = self._turns[tail]
@@ -192,7 +192,7 @@ def _difference(got: Sequence[int], expected: Sequence[int]) -> str:
 
 
 class _Server:
-    """Answers requests, and counts what crossed the wire: generations, bytes with heads, opened connections."""
+    """Answers requests, and counts generations, bytes with heads, and opened connections."""
 
     def __init__(self, scripts: _Scripts) -> None:
         self._scripts = scripts

@@ -19,8 +19,8 @@ from strands_rollout.play.options import slime_sampling_params
 
 JobKind = Literal["cpu", "turns", "lag", "rss", "traced", "profile"]
 Collector = Literal["own", "frozen", "unfrozen"]
-"""What is done about the garbage collector: what each variant does itself (ours freezes what its first sample leaves,
-as its settings say; no other does); all are frozen after the warm-up (`gc.freeze`); or none is."""
+"""Treatment of the garbage collector: "own" leaves it to the variant (only this package freezes its objects, as
+`freeze_gc` sets); "frozen" calls `gc.freeze` after the warm-up; "unfrozen" freezes nothing."""
 _MAX_RESPONSE_TOKENS: Final = 100_000
 
 
@@ -30,9 +30,9 @@ class WrongEpisodeError(RolloutError):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One measurement: `episodes` of `turns` tool turns, `concurrency` at once, in the round of this number, from 0.
+    """A measurement of `episodes` with `turns` tool turns, `concurrency` of them at once, in a round, counted from 0.
 
-    `runs_code` is for the real code tool, in place of one that knows the results.
+    `runs_code` uses the real code tool instead of a tool that knows the results.
     """
 
     kind: JobKind
@@ -51,9 +51,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A step as a worker process gets it: with files of the scripts to play and of short ones to warm up with.
+    """A step for a worker process, with the files of the scripts to play and of short scripts to warm up with.
 
-    `port` is the engine's on 127.0.0.1; `core` is the core to stay on, None for any.
+    `port` is the engine's port on 127.0.0.1; `core` is the core to pin the process to, None for any.
     """
 
     step: Step
@@ -77,14 +77,14 @@ class Job:
 class Played:
     """A finished episode; mask and logprobs are of the response.
 
-    Logprobs of tokens that were not sampled are not compared; None where the variant has none. `kept` is the object
-    that the trainer gets; its memory is measured.
+    Logprobs of tokens that were not sampled are not compared; None if the variant has no logprobs. `result` is the
+    object that the trainer gets, whose memory is measured.
     """
 
     tokens: list[int]
     loss_mask: list[int]
     logprobs: list[float] | None
-    kept: Any
+    result: Any
 
 
 class Player(Protocol):
@@ -96,15 +96,15 @@ class Player(Protocol):
 
 
 def sampling_params() -> dict[str, Any]:
-    """Sampling parameters as slime gives them, with a budget that no script reaches."""
+    """Return slime's sampling parameters, with a budget that no script reaches."""
     return slime_sampling_params(1.0, _MAX_RESPONSE_TOKENS)
 
 
 class Floor:
-    """The same requests with no agent, and the answers read into one episode's lists.
+    """The lower bound: sends the same requests without an agent, and appends the answers to the episode's lists.
 
-    The least that a client does which sends whole requests: ids are concatenated and encoded again each turn. It knows
-    what tools would have answered, so it renders, parses and calls nothing.
+    Ids are concatenated and encoded again each turn. It knows the tools' results, so it renders, parses and calls
+    nothing.
     """
 
     def __init__(self, job: Job) -> None:

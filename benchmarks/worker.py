@@ -1,7 +1,7 @@
 """A measured process of the client benchmark: `python -m benchmarks.worker JOB` prints figures as one line of JSON.
 
-CPU, loop lag, memory or a profile of one variant that is warmed up; every episode is checked. It ends with its stdin,
-and so with the process that reads the figures.
+It warms up a variant, then measures its CPU, loop lag, memory or a profile; every episode is checked. It exits when its
+stdin closes, that is, with the process that reads the figures.
 """
 
 import asyncio
@@ -119,22 +119,22 @@ async def cpu(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
 
 
 async def turns(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
-    """CPU of this process per turn of this package: over all, about the 8th, and about the last one.
+    """Measure the CPU of this process per turn: over all turns, around the 8th, and around the last.
 
-    For as many episodes as run at once: they keep in step, so that the CPU between the request of this number and that
-    is of turns of the same number in all of them.
+    All episodes must run concurrently: they proceed in step, so that the CPU time between two requests belongs to turns
+    of the same number in all episodes.
     """
     from strands_rollout import SGLangModel
 
     episodes, last = job.step.episodes, job.step.turns
-    asked_at_s: list[float] = []
+    requested_at_s: list[float] = []
     answer_at = SGLangModel.answer_at
 
-    def noted(*args: Any, **kwargs: Any) -> Awaitable[Any]:
-        asked_at_s.append(time.process_time())
+    def record_and_answer(*args: Any, **kwargs: Any) -> Awaitable[Any]:
+        requested_at_s.append(time.process_time())
         return answer_at(*args, **kwargs)
 
-    with patch.object(SGLangModel, "answer_at", noted):
+    with patch.object(SGLangModel, "answer_at", record_and_answer):
         cpu_s, wall_s = time.process_time(), time.perf_counter()
         done = await _play(job, player, scripts)
         cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
@@ -142,15 +142,16 @@ async def turns(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
     count = sum(len(script.turns) for script, _ in done)
     half = max(1, min(_WINDOW_TURNS, last) // 2)
 
-    def about(turn: int) -> float:
-        return (asked_at_s[(turn + half) * episodes] - asked_at_s[(turn - half) * episodes]) / (2 * half * episodes)
+    def turn_cpu_s(turn: int) -> float:
+        spent_s = requested_at_s[(turn + half) * episodes] - requested_at_s[(turn - half) * episodes]
+        return spent_s / (2 * half * episodes)
 
-    eighth, latest = about(min(_WINDOW_TURNS, last - half)) * 1e3, about(last - half) * 1e3
+    eighth_ms, last_ms = turn_cpu_s(min(_WINDOW_TURNS, last - half)) * 1e3, turn_cpu_s(last - half) * 1e3
     return {
         "cpu_ms_per_turn": cpu_s / count * 1e3,
-        "cpu_ms_of_8th_turn": eighth,
-        "cpu_ms_of_last_turn": latest,
-        "growth": latest / eighth,
+        "cpu_ms_of_8th_turn": eighth_ms,
+        "cpu_ms_of_last_turn": last_ms,
+        "growth": last_ms / eighth_ms,
         "turns_per_s_and_core": count / cpu_s,
         "busy_percent": 100 * cpu_s / wall_s,
         "cpu_ms_per_trajectory": cpu_s / episodes * 1e3,
@@ -171,7 +172,7 @@ async def lag(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
 
 
 async def rss(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
-    """Measure the peak of resident memory, with finished episodes kept; meant for as many episodes as run at once."""
+    """Measure the peak of resident memory, with finished episodes kept; all episodes should run concurrently."""
     before, is_new_peak = _status_bytes("VmRSS"), _reset_peak()
     done = await _play(job, player, scripts)
     peak = _status_bytes("VmHWM")
@@ -192,7 +193,7 @@ async def traced(job: Job, player: Player, scripts: Sequence[Script]) -> Figures
     _, peak = tracemalloc.get_traced_memory()
     check_all(done)
     arrays = sum(array_bytes((played.tokens, played.loss_mask, played.logprobs)) for _, played in done)
-    kept = [played.kept for _, played in done]
+    kept = [played.result for _, played in done]
     del done
     await _settle()
     with_samples, _ = tracemalloc.get_traced_memory()
@@ -242,7 +243,7 @@ async def _settle() -> None:
 
 
 def _counters(port: int) -> dict[str, float]:
-    """What crossed the wire so far by the engine's count, and its CPU; this question counts as a connection only."""
+    """Return the engine's counters of requests and bytes, and its CPU; this request counts only as a connection."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("GET", "/counters")
     found: dict[str, float] = orjson.loads(connection.getresponse().read())
@@ -251,7 +252,7 @@ def _counters(port: int) -> dict[str, float]:
 
 
 def array_bytes(arrays: Iterable[list[int] | list[float] | None]) -> int:
-    """Memory of lists and of the numbers in them, each number counted once; what other lists share counts as well."""
+    """Return the bytes of lists and of the numbers in them; each number counts once."""
     lists = [array for array in arrays if array is not None]
     numbers = {id(number): number for array in lists for number in array}
     return sum(map(sys.getsizeof, lists)) + sum(map(sys.getsizeof, numbers.values()))
@@ -267,7 +268,7 @@ def _reset_peak() -> bool:
 
 
 def _status_bytes(name: str) -> int:
-    """Resident memory as /proc has it: now (VmRSS), at its peak (VmHWM); without /proc the peak so far."""
+    """Return the resident memory in bytes: now (VmRSS) or at its peak (VmHWM); without /proc, the peak so far."""
     try:
         lines = _STATUS.read_text().splitlines()
     except OSError:

@@ -1,7 +1,7 @@
 """The benchmark of episode workers: the driver's CPU per episode, episodes per second, and the lag of its loop.
 
-A scripted engine in a process of its own answers at once, and the tool knows the results, so that only the workers' own
-work is measured. Every token of every episode is checked.
+A scripted engine in a process of its own answers immediately, and the tool knows the results, so that only the workers'
+own work is measured. Every token is checked.
 """
 
 import asyncio
@@ -46,12 +46,12 @@ async def known_result(code: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFigures:
-    """One measurement, of episodes that all begin at once; 0 workers is the process that calls `generate`.
+    """A measurement of episodes that all begin at once; with 0 workers, the driver plays them.
 
     Attributes:
-        driver_cpu_ms: Of the driver's process, all threads, per episode.
-        episodes_per_s: By the wall clock.
-        driver_lag_p99_ms: How late timers of the driver's loop were.
+        driver_cpu_ms: CPU of the driver's process, all threads, per episode.
+        episodes_per_s: Episodes per second of wall-clock time.
+        driver_lag_p99_ms: Delay of timers of the driver's loop.
     """
 
     workers: int
@@ -83,7 +83,7 @@ def measure(
             for number, (count, size) in enumerate(steps):
                 on_step(f"{count} workers, {size} episodes at once", number, len(steps))
                 with local_workers(count):
-                    found.append(asyncio.run(_measured(count, size, port, tokenizer_dir, scripts)))
+                    found.append(asyncio.run(_measure_once(count, size, port, tokenizer_dir, scripts)))
     return {"cores": len(usable_cores()), "measurements": [asdict(one) for one in found]}
 
 
@@ -103,7 +103,7 @@ def table(found: Mapping[str, Any]) -> str:
     return "\n".join(rows)
 
 
-async def _measured(count: int, size: int, port: int, tokenizer: Path, scripts: Sequence[Script]) -> WorkerFigures:
+async def _measure_once(count: int, size: int, port: int, tokenizer: Path, scripts: Sequence[Script]) -> WorkerFigures:
     args = SimpleNamespace(
         hf_checkpoint=str(tokenizer),
         sglang_router_ip="127.0.0.1",

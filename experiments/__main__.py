@@ -22,15 +22,15 @@ def _root(
     rollout: Annotated[
         RolloutKind,
         typer.Option(
-            help="Which tokens are trained on: tito, as they were sampled; retokenised, the same episodes' text "
-            "encoded again; openai, Strands' own OpenAI model on the engine's chat endpoint, and its messages encoded."
+            help="Tokens to train on: tito, the sampled tokens; retokenised, the same episodes' text encoded again; "
+            "openai, the encoded messages of Strands' OpenAI model on the engine's chat endpoint."
         ),
     ] = "tito",
-    ablation: Annotated[Ablation, typer.Option(help="A fault to put in.")] = "none",
+    ablation: Annotated[Ablation, typer.Option(help="Fault to inject.")] = "none",
 ) -> None:
-    """Compare training on sampled tokens with text pipelines, and with faults put in on purpose.
+    """Compare training on sampled tokens with training on text and with injected faults.
 
-    The options before the command are of `train`; all others of it are those of `strands-rollout train`.
+    The options before the command apply to `train`, which has the options of `strands-rollout train` too.
     """
     if context.invoked_subcommand == "train":
         context.obj = Experiment(rollout, ablation)
@@ -39,13 +39,13 @@ def _root(
 @app.command(epilog="Example: python -m experiments compare runs/tito-* runs/retokenised-* --plot curves.png")
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of training runs.", metavar="RUN...", show_default=False)],
-    plot: Annotated[Path | None, typer.Option(help="Draw the curves to this PNG; needs matplotlib.")] = None,
-    json_only: Annotated[bool, typer.Option("--json", help="Print the JSON in place of the table.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="PNG to draw the curves to; needs matplotlib.")] = None,
+    json_only: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
 ) -> None:
-    """Compare training runs: a Markdown table with mean and spread over seeds, and curves.
+    """Compare training runs: print a Markdown table with mean and spread over seeds, and draw curves.
 
-    Runs that differ in their seed alone are one variant; its label has the options in which the given runs differ.
-    What runs still is compared as far as it is.
+    Runs that differ only in their seed are one variant, labelled by the options in which the runs differ. Unfinished
+    runs are compared up to their last step.
     """
     _check_plot(plot)
     comparison = compare_runs([read_run(folder) for folder in runs])

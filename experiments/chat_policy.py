@@ -1,4 +1,4 @@
-"""Strands' own OpenAI model as the policy of an episode, and a client that records what crosses the endpoint."""
+"""Strands' OpenAI model as the policy of an episode, and a client that records the requests and answers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class RecordedChat:
 
     Args:
         client: Sends the requests, and retries them.
-        prompt_ids: The tokens of a prompt, from messages and tools.
+        prompt_ids: Function of messages and tools that returns the tokens of a prompt.
         limits: The episode's budgets.
         engine_context: The engine's context length in tokens; None if unknown.
         seed: Seed of the first turn, from which later seeds are derived; None lets the engine choose.
@@ -82,7 +82,7 @@ class RecordedChat:
     Attributes:
         turns: The answered turns so far.
         prompt_ids: The first prompt; empty before the first request.
-        cut_by: The limit that cut the last turn: "turn", "response" or "context"; None if none did.
+        cut_by: The limit that cut the last turn off: "turn", "response" or "context"; None if it was not cut off.
     """
 
     def __init__(
@@ -122,8 +122,8 @@ class RecordedChat:
         if self._seed is not None:
             request["seed"] = turn_seed(self._seed, len(self.turns))
         started = time.monotonic()
-        completion = await self._asked(request)
-        turn = _turn_of(completion, messages, tools, prompt_ids, time.monotonic() - started)
+        completion = await self._call_endpoint(request)
+        turn = _to_turn(completion, messages, tools, prompt_ids, time.monotonic() - started)
         self.cut_by = limit if turn.finish_reason == "length" else None
         self.turns.append(turn)
         return completion
@@ -140,23 +140,23 @@ class RecordedChat:
         remaining = RemainingBudget(*min(candidates)) if candidates else RemainingBudget(None, "context")
         return turn_allowance(limits, remaining, 0, is_first=not self.turns)
 
-    async def _asked(self, request: Mapping[str, Any]) -> Any:
+    async def _call_endpoint(self, request: Mapping[str, Any]) -> Any:
         try:
             return await self._client.chat.completions.create(**request)
         except openai.APIConnectionError as e:
             raise EngineUnavailableError(f"no answer from {self._client.base_url}: {e}") from e
         except openai.APIStatusError as e:
-            words = f"{self._client.base_url} answered {e.status_code}: {e.message:.500}"
+            message = f"{self._client.base_url} answered {e.status_code}: {e.message:.500}"
             if e.status_code in _BUSY or e.status_code >= 500:
-                raise EngineUnavailableError(words) from e
+                raise EngineUnavailableError(message) from e
             if _TOO_LONG in e.message:
-                raise ContextWindowOverflowException(words) from e
-            raise EngineRejectedError(words, status_code=e.status_code) from e
+                raise ContextWindowOverflowException(message) from e
+            raise EngineRejectedError(message, status_code=e.status_code) from e
         except openai.APIError as e:
             raise EngineResponseError(f"got an answer from {self._client.base_url} that can't be read: {e}") from e
 
 
-def _turn_of(
+def _to_turn(
     completion: Any,
     messages: Sequence[ChatMessage],
     tools: Sequence[ChatMessage],
@@ -192,11 +192,11 @@ class ChatPolicy(OpenAIModel):
     """Strands' model with the further interface that an episode needs of a policy.
 
     Args:
-        chat: Takes its requests.
+        chat: Client that sends and records the requests.
         params: Parameters of each request; see `request_params`.
 
     Attributes:
-        conversation: How far the episode came.
+        conversation: The episode's turns so far.
         sent_at: None: an aborted engine would answer with text that can't be resumed, so nothing waits for it.
         engine_fault: None: the OpenAI client's retries hide the engine's faults.
     """
@@ -273,19 +273,19 @@ async def engine_context(url: str) -> int | None:
         return None
 
 
-class _SaidOnce(logging.Filter):
+class _LogOnce(logging.Filter):
     """Log filter that drops Strands' repeated warning about reasoning after its first occurrence."""
 
-    is_said = False
+    was_logged = False
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to log the record."""
         if not str(record.msg).startswith(_DROPPED_REASONING):
             return True
-        was_said, self.is_said = self.is_said, True
-        return not was_said
+        is_first, self.was_logged = not self.was_logged, True
+        return is_first
 
 
 @functools.cache
 def _log_dropped_reasoning_once() -> None:
-    logging.getLogger(_STRANDS_LOGGER).addFilter(_SaidOnce())
+    logging.getLogger(_STRANDS_LOGGER).addFilter(_LogOnce())

@@ -1,4 +1,4 @@
-"""Compare training runs: grouped by all options except the seed, each group with its figures, as a table."""
+"""Compare training runs: group them by all options except the seed, and tabulate each group's figures."""
 
 import json
 import math
@@ -32,11 +32,11 @@ class RecordedRun:
     """The records of a run, which may still be running.
 
     Attributes:
-        folder: Folder that it was read from.
-        options: Its options by name.
-        provenance: The commit and the versions that it ran on, by name.
-        steps: Its records.
-        summary: Its result; None until it is finished.
+        folder: Folder of the run.
+        options: Options by name.
+        provenance: Commit and versions of packages, by name.
+        steps: Records of the finished steps.
+        summary: Result of the run; None until it is finished.
     """
 
     folder: Path
@@ -52,25 +52,25 @@ class RecordedRun:
 
     @property
     def points(self) -> list[StepRecord]:
-        """Its records, and its end."""
+        """Records of the steps and, if the run is finished, of the last evaluation."""
         return with_final_evaluation(self.steps, self.summary)
 
 
 def read_run(folder: Path) -> RecordedRun:
-    """Read `options.json` (`options`, `versions`, `commit`), `steps.jsonl` and, where it is there, `summary.json`.
+    """Read `options.json` (`options`, `versions`, `commit`), `steps.jsonl` and, if it exists, `summary.json`.
 
     Raises:
-        ConfigError: A file is missing or malformed, or no step is done yet.
+        ConfigError: A file is missing or malformed, or no step is finished yet.
     """
-    found = read_json(folder / OPTIONS_FILE, advice=_EXPECTED)
-    options = found.get("options")
+    recorded = read_json(folder / OPTIONS_FILE, advice=_EXPECTED)
+    options = recorded.get("options")
     if not isinstance(options, dict):
         raise ConfigError(f"{folder / OPTIONS_FILE} has no options; expected the folder of a training run")
     steps = read_steps(folder / STEPS_FILE)
     if not steps:
-        raise ConfigError(f"{folder / STEPS_FILE} is empty; expected a run with a step that is done; wait for it")
-    versions = found.get("versions")
-    provenance = {"commit": found.get("commit"), **(versions if isinstance(versions, dict) else {})}
+        raise ConfigError(f"{folder / STEPS_FILE} is empty; expected a run with at least one finished step")
+    versions = recorded.get("versions")
+    provenance = {"commit": recorded.get("commit"), **(versions if isinstance(versions, dict) else {})}
     summary = folder / SUMMARY_FILE
     return RecordedRun(
         folder, options, provenance, steps, read_json(summary, advice=_EXPECTED) if summary.exists() else None
@@ -82,8 +82,8 @@ class Spread:
     """A figure of runs that differ only in their seed.
 
     Attributes:
-        mean: The mean; None unless each run has the figure, because the mean of the rest would be biased.
-        std: The sample's standard deviation; None for less than two runs.
+        mean: The mean; None unless every run has the figure, because a mean over the other runs would be biased.
+        std: The sample standard deviation; None for fewer than two runs.
         by_seed: The figure of each run, None if missing.
     """
 
@@ -140,7 +140,7 @@ def _minutes(run: RecordedRun) -> float | None:
     return math.fsum(seconds) / 60 if seconds else None
 
 
-def _over_steps(key: str, combine: Callable[[Sequence[float]], float]) -> Callable[[RecordedRun], float | None]:
+def _combine_steps(key: str, combine: Callable[[Sequence[float]], float]) -> Callable[[RecordedRun], float | None]:
     def figure(run: RecordedRun) -> float | None:
         values = _values(run, key)
         return combine(values) if values else None
@@ -159,20 +159,20 @@ FIGURES: Final[Mapping[str, Callable[[RecordedRun], float | None]]] = {
     "accuracy_best": _accuracy_best,
     "step_at_goal": _step_at_goal,
     "logprob_gap_max_step0": _gap_at_start,
-    "logprob_gap_max": _over_steps("logprob_gap_max", max),
-    "kl_k3_mean": _over_steps("kl_k3", _mean),
-    "kl_k3_max": _over_steps("kl_k3", max),
-    "drift_tokens_mean": _over_steps("drift_tokens", _mean),
-    "drift_episodes_mean": _over_steps("drift_episodes", _mean),
-    "ratio_min": _over_steps("ratio_min", min),
-    "ratio_max": _over_steps("ratio_max", max),
+    "logprob_gap_max": _combine_steps("logprob_gap_max", max),
+    "kl_k3_mean": _combine_steps("kl_k3", _mean),
+    "kl_k3_max": _combine_steps("kl_k3", max),
+    "drift_tokens_mean": _combine_steps("drift_tokens", _mean),
+    "drift_episodes_mean": _combine_steps("drift_episodes", _mean),
+    "ratio_min": _combine_steps("ratio_min", min),
+    "ratio_max": _combine_steps("ratio_max", max),
     "minutes": _minutes,
 }
 """Figures by name; None if a run lacks the data.
 
 Accuracies are of held-out problems; the last measurement is the final accuracy. `step_at_goal` is the number of updates
-after which it was first measured to have `GOAL`. Means are over steps. `minutes` are by the clock,
-without the start and the last evaluation.
+at the first measurement of at least `GOAL`. Means are over steps. `minutes` are wall-clock time without the start and
+the last evaluation.
 """
 
 
@@ -188,7 +188,7 @@ class Variant:
 
     Attributes:
         label: The options in which the compared runs differ, with this variant's values.
-        runs: At least one, each of another seed.
+        runs: At least one run; each has another seed.
         figures: Figures of `FIGURES`, by name.
     """
 
@@ -203,7 +203,7 @@ class Comparison:
 
     Attributes:
         variants: In the order in which their first runs were given.
-        notes: Sentences: runs that are not finished, values that are not finite, code that differs.
+        notes: Sentences about unfinished runs, values that are not finite, and differing code.
     """
 
     variants: list[Variant]
@@ -230,8 +230,8 @@ def compare_runs(runs: Sequence[RecordedRun]) -> Comparison:
     Raises:
         ConfigError: Two runs have the same options and seed, so that they would count twice.
     """
-    options = [_flat(run.options) for run in runs]
-    varied = [name for name in dict.fromkeys(name for one in options for name in one) if _differs(name, options)]
+    options = [_flatten(run.options) for run in runs]
+    varied = [name for name in dict.fromkeys(name for own in options for name in own) if _differs(name, options)]
     groups: dict[str, list[RecordedRun]] = {}
     for run, own in zip(runs, options, strict=True):
         label = ", ".join(f"{name}={own.get(name, '-')}" for name in varied) or _ALL
@@ -239,12 +239,12 @@ def compare_runs(runs: Sequence[RecordedRun]) -> Comparison:
     return Comparison([_variant(label, group) for label, group in groups.items()], list(_notes(runs)))
 
 
-def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def _flatten(options: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Return the options as texts under dotted names, without options that don't distinguish variants."""
     texts: dict[str, str] = {}
     for name, value in options.items():
         if isinstance(value, Mapping):
-            texts |= _flat(value, f"{prefix}{name}.")
+            texts |= _flatten(value, f"{prefix}{name}.")
         elif prefix + name not in _IGNORED_OPTIONS:
             texts[prefix + name] = value if isinstance(value, str) else json.dumps(value)
     return texts
@@ -257,9 +257,7 @@ def _differs(name: str, options: Sequence[Mapping[str, str]]) -> bool:
 def _variant(label: str, runs: list[RecordedRun]) -> Variant:
     seed, times = Counter(json.dumps(run.seed) for run in runs).most_common(1)[0]
     if times > 1:
-        raise ConfigError(
-            f"got {times} runs of {label} with seed {seed}; expected one of each seed; leave the rest out"
-        )
+        raise ConfigError(f"got {times} runs of {label} with seed {seed}; expected one run per seed")
     figures = {name: spread_of([figure(run) for run in runs]) for name, figure in FIGURES.items()}
     return Variant(label, runs, figures)
 
@@ -269,7 +267,7 @@ def _notes(runs: Sequence[RecordedRun]) -> Iterator[str]:
         if run.summary is None:
             yield f"{run.folder} is not finished: {len(run.steps)} steps"
         for name, times in Counter(name for record in run.steps for name in record if record[name] is None).items():
-            yield f"{run.folder}: {name} is no finite number in {times} of {len(run.steps)} steps"
+            yield f"{run.folder}: {name} is not a finite number in {times} of {len(run.steps)} steps"
     for name in dict.fromkeys(name for run in runs for name in run.provenance):
         values = list(dict.fromkeys(str(run.provenance.get(name)) for run in runs))
         if len(values) > 1:

@@ -1,7 +1,7 @@
-"""Alternatives to training on sampled tokens: text pipelines, and faults put into finished samples on purpose.
+"""Alternatives to training on sampled tokens: text pipelines, and faults injected into finished samples.
 
-The faults show which faults the trainer's checks catch and how the others affect training. Rollout systems have had
-each of them.
+They show which faults the trainer's checks catch, and how the others affect training. Rollout systems have had each of
+these faults.
 """
 
 from bisect import bisect_left, bisect_right
@@ -40,12 +40,12 @@ Ablation: TypeAlias = Literal[
 
 
 class Experiment(TrainingMethod):
-    """Training with another kind of rollouts, or with a fault.
+    """Training with another kind of rollouts, or with an injected fault.
 
     Args:
-        rollout: Which tokens are trained on: as they were sampled; the same episodes' text encoded again; or those of
-            Strands' OpenAI model on the engine's chat endpoint, its messages encoded.
-        ablation: The fault to add.
+        rollout: Tokens to train on: the sampled tokens; the same episodes' text encoded again; or the encoded messages
+            of Strands' OpenAI model on the engine's chat endpoint.
+        ablation: The fault to inject.
 
     Raises:
         ConfigError: The two don't go together, or a package is missing.
@@ -141,14 +141,14 @@ class Retokenised:
 
     Attributes:
         tokens: Prompt and response.
-        prompt_length: Tokens that begin before the response does; at least 1, and one less than all at most.
-        loss_mask: For each token of the response, 1 where its first byte lies in text that was trained before, else 0.
-        aligned_log_probs: For each token of the response, the rollout's logprob where the same token was sampled at the
+        prompt_length: Number of tokens that begin before the response; from 1 to one less than all tokens.
+        loss_mask: For each token of the response, 1 if its first byte lies in text of trained tokens, else 0.
+        aligned_log_probs: For each token of the response, the rollout's logprob if the same token was sampled at the
             same place of the text, else None. Only for measurements: a text endpoint has no logprobs to train with.
-        sampled_tokens: Trained tokens of the original sample.
-        drifted_tokens: Of these, how many are not among the new tokens, at their place of the text.
-        lost_context: Positions of the other tokens of the sample that are not among them.
-        first_difference: The first position at which the token sequences differ; None where they are equal.
+        sampled_tokens: Number of trained tokens of the original sample.
+        drifted_tokens: Number of these that are not among the new tokens at the same place of the text.
+        lost_context: Positions of the sample's other tokens that are not among the new tokens.
+        first_difference: First position at which the token sequences differ; None if they are equal.
     """
 
     tokens: list[int]
@@ -225,7 +225,7 @@ def _from_text(one: Retokenised, trained: TrainedSample, denominator: int) -> Tr
 
 
 def text_endpoint_batch(groups: Sequence[Sequence[Sample]]) -> StepBatch:
-    """Return the batch of samples that came through a text endpoint, with the changes in each sample."""
+    """Return the batch of samples of a text endpoint, with the drift of each sample."""
     trained, dropped = trained_samples(groups)
     known = [recorded_facts(one.sample.metadata) for one in trained]
     lost = [(facts["sampled_tokens"], facts["text_endpoint"]["unmatched_sampled"]) for facts in known]
@@ -235,10 +235,10 @@ def text_endpoint_batch(groups: Sequence[Sequence[Sample]]) -> StepBatch:
 
 
 def _endpoint_figures(samples: Iterable[Sample]) -> dict[str, float]:
-    """What the way by text has changed; nothing of samples that did not go it.
+    """Return the changes that the text endpoint caused; empty without samples of a text endpoint.
 
-    The share of turns that were sampled after another prompt than the one that is trained before them, and of trained
-    tokens that were not sampled.
+    `reread_turns` is the share of turns that were sampled after another prompt than the one before them in training,
+    `unsampled_tokens` the share of trained tokens that were not sampled.
     """
     found = [facts for sample in samples if (facts := recorded_facts(sample.metadata)).get("text_endpoint")]
     turns = sum(facts["turns"] for facts in found)

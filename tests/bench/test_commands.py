@@ -88,7 +88,7 @@ def test_checkouts_benchmark_prints_medians_and_ratios() -> None:
         | {"ms_per_episode_quartiles": [1.1, 1.15], "ms_per_episode_least_ratio": 1.12},
     ]
     assert table(rows).splitlines() == [
-        "| checkout | tool turns | ms_per_episode | of the first's | quartiles | of the least |",
+        "| checkout | tool turns | ms_per_episode | ratio to the first | quartiles | ratio of minima |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
         "| before | 5 | 8.00 | 1.000x | 1.000 to 1.000 | 1.000x |",
         "| . | 5 | 9.00 | 1.125x | 1.100 to 1.150 | 1.120x |",
@@ -107,4 +107,4 @@ def test_checkouts_benchmark_fails_on_different_episodes(tmp_path: Path) -> None
 
 def test_checkouts_benchmark_refuses_folder_without_package(tmp_path: Path) -> None:
     done = run("checkouts", str(tmp_path), "--tokenizer", str(SHIPPED_TOKENIZER))
-    assert (done.returncode, "expected a folder that holds strands_rollout" in done.stderr) == (2, True)
+    assert (done.returncode, "expected a folder that contains strands_rollout" in done.stderr) == (2, True)

@@ -296,7 +296,7 @@ launch() {
     "DATA_DIR=$DATA_DIR"
   )
   [[ -z "$EPISODE_WORKERS" ]] || job_environment+=("STRANDS_ROLLOUT_EPISODE_WORKERS=$EPISODE_WORKERS")
-  for name in WANDB_MODE WANDB_BASE_URL; do
+  for name in WANDB_MODE WANDB_BASE_URL SEARCH_URL SEARCH_CORPUS; do
     if [[ -n "${!name:-}" ]]; then
       job_environment+=("$name=${!name}")
     fi

@@ -265,7 +265,7 @@ async def _user_reward(settings: RewardSettings, sample: object, args: object) -
         return parse_score({name.removeprefix(PART_PREFIX): value for name, value in details.items()}, "the grade")
 
     add_config_folder(getattr(args, "custom_config_path", None))
-    answer = AnswerToGrade(args, sample, _answer_text(sample), getattr(sample, "label", None))
+    answer = AnswerToGrade(args, sample, answer_text(sample), getattr(sample, "label", None))
     result = await user_reward(settings, answer, built_in)
     method = "parts" if settings.parts else "function" if settings.function else "evaluator"
     return _result_as_dict(settings, result, sample, method)
@@ -297,10 +297,10 @@ def _grading_pool(_pid: int) -> ThreadPoolExecutor:
 
 
 def _grade_sample(sample: object, cpu_s: float) -> Grade:
-    return grade(_answer_text(sample), getattr(sample, "label", None), cpu_s, is_cut=_is_cut(sample))
+    return grade(answer_text(sample), getattr(sample, "label", None), cpu_s, is_cut=is_cut_answer(sample))
 
 
-def _is_cut(sample: object) -> bool:
+def is_cut_answer(sample: object) -> bool:
     """Return whether the last turn was cut before its end.
 
     The facts say so. A foreign sample has only its status: a truncated episode may have a whole last turn, but its
@@ -315,7 +315,7 @@ def _is_cut(sample: object) -> bool:
     return getattr(status, "value", status) in _CUT_STATUSES
 
 
-def _answer_text(sample: object) -> str:
+def answer_text(sample: object) -> str:
     """Return the text of the last assistant message, without reasoning and calls."""
     facts = facts_of(sample)
     if facts.final_text is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from prep_support import DATA_PREP, Main, Prepare, Result, lines_of, write_parquet
 
-sys.path.insert(0, str(DATA_PREP))
+sys.path.append(str(DATA_PREP))  # at the end, since a script has the name of the library reasoning_gym
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,67 @@
+"""Rewards for question answering: `reward: strands_rollout.environments.question_answering.exact_match`, or `f1`."""
+
+import contextlib
+import json
+import re
+import string
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+from strands_rollout.environments.final_answer import final_answer
+
+_ARTICLES: Final = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
+
+
+def exact_match(sample: Any) -> dict[str, float | str]:  # noqa: ANN401 - slime's Sample
+    """Score 1 if the final answer equals one of the label's answers after normalization, else 0.
+
+    The result also has `f1`; see `gold_answers` for labels, and `final_answer` for the final answer.
+    """
+    return _compare(sample, "em")
+
+
+def f1(sample: Any) -> dict[str, float | str]:  # noqa: ANN401 - slime's Sample
+    """Score the F1 of the final answer's words against the nearest of the label's answers; `acc` is the exact match."""
+    return _compare(sample, "f1")
+
+
+def _compare(sample: Any, scored: Literal["em", "f1"]) -> dict[str, float | str]:  # noqa: ANN401 - slime's Sample
+    answers, answer = gold_answers(sample.label), final_answer(sample)
+    em = float(any(normalize_answer(answer) == normalize_answer(gold) for gold in answers)) if answer else 0.0
+    best = max(word_f1(answer, gold) for gold in answers)
+    return {"score": em if scored == "em" else best, "acc": em, "em": em, "f1": best, "pred": answer}
+
+
+def gold_answers(label: object) -> list[str]:
+    """Return the right answers of a label: a text, a list of texts (also as JSON), or a mapping with them as `target`.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if isinstance(label, str) and label.lstrip().startswith(("[", "{")):
+        with contextlib.suppress(ValueError):
+            label = json.loads(label)
+    found = label.get("target") if isinstance(label, Mapping) else label
+    answers = [found] if isinstance(found, str) else list(found) if isinstance(found, Sequence) else []
+    if not answers or not all(isinstance(answer, str) for answer in answers):
+        raise ValueError(f'got the label {label!r:.200}; expected a text, a list of texts, or {{"target": [...]}}')
+    return answers
+
+
+def normalize_answer(text: str) -> str:
+    """Return a text as SQuAD's evaluation compares it: lower case, no punctuation, articles or repeated spaces."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def word_f1(answer: str, gold: str) -> float:
+    """Return the harmonic mean of precision and recall of an answer's normalized words; 0 if they share none.
+
+    As in HotpotQA's evaluation, "yes", "no" and "noanswer" count only as a whole answer.
+    """
+    given, expected = normalize_answer(answer), normalize_answer(gold)
+    if given != expected and {given, expected} & {"yes", "no", "noanswer"}:
+        return 0.0
+    shared = (Counter(given.split()) & Counter(expected.split())).total()
+    return 2 * shared / (len(given.split()) + len(expected.split())) if shared else 0.0

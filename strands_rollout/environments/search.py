@@ -1,0 +1,310 @@
+"""A search tool: `tools: [strands_rollout.environments.search.search]`.
+
+The tool asks a retrieval server that speaks Search-R1's protocol, or a BM25 index in this process (extra `search`).
+Used by `configs/search.yaml`; a configuration may also name a tool of its own file:
+
+    from strands_rollout.environments.search import search_tool
+
+    search = search_tool(url="http://127.0.0.1:8000/retrieve", top_k=5)
+"""
+
+import asyncio
+import functools
+import json
+import os
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import httpx
+from strands import tool
+from strands.types.tools import AgentTool
+
+from strands_rollout.aio import LoopCache
+from strands_rollout.client.retry import Fault, FaultKind, RetriesExhaustedError, RetryPolicy, with_retries
+from strands_rollout.errors import ConfigError, SandboxError
+from strands_rollout.secret_mask import mask_text
+from strands_rollout.user_code import find_file
+
+DEFAULT_URL: Final = "http://127.0.0.1:8000/retrieve"  # of Search-R1's retrieval server
+_MAX_QUERIES_PER_REQUEST: Final = 64
+_MAX_REQUESTS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A passage of the corpus; the title may be empty."""
+
+    title: str
+    text: str
+
+    @classmethod
+    def from_document(cls, document: object) -> "Passage":
+        """Return the passage of a document with `title` and `text`, or with Search-R1's `contents`.
+
+        `contents` has the title in its first line.
+
+        Raises:
+            ValueError: The document has neither.
+        """
+        found = document if isinstance(document, Mapping) else {}
+        if isinstance(contents := found.get("contents"), str):
+            title, newline, rest = contents.partition("\n")
+            return cls(title.strip('" '), rest) if newline else cls("", contents)
+        if isinstance(text := found.get("text"), str):
+            return cls(str(found.get("title") or ""), text)
+        raise ValueError(f"got {document!r:.200}; expected an object with contents, or with title and text")
+
+
+Retrieve = Callable[[str], Awaitable[Sequence[Passage]]]
+"""Returns the passages for a query, the best first."""
+
+
+def search_tool(
+    *,
+    url: str | None = None,
+    corpus: str | Path | None = None,
+    top_k: int = 3,
+    max_passage_chars: int = 2000,
+    timeout_s: float = 20.0,
+    patience_s: float = 30.0,
+) -> AgentTool:
+    """Return the tool `search`, which returns the best passages for a query as text.
+
+    Args:
+        url: Endpoint of a retrieval server. It takes `{"queries": [...], "topk": 3, "return_scores": true}` and returns
+            `{"result": [[{"document": {"contents": ...}, "score": ...}, ...], ...]}`, a list for each query. Default:
+            `DEFAULT_URL`.
+        corpus: Instead of a server: a JSON Lines file of documents with `title` and `text`, or with `contents`. Each
+            process builds its own BM25 index on the first call.
+        top_k: Maximum number of passages.
+        max_passage_chars: Longer passages are cut.
+        timeout_s: Limit of a request, in seconds.
+        patience_s: Seconds for which a failed request is repeated. After that the episode fails because of an
+            infrastructure fault; the policy never reads of it. `tool_timeout_s` must be longer than both together.
+
+    Raises:
+        ConfigError: Both a URL and a corpus are given, `top_k` is less than 1, or the corpus can't be read.
+    """
+    if url is not None and corpus is not None:
+        raise ConfigError(f"search_tool got url={url!r} and corpus={str(corpus)!r}; expected one of them")
+    if top_k < 1:
+        raise ConfigError(f"search_tool got top_k={top_k}; expected at least 1")
+    if corpus is not None:
+        path = _check_corpus(corpus)
+        retrieve: Retrieve = functools.partial(_retrieve_locally, path, top_k)
+    else:
+        retrieve = _RetrievalServer(url or DEFAULT_URL, top_k, timeout_s, RetryPolicy(patience_s=patience_s)).retrieve
+
+    @tool
+    async def search(query: str) -> str:
+        """Search for passages that help to answer a question.
+
+        Args:
+            query: What to search for, in a few words.
+        """
+        if not query.strip():
+            return "Error: the query is empty."
+        passages = await retrieve(query)
+        return "\n".join(_shown(number, passage, max_passage_chars) for number, passage in enumerate(passages, 1)) or (
+            "Nothing was found."
+        )
+
+    return search
+
+
+def _shown(number: int, passage: Passage, max_chars: int) -> str:
+    title = f" (title: {passage.title})" if passage.title else ""
+    text = passage.text if len(passage.text) <= max_chars else f"{passage.text[:max_chars]} ..."
+    return f"Passage {number}{title}: {text}"
+
+
+class _RetrievalServer:
+    """A client of a retrieval server.
+
+    Up to `_MAX_REQUESTS` requests run at once; queries that arrive meanwhile wait and go out together, since a dense
+    retriever answers many queries in the time of one.
+    """
+
+    def __init__(self, url: str, top_k: int, timeout_s: float, policy: RetryPolicy) -> None:
+        self._url, self._top_k, self._timeout_s, self._policy = url, top_k, timeout_s, policy
+        self._batchers: LoopCache[_Batcher] = LoopCache()
+
+    async def retrieve(self, query: str) -> Sequence[Passage]:
+        """Return the passages for a query.
+
+        Raises:
+            SandboxError: The server gave no answer within the patience, or none in Search-R1's format.
+        """
+        return await self._batchers.get("batcher", lambda: _Batcher(self._ask)).submit(query)
+
+    async def _ask(self, queries: Sequence[str]) -> list[Sequence[Passage]]:
+        """Send queries in one request, and return the passages for each."""
+        client = _CLIENTS.get("search", lambda: httpx.AsyncClient(limits=httpx.Limits(max_connections=64)))
+        body = {"queries": list(queries), "topk": self._top_k, "return_scores": True}
+
+        async def attempt() -> httpx.Response | Fault:
+            try:
+                answer = await client.post(self._url, json=body, timeout=self._timeout_s)
+            except (httpx.HTTPError, httpx.InvalidURL) as e:
+                return Fault(FaultKind.UNREACHABLE, f"{type(e).__name__}: {e}")
+            if answer.status_code == httpx.codes.TOO_MANY_REQUESTS or answer.is_server_error:
+                return Fault(FaultKind.BUSY, f"HTTP {answer.status_code}: {answer.text[:200]}")
+            return answer
+
+        where = f"the retrieval server {mask_text(self._url)}"
+        try:
+            answer = await with_retries(attempt, self._policy)
+        except RetriesExhaustedError as e:
+            raise SandboxError(
+                f"{where} gave no answer for {self._policy.patience_s:g} s; the last request failed with: {e}. "
+                "Start the server, or set its address: SEARCH_URL for the shipped tool, url= for one of your own"
+            ) from None
+        try:
+            return _passages_of(answer, len(queries))
+        except (AttributeError, ValueError, LookupError, TypeError) as e:
+            raise SandboxError(
+                f"{where} answered HTTP {answer.status_code} {answer.text[:200]!r} ({type(e).__name__}: {e}); expected "
+                'Search-R1\'s format, {"result": [[{"document": {"contents": "..."}}, ...], ...]}'
+            ) from e
+
+
+_CLIENTS: Final[LoopCache[httpx.AsyncClient]] = LoopCache()
+
+
+def _passages_of(answer: httpx.Response, query_count: int) -> list[Sequence[Passage]]:
+    """Return the passages in a server's answer; raise ValueError, LookupError or TypeError if it has another format."""
+    if answer.status_code != httpx.codes.OK:
+        raise ValueError("its status is not 200")
+    results = answer.json()["result"]
+    if len(results) != query_count:
+        raise ValueError(f"{len(results)} results for {query_count} queries")
+    # without scores, an entry is the document itself
+    return [[Passage.from_document(entry.get("document", entry)) for entry in entries] for entries in results]
+
+
+class _Batcher:
+    """Collects the queries of an event loop into requests."""
+
+    def __init__(self, ask: Callable[[Sequence[str]], Awaitable[list[Sequence[Passage]]]]) -> None:
+        self._ask = ask
+        self._waiting: list[tuple[str, asyncio.Future[Sequence[Passage]]]] = []
+        self._requests: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        """True after `aclose`."""
+        return self._is_closed
+
+    async def aclose(self) -> None:
+        """Cancel the running requests."""
+        self._is_closed = True
+        for request in self._requests:
+            request.cancel()
+
+    async def submit(self, query: str) -> Sequence[Passage]:
+        """Return the passages for a query."""
+        future: asyncio.Future[Sequence[Passage]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((query, future))
+        self._start_requests()
+        return await future
+
+    def _start_requests(self) -> None:
+        while self._waiting and len(self._requests) < _MAX_REQUESTS:
+            batch, self._waiting = self._waiting[:_MAX_QUERIES_PER_REQUEST], self._waiting[_MAX_QUERIES_PER_REQUEST:]
+            request = asyncio.create_task(self._request([entry for entry in batch if not entry[1].done()]))
+            self._requests.add(request)
+            request.add_done_callback(self._on_done)
+
+    def _on_done(self, request: asyncio.Task[None]) -> None:
+        self._requests.discard(request)
+        self._start_requests()
+
+    async def _request(self, batch: Sequence[tuple[str, asyncio.Future[Sequence[Passage]]]]) -> None:
+        try:
+            answers = await self._ask([query for query, _ in batch]) if batch else []
+        except BaseException as e:
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(e if isinstance(e, Exception) else SandboxError("the search was cancelled"))
+            if not isinstance(e, Exception):
+                raise
+            return
+        for (_, future), passages in zip(batch, answers, strict=True):
+            if not future.done():  # its tool call was cancelled
+                future.set_result(passages)
+
+
+def _check_corpus(corpus: str | Path) -> Path:
+    path = find_file(str(corpus))
+    if not path.is_file():
+        raise ConfigError(f"search_tool got the corpus {str(corpus)!r}, which is no file; expected a JSON Lines file")
+    try:
+        import bm25s  # noqa: F401
+    except ModuleNotFoundError as e:
+        raise ConfigError(f"{e.name} isn't installed; run: pip install 'strands-rollout[search]'") from e
+    return path.resolve()
+
+
+async def _retrieve_locally(path: Path, top_k: int, query: str) -> Sequence[Passage]:
+    return await asyncio.to_thread(lambda: _index_of(path).search(query, top_k))
+
+
+class _Index:
+    """A BM25 index of a corpus in memory."""
+
+    def __init__(self, path: Path) -> None:
+        import bm25s
+
+        self._passages = _read_corpus(path)
+        self._words = functools.partial(bm25s.tokenize, stopwords="en", show_progress=False)
+        self._bm25 = bm25s.BM25()
+        self._bm25.index(self._words([f"{one.title} {one.text}" for one in self._passages]), show_progress=False)
+
+    def search(self, query: str, top_k: int) -> Sequence[Passage]:
+        """Return passages that share a word with the query, the best first."""
+        numbers, scores = self._bm25.retrieve(
+            self._words([query]), k=min(top_k, len(self._passages)), show_progress=False
+        )
+        return [self._passages[number] for number, score in zip(numbers[0], scores[0], strict=True) if score > 0]
+
+
+_index_lock: Final = threading.Lock()
+
+
+def _index_of(path: Path) -> _Index:
+    with _index_lock:  # several calls at once must not build it several times
+        return _build_index(path)
+
+
+@functools.cache
+def _build_index(path: Path) -> _Index:
+    return _Index(path)
+
+
+def _read_corpus(path: Path) -> list[Passage]:
+    passages = []
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                try:
+                    passages.append(Passage.from_document(json.loads(line)))
+                except ValueError as e:
+                    raise ConfigError(f"{path}:{number}: {e}") from e
+    if not passages:
+        raise ConfigError(f"{path} has no documents; expected one JSON object on each line")
+    return passages
+
+
+def _tool_of_environment() -> AgentTool:
+    url, corpus = os.environ.get("SEARCH_URL"), os.environ.get("SEARCH_CORPUS")
+    if url and corpus:
+        raise ConfigError(f"got SEARCH_URL={url} and SEARCH_CORPUS={corpus} in the environment; set one of them")
+    return search_tool(url=url or None, corpus=corpus or None)
+
+
+search: Final = _tool_of_environment()
+"""The tool for the server at SEARCH_URL, or for the corpus in the file SEARCH_CORPUS."""

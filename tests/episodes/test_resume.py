@@ -115,7 +115,7 @@ def is_valid(sample: Any, tokenizer: Any) -> bool:
     return True
 
 
-async def test_generate_resumes_an_aborted_turn(shipped_tokenizer: Any) -> None:
+async def test_generate_resumes_after_abort(shipped_tokenizer: Any) -> None:
     sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
     first = await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample)
     assert (sample.status, sample.tokens[-4:]) == (Sample.Status.ABORTED, turn[:4])

@@ -177,10 +177,10 @@ class InstructionCount:
         self._found.update(kinds)
         self._prompts += bool(kinds)
         written = bare if self._removing else chat
-        asked = requested_forms(written)
-        self._requested_kinds.update(asked)
-        self._prompts_asking += bool(asked)
-        if asked and not self._example:
+        forms = requested_forms(written)
+        self._requested_kinds.update(forms)
+        self._prompts_asking += bool(forms)
+        if forms and not self._example:
             self._example = written[-1]["content"]
         return written
 

@@ -32,9 +32,9 @@ def report_lines(facts: dict[str, Any], request: Request, *, done_before: bool) 
         f"{facts['rejected']} rejected, {facts['contaminated_removed']} contaminated removed, "
         f"{facts['beyond_limit']} beyond the limit, {facts['rows']} written"
     )
-    asked = facts["instruction"]
-    verb = "removed from" if asked["mode"] == "remove" else "kept in"
-    yield f"answer instruction: {verb} {asked['prompts']} prompts ({_counts(asked['kinds'])})"
+    instruction = facts["instruction"]
+    verb = "removed from" if instruction["mode"] == "remove" else "kept in"
+    yield f"answer instruction: {verb} {instruction['prompts']} prompts ({_counts(instruction['kinds'])})"
     for file in facts["contamination"]["files"]:
         yield from contamination_lines(file)
     yield f"sha256: {facts['sha256']}"

@@ -417,8 +417,8 @@ def _data_set_report(chosen: EvalSet, results: Results, ks: Sequence[int]) -> di
         [results[key] for number in range(samples) if (key := SampleKey(chosen.name, problem, number)) in results]
         for problem in range(len(chosen.rows))
     ]
-    found = [result for group in by_problem for result in group]
-    scored = [result for result in found if result.is_scored]
+    played = [result for group in by_problem for result in group]
+    scored = [result for result in played if result.is_scored]
     problems = [_problem_report(chosen, number, group) for number, group in enumerate(by_problem)]
     counts = [(problem["right"], problem["scored"]) for problem in problems]
     mean, error, interval = accuracy_of(counts)
@@ -430,7 +430,7 @@ def _data_set_report(chosen: EvalSet, results: Results, ks: Sequence[int]) -> di
         "planned": len(chosen.rows) * samples,
         "scored": len(scored),
         "missing": len(chosen.rows) * samples - len(scored),
-        "failed": len(found) - len(scored),
+        "failed": len(played) - len(scored),
         "right": sum(right for right, _ in counts),
         "avg_at_n": _round(mean),
         "standard_error": _round(error),
@@ -440,9 +440,9 @@ def _data_set_report(chosen: EvalSet, results: Results, ks: Sequence[int]) -> di
         "maj_at_n": _mean([problem["majority_score"] for problem in problems if problem["scored"]]),
         **_reward_means(scored),
         "without_answer": sum(not has_answer(result.answer) for result in scored),
-        "status": _count(result.status for result in found),
-        "stop_reasons": _count(result.stop_reason for result in found),
-        "methods": _count(result.method for result in found if result.is_finished),
+        "status": _count(result.status for result in played),
+        "stop_reasons": _count(result.stop_reason for result in played),
+        "methods": _count(result.method for result in played if result.is_finished),
         "mean_response_tokens": _mean([result.response_tokens for result in scored]),
         "mean_turns": _mean([result.turns for result in scored]),
         "sampled_tokens": sum(result.sampled_tokens for result in scored),

@@ -64,10 +64,10 @@ def grade(text: str, label: object, cpu_s: float = CPU_LIMIT_S, *, is_cut: bool 
     labels = label_texts(label) or ("",)
     methods: list[str] = []
     deadline = time.thread_time() + cpu_s
-    for wanted in labels:
-        comparison = compare(pred, wanted, deadline - time.thread_time())
+    for alternative in labels:
+        comparison = compare(pred, alternative, deadline - time.thread_time())
         if comparison.equal:
-            return Grade(correct=True, pred=pred, label=wanted, method=comparison.method)
+            return Grade(correct=True, pred=pred, label=alternative, method=comparison.method)
         methods.append(comparison.method)
         if time.thread_time() > deadline:  # a label of very many alternatives
             methods[0] = "algebra_timeout"

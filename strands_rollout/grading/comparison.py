@@ -116,10 +116,10 @@ def _reduce_choice_in_prediction(prediction: Notation, label: Notation) -> Notat
 
 def _reduce_choice_in_label(label: Notation, prediction: Notation) -> Notation:
     """Reduce a label "(C) 12" to the letter if the prediction is a letter, else to the rest, unless letters differ."""
-    choice, given = _LABELLED_CHOICE.fullmatch(label.text), _CHOICE.fullmatch(prediction.text)
+    choice, predicted = _LABELLED_CHOICE.fullmatch(label.text), _CHOICE.fullmatch(prediction.text)
     if choice is None or _LETTER.search(choice["rest"]) or _OTHER_SIGN.search(choice["rest"]):
         return label
-    if given and given["rest"] and given["letter"] != choice["letter"]:
+    if predicted and predicted["rest"] and predicted["letter"] != choice["letter"]:
         return label
     is_letter = _LETTER.fullmatch(prediction.text.strip("()"))
     return replace(label, text=choice["letter"] if is_letter else choice["rest"])
@@ -130,13 +130,14 @@ def _without_base(prediction: Notation, label: Notation) -> tuple[Notation, Nota
 
     If only the prediction has a base and the label is a number, the prediction's value replaces it.
     """
-    given, wanted = values.numeral_in_base(prediction.text), values.numeral_in_base(label.text)
-    if wanted and (given is None or given[1] == wanted[1]) and (given or "_" not in prediction.text):
-        label = replace(label, text=wanted[0])
-        return replace(prediction, text=given[0]) if given else prediction, label
-    if given and not wanted and exact_number(label.text) is not None:
+    predicted, expected = values.numeral_in_base(prediction.text), values.numeral_in_base(label.text)
+    has_same_base = predicted is None or expected is None or predicted[1] == expected[1]
+    if expected and has_same_base and (predicted or "_" not in prediction.text):
+        label = replace(label, text=expected[0])
+        return replace(prediction, text=predicted[0]) if predicted else prediction, label
+    if predicted and not expected and exact_number(label.text) is not None:
         with contextlib.suppress(ValueError):  # a digit that the base lacks
-            return replace(prediction, text=str(int(*given))), label
+            return replace(prediction, text=str(int(*predicted))), label
     return prediction, label
 
 
@@ -158,12 +159,12 @@ def _words_or_number(notation: Notation) -> Hashable | None:
 def _equal_answers(prediction: Notation, label: Notation, budget: Budget) -> bool:
     if equal(key_of(prediction.text), key_of(label.text), budget):
         return True
-    names, wanted = _split_names(label.text)
-    if len(wanted) != 1:  # only another equation can equal an equation
+    names, label_sides = _split_names(label.text)
+    if len(label_sides) != 1:  # only another equation can equal an equation
         return False
-    given = _sides_to_match(prediction.text, names)
+    sides = _sides_to_match(prediction.text, names)
     units = prediction.unit, label.unit
-    return bool(given) and all(_equal_values(key_of(side), key_of(wanted[0]), units, budget) for side in given)
+    return bool(sides) and all(_equal_values(key_of(side), key_of(label_sides[0]), units, budget) for side in sides)
 
 
 def _equal_values(first: Key, second: Key, units: tuple[str, str], budget: Budget) -> bool:
@@ -171,10 +172,10 @@ def _equal_values(first: Key, second: Key, units: tuple[str, str], budget: Budge
         return _equal_numbers(first, second, units)
     if equal(first, second, budget):
         return True
-    given, wanted = node_of(first), node_of(second)
-    if units[0] == units[1] or given is None or wanted is None:
+    formulas = node_of(first), node_of(second)
+    if units[0] == units[1] or formulas[0] is None or formulas[1] is None:
         return False
-    return numeric.are_equal(_in_base_units(given, units[0]), _in_base_units(wanted, units[1]), budget)
+    return numeric.are_equal(_in_base_units(formulas[0], units[0]), _in_base_units(formulas[1], units[1]), budget)
 
 
 def _in_base_units(node: Expression, unit: str) -> Expression:

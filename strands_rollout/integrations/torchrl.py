@@ -240,10 +240,10 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not insta
         log_probs_key: _Key | None = "log_probs",
         history_key: _Key | None = "history",
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in {"self", "__class__"}}
+        arguments = {name: value for name, value in locals().items() if name not in {"self", "__class__"}}
         super().__init__()
         _check_arguments(input_mode, num_samples, generate=generate)
-        self._arguments = given
+        self._arguments = arguments
         self.base_url, self.tokenizer, self.input_mode = base_url, tokenizer, input_mode
         self.num_samples, self.prefer_tokens = num_samples, prefer_tokens
         self.sampling_params = TORCHRL.to_sglang(generate_kwargs or {})
@@ -295,11 +295,11 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not insta
         ]
         outputs = containers_of(rows, self.tokenizer, padded=self.pad_output)
         if self.input_mode == "history":
-            for given, output in zip(tensordict[self.in_keys[0]].unbind(0), outputs, strict=True):
-                answered = output["history"].response
-                full = lazy_stack([*given.unbind(0), *answered.unbind(0)])
-                output["history"] = ChatHistory(prompt=given, response=answered, full=full)
-        rows_out = [TensorDict(dict(given.items())) for given in tensordict.unbind(0)]
+            for history, output in zip(tensordict[self.in_keys[0]].unbind(0), outputs, strict=True):
+                answer = output["history"].response
+                full = lazy_stack([*history.unbind(0), *answer.unbind(0)])
+                output["history"] = ChatHistory(prompt=history, response=answer, full=full)
+        rows_out = [TensorDict(dict(row.items())) for row in tensordict.unbind(0)]
         for row, output in zip(rows_out, outputs, strict=True):
             for name, key in self._keys.items():
                 row[key] = output[name]

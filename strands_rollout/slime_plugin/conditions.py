@@ -60,8 +60,8 @@ _PROBE_TEXT: Final = "The quick  brown\n\tfox: 1234567 x**2 — naïve Größe �
 def episode_conditions(call: GenerateCall, settings: RolloutSettings) -> dict[str, str]:
     """Return the digest of each condition by its name.
 
-    The seed is no condition, since a turn that is sampled later draws anew. Neither is the prompt, which an aborted
-    sample brings with it.
+    The seed is not a condition, since turns that are sampled later draw again. Nor is the prompt, which an aborted
+    sample has with it.
 
     Args:
         call: The call of `generate`.

@@ -101,7 +101,7 @@ def _load_resume_state(sample: SampleLike, facts: EpisodeFacts, conditions: Mapp
 
 
 def reset_sample(sample: SampleLike) -> None:
-    """Remove all that an earlier attempt wrote to a sample, such as one that came back FAILED or ABORTED."""
+    """Remove everything that an earlier attempt wrote to a sample, which may have come back FAILED or ABORTED."""
     for name, new_value in _NEW_FIELDS.items():
         if hasattr(sample, name):
             setattr(sample, name, new_value())

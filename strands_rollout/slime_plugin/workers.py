@@ -580,7 +580,7 @@ class WorkerPool:
     def _choose_worker(self, job: _EpisodeJob) -> _Worker | None:
         """Return the least loaded free worker, or a sibling's if it is hardly busier; None if no worker is free."""
         limit = self._setting.max_episodes
-        free = [each for each in self._workers if each.is_ready and (limit is None or len(each.jobs) < limit)]
+        free = [worker for worker in self._workers if worker.is_ready and (limit is None or len(worker.jobs) < limit)]
         if not free:
             return None
         chosen = min(free, key=_Worker.load)

@@ -1,4 +1,4 @@
-"""Print pip constraints: each dependency, the data sets' too, in the lowest version that pyproject.toml allows."""
+"""Print pip constraints: the lowest version that pyproject.toml allows of each dependency, also for data sets."""
 
 import re
 import tomllib

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Steps of .ci/run and .ci/full: their names, and the seconds that each took. Sourced in the repository's root.
+# Print the steps of .ci/run and .ci/full with the seconds that each took. Sourced in the repository's root.
 
 scratch="$(mktemp -d)"
 trap 'rm -rf -- "$scratch"' EXIT
@@ -22,7 +22,7 @@ _note() {
   fi
 }
 
-# first_python VERSION...: a Python of the first of these versions that is on the PATH or among pyenv's; empty if none is.
+# first_python VERSION...: print the first of these Pythons found on the PATH or in pyenv, or nothing.
 first_python() {
   local version candidate
   for version in "$@"; do

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Makes the runs of the experiment, one after the other, each in a folder of its own; goes on where it was cut.
+# Make the runs of the experiment, one after the other, each in its own folder; skip finished runs.
 #   bash experiments/run.sh FOLDER [PART ...]
-# PART: shipped, respelled (a policy, trained in several ways), drift, faults; default: all of them. $SEEDS ("1 2 3") and
-# $THREADS (torch's own choice) are theirs. Two calls with parts of their own can run at once, with THREADS=1. The part
-# collect copies the logs of finished runs to experiments/runs, without the paths of this machine.
+# PART: shipped, respelled (a policy, trained in several ways), drift or faults; default: all of them. The environment
+# variables SEEDS (default "1 2 3") and THREADS (default: torch's) apply to all parts. Two calls with different parts can run
+# at once, with THREADS=1. The part collect copies the logs of finished runs to experiments/runs, without this machine's paths.
 set -euo pipefail
 
 out="${1:?names no folder: bash experiments/run.sh FOLDER [PART ...]}"
@@ -17,7 +17,7 @@ repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 respelled_model="$out/respelled-model"
 export PYTHONPATH="$repository${PYTHONPATH:+:$PYTHONPATH}"
 
-# train NAME WAY OPTION... : a run that is over is not made again. The way is a kind of rollout, or a fault
+# train NAME WAY OPTION...: make a run unless it is finished. WAY is a kind of rollout, or a fault.
 train() {
   local name="$1" way=(--rollout "$2")
   [[ "$2" != tool-output-rewarded ]] || way=(--ablation "$2")
@@ -34,7 +34,7 @@ make_respelled_model() {
   fi
 }
 
-# all_ways PREFIX WAYS OPTION... : each way of training, with each seed
+# all_ways PREFIX WAYS OPTION...: train in each way with each seed
 all_ways() {
   local prefix="$1" ways="$2"
   shift 2
@@ -52,7 +52,7 @@ respelled() {
   steps=20 train long-respelled-retokenised-1 retokenised --seed 1 --model "$respelled_model"
 }
 
-# one step each: how much of what is sampled would be other tokens
+# one step each, to measure the drift
 drift() {
   local steps=1
   for temperature in 0.7 1.0 1.25 1.5; do
@@ -61,7 +61,7 @@ drift() {
   done
 }
 
-# of the faults, the one that no check finds
+# only the fault that no check finds
 faults() {
   train tool-output-rewarded-1 tool-output-rewarded --seed 1 --unchecked
 }

@@ -1,4 +1,4 @@
-"""GSM8K as SkyRL's generator plays it: problems in, one GeneratorOutput out, on the embedded engine or a server.
+"""Play GSM8K with SkyRL's generator interface, on the embedded engine or a server.
 
 python data_prep/gsm8k.py        # the data, once
 python scripts/skyrl_gsm8k.py    # --help shows the rest
@@ -38,7 +38,7 @@ SKYRL_PARAMS: Final[Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryID:
-    """SkyRL's own (skyrl/train/generators/base.py), for where it is not installed."""
+    """Stand-in for SkyRL's class (skyrl/train/generators/base.py), for use without SkyRL."""
 
     instance_id: str
     repetition_id: int

@@ -1,4 +1,4 @@
-"""The shared command line for starting and stopping servers: `start ...` and `stop PID ...`, JSON, exit codes."""
+"""The command line that the servers share: `install`, `start` and `stop`; output is JSON."""
 
 import argparse
 import json
@@ -14,26 +14,26 @@ class CommandLine:
     """The command line of one kind of server.
 
     Args:
-        program: The command that a user types.
-        name: What the command line of its first process contains, which servers rewrite while they run; names its log.
-        start_timeout_s: Seconds for it to get ready, unless a flag says otherwise.
-        grace_s: Seconds for it to end by itself, unless a flag says otherwise.
+        program: The command, for help and errors.
+        name: Text in the command line of the server's first process, which servers may rewrite; names the log.
+        start_timeout_s: Default of --timeout-s.
+        grace_s: Default of --grace-s.
     """
 
     def __init__(self, program: str, name: str, start_timeout_s: float, grace_s: float) -> None:
         self._name = name
         self._parser = argparse.ArgumentParser(prog=program)
         commands = self._parser.add_subparsers(dest="command", required=True)
-        commands.add_parser("install", help="Make its environment, once; start does it too.")
-        self.start_flags = commands.add_parser("start", help="Start it, wait until it is ready, print a line of JSON.")
-        self.start_flags.add_argument("--port", type=int, default=0, help="Port of 127.0.0.1; default: a free one.")
-        self.start_flags.add_argument("--log", type=Path, help="File for what it prints; default: one in $TMPDIR.")
+        commands.add_parser("install", help="Create the server's environment; start does this too.")
+        self.start_flags = commands.add_parser("start", help="Start a server, and print JSON when it is ready.")
+        self.start_flags.add_argument("--port", type=int, default=0, help="Port of 127.0.0.1. Default: a free port.")
+        self.start_flags.add_argument("--log", type=Path, help="File for the server's output. Default: in $TMPDIR.")
         self.start_flags.add_argument("--timeout-s", type=float, default=start_timeout_s, help="Seconds to get ready.")
-        self.start_flags.add_argument("--owner", type=int, help="A process id; the server ends when that process does.")
-        self.start_flags.add_argument("flags", nargs="*", help="After --: flags of its own.")
-        stopping = commands.add_parser("stop", help="End servers that start has started, by their ids.")
+        self.start_flags.add_argument("--owner", type=int, help="Process id; the server ends when that process ends.")
+        self.start_flags.add_argument("flags", nargs="*", help="Flags of the server, after --.")
+        stopping = commands.add_parser("stop", help="End servers by the process ids that start printed.")
         stopping.add_argument("pids", type=int, nargs="+", metavar="PID")
-        stopping.add_argument("--grace-s", type=float, default=grace_s, help="Seconds to end by itself.")
+        stopping.add_argument("--grace-s", type=float, default=grace_s, help="Seconds until the server is killed.")
 
     def run(self, arguments: Sequence[str], server_of: Callable[[argparse.Namespace], Server]) -> int:
         """Run the command and return the exit code; `server_of` makes a server from the arguments of `start`."""
@@ -50,8 +50,8 @@ class CommandLine:
         return 0
 
     def _start(self, parsed: argparse.Namespace, server_of: Callable[[argparse.Namespace], Server]) -> None:
-        if parsed.port and is_taken(parsed.port):  # its owner would pass for the new server
-            raise ServerError(f"port {parsed.port} of 127.0.0.1 is taken; choose another one, or leave --port out")
+        if parsed.port and is_taken(parsed.port):  # otherwise the server on this port would count as the new one
+            raise ServerError(f"port {parsed.port} of 127.0.0.1 is in use; choose another --port, or leave it out")
         parsed.port = parsed.port or free_port()
         parsed.log = parsed.log or Path(tempfile.gettempdir(), f"{self._name}-{parsed.port}.log")
         pid = start(server_of(parsed), parsed.timeout_s, parsed.owner)

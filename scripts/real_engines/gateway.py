@@ -1,4 +1,4 @@
-"""A router before SGLang servers, smg or its forerunner; `bash scripts/gateway.sh --help` calls this."""
+"""Start a router in front of SGLang servers, smg or its predecessor; `bash scripts/gateway.sh` calls this."""
 
 import argparse
 import sys
@@ -8,9 +8,9 @@ from real_engines.command_line import CommandLine
 from real_engines.server_process import Server, free_port
 
 MODULES: Final = {"smg": "smg.launch_router", "sglang-router": "sglang_router.launch_router"}
-# the only affinity by key of each router; sglang-router 0.3.2 has none on its command line
+# the only policy of each router with affinity by key; sglang-router 0.3.2 has none on its command line
 POLICIES: Final = {"smg": ["--policy", "consistent_hashing"], "sglang-router": ["--policy", "cache_aware"]}
-CHECKS: Final = [
+HEALTH_CHECK_FLAGS: Final = [
     "--health-check-interval-secs", "2",
     "--health-failure-threshold", "2",
     "--health-success-threshold", "1",
@@ -26,7 +26,7 @@ def server_of(parsed: argparse.Namespace) -> Server:
     policy = [] if "--policy" in parsed.flags else POLICIES[parsed.router]
     module = MODULES[parsed.router]
     return Server(
-        command=[sys.executable, "-m", module, *place, *metrics, *policy, *CHECKS, *parsed.flags, *workers],
+        command=[sys.executable, "-m", module, *place, *metrics, *policy, *HEALTH_CHECK_FLAGS, *parsed.flags, *workers],
         environment={"PYTHONPATH": ""},
         # /health always answers 200; /readiness does as soon as there is a healthy worker, so never without any
         ready_url=f"http://127.0.0.1:{parsed.port}/{'readiness' if parsed.worker else 'health'}",
@@ -37,9 +37,9 @@ def server_of(parsed: argparse.Namespace) -> Server:
 def main() -> int:
     """Run the command line."""
     line = CommandLine("scripts/gateway.sh", "router", start_timeout_s=300, grace_s=5)
-    line.start_flags.add_argument("--router", choices=MODULES, default="smg", help="Which one; default: smg.")
+    line.start_flags.add_argument("--router", choices=MODULES, default="smg", help="Router to start. Default: smg.")
     line.start_flags.add_argument(
-        "--worker", action="append", metavar="URL", help="An SGLang server; may be repeated; default: none."
+        "--worker", action="append", metavar="URL", help="URL of an SGLang server; may be repeated. Default: none."
     )
     return line.run(sys.argv[1:], server_of)
 

@@ -1,7 +1,7 @@
-"""Servers in process groups of their own: started, waited for, and stopped by the id of their first process.
+"""Start servers in process groups of their own, wait until they are ready, and stop them by process id.
 
-Depends only on processes and HTTP status codes, not on the kind of server. Standard library only: it runs in the
-servers' own environments.
+Depends only on processes and HTTP status codes, not on the kind of server. Uses only the standard library, because it
+runs in the servers' own environments.
 """
 
 import contextlib
@@ -33,13 +33,13 @@ class ServerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server to be started.
+    """A server to start.
 
     Attributes:
-        command: Program and arguments; one of them names what `stop` looks for.
-        environment: Added to this process's own.
-        ready_url: Answers 200 once requests are accepted.
-        log: File that takes what the server prints; it is replaced.
+        command: Program and arguments; must contain the name that `stop` checks.
+        environment: Environment variables in addition to this process's.
+        ready_url: URL that answers 200 once requests are accepted.
+        log: File for the server's output; it is overwritten.
     """
 
     command: Sequence[str]
@@ -52,15 +52,16 @@ def start(server: Server, timeout_s: float, owner: int | None = None) -> int:
     """Start a server and wait until it is ready.
 
     Args:
-        server: What to start.
-        timeout_s: Seconds within which it must be ready.
-        owner: Id of a process at whose end the server ends; None if the server runs until it is stopped.
+        server: The server to start.
+        timeout_s: Seconds within which the server must be ready.
+        owner: Id of a process with which the server ends; None if the server runs until it is stopped.
 
     Returns:
-        The id of its first process, which is that of its process group too.
+        The id of the server's first process, which is also the id of its process group.
 
     Raises:
-        ServerError: It ended or was not ready in time; the message holds the end of its log. Nothing is left running.
+        ServerError: The server ended or was not ready in time; the message has the end of its log. Nothing is left
+            running.
     """
     server.log.parent.mkdir(parents=True, exist_ok=True)
     with server.log.open("wb") as log:
@@ -74,7 +75,7 @@ def start(server: Server, timeout_s: float, owner: int | None = None) -> int:
         )
     try:
         if owner is not None:
-            _watch(process.pid, owner)
+            _start_watcher(process.pid, owner)
         _wait_until_ready(process, server, timeout_s)
     except BaseException:  # Ctrl-C too
         end_group(process.pid, 0.0)
@@ -86,16 +87,17 @@ def stop(pid: int, name: str, grace_s: float) -> None:
     """End a server and all processes of its group: first with SIGTERM, after the grace with SIGKILL.
 
     Args:
-        pid: What `start` returned.
-        name: Must occur in the process's command line, which servers rewrite while they run.
-        grace_s: Seconds for it to end by itself.
+        pid: Process id that `start` returned.
+        name: Text that the process's command line must contain; servers rewrite theirs while they run.
+        grace_s: Seconds until the group is killed.
 
     Raises:
-        ServerError: No such process, or another program's.
+        ServerError: There is no such process, or it is another program.
     """
     command = _command_of(pid)
     if name not in command or os.getpgid(pid) != pid:
-        raise ServerError(f"process {pid} is {command or 'not there'!r}; expected the id that start has printed")
+        found = f"is {command!r}" if command else "does not exist"
+        raise ServerError(f"process {pid} {found}; expected a process id that start printed")
     end_group(pid, grace_s)
 
 
@@ -117,7 +119,7 @@ def free_port() -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-    raise ServerError("of 100 ports of 127.0.0.1, none is free; name one: --port")
+    raise ServerError("found no free port among 100 ports of 127.0.0.1; name one with --port")
 
 
 def is_taken(port: int) -> bool:
@@ -130,9 +132,11 @@ def _wait_until_ready(process: subprocess.Popen[bytes], server: Server, timeout_
     give_up_at = time.monotonic() + timeout_s
     while not _is_ready(server.ready_url):
         if process.poll() is not None:
-            raise ServerError(f"it ended with exit code {process.returncode} before it was ready.{_tail(server.log)}")
+            raise ServerError(
+                f"it ended with exit code {process.returncode} before it was ready.{_log_tail(server.log)}"
+            )
         if time.monotonic() >= give_up_at:
-            raise ServerError(f"it was not ready within {timeout_s:g} s.{_tail(server.log)}")
+            raise ServerError(f"it was not ready within {timeout_s:g} s.{_log_tail(server.log)}")
         time.sleep(_POLL_S)
 
 
@@ -144,7 +148,7 @@ def _is_ready(url: str) -> bool:
         return False
 
 
-def _watch(group: int, owner: int) -> None:
+def _start_watcher(group: int, owner: int) -> None:
     subprocess.Popen(  # noqa: S603 - this file
         [sys.executable, __file__, str(group), str(owner)],
         stdin=subprocess.DEVNULL,
@@ -154,7 +158,7 @@ def _watch(group: int, owner: int) -> None:
     )
 
 
-def _end_with(group: int, owner: int) -> None:
+def _end_with_owner(group: int, owner: int) -> None:
     while _is_running(group):
         if not _command_of(owner):
             end_group(group, 0.0)
@@ -180,9 +184,9 @@ def _command_of(pid: int) -> str:
         return ""
 
 
-def _tail(log: Path) -> str:
+def _log_tail(log: Path) -> str:
     return f" The end of {log}:\n" + log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
 
 
 if __name__ == "__main__":
-    _end_with(int(sys.argv[1]), int(sys.argv[2]))
+    _end_with_owner(int(sys.argv[1]), int(sys.argv[2]))

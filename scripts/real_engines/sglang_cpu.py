@@ -1,4 +1,4 @@
-"""The stock SGLang server on a CPU; `bash scripts/sglang_cpu.sh --help` calls this in SGLang's environment."""
+"""Start the unmodified SGLang server on a CPU; `bash scripts/sglang_cpu.sh` calls this in SGLang's environment."""
 
 import argparse
 import os
@@ -54,7 +54,7 @@ def main() -> int:
     """Run the command line."""
     line = CommandLine("scripts/sglang_cpu.sh", "sglang", start_timeout_s=600, grace_s=10)
     line.start_flags.add_argument(
-        "--model", type=Path, default=SHIPPED_MODEL, help="Folder of a model; default: the shipped one."
+        "--model", type=Path, default=SHIPPED_MODEL, help="Folder of a model. Default: the shipped model."
     )
     return line.run(sys.argv[1:], server_of)
 

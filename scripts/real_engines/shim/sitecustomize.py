@@ -1,8 +1,8 @@
-"""Declares operators that SGLang looks up as it is imported, and never calls on a CPU.
+"""Declare operators that SGLang looks up at its import and never calls on a CPU.
 
-Two of torchvision: its PyPI build, made for CUDA, fails to find them beside a CPU build of torch. Four of sgl_kernel,
-without which SGLang 0.5.23 has no processor of images for Qwen-VL. Python runs this file at its start, since the folder
-is on PYTHONPATH.
+Two are torchvision's: its PyPI build, made for CUDA, does not find them beside a CPU build of torch. Four are
+sgl_kernel's: without them, SGLang 0.5.23 has no image processor for Qwen-VL. Python runs this file at its start, since
+its folder is on PYTHONPATH.
 """
 
 import importlib.util

@@ -364,9 +364,10 @@ class EpisodeFacts:
 
     def to_metadata(self) -> dict[str, Any]:
         """Return the known facts by name; `error` and `tool_parser` may be None, which means there was none."""
-        values = {name: getattr(self, name) for name in _fact_types()}
         keeps_none = {"error": self.stop_reason is not None, "tool_parser": self.template_kwargs is not None}
-        return {name: value for name, value in values.items() if value is not None or keeps_none.get(name)}
+        return {
+            name: value for name in _fact_types() if (value := getattr(self, name)) is not None or keeps_none.get(name)
+        }
 
 
 _NO_FACTS: Final = EpisodeFacts()

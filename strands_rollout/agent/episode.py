@@ -28,7 +28,7 @@ from strands_rollout.agent.limits import (
     stop_reason_of,
     wrap_tools,
 )
-from strands_rollout.agent.loop import TURN_CUT_MESSAGE, DirectLoop, TurnToolExecutor
+from strands_rollout.agent.loop import SHARED_PLUGINS, TURN_CUT_MESSAGE, DirectLoop, TurnToolExecutor
 from strands_rollout.agent.multi_agent import (
     Team,
     VisitLog,
@@ -253,6 +253,7 @@ class _AgentRun:
             conversation_manager=self.setup.conversation_manager or NullConversationManager(),
             retry_strategy=None,
             hooks=list(self.all_hooks),
+            plugins=list(SHARED_PLUGINS),
             tool_executor=TurnToolExecutor(),
         )
 
@@ -276,7 +277,8 @@ class _AgentRun:
         if setup.journal is not None and not team.is_single_agent:
             setup.journal.close(SEVERAL_AGENTS)
         conversation.bind(main, getattr(main, "_cancel_signal", None))  # private in older Strands
-        self.model.bind_tools(conversation, main.tool_registry.get_all_tool_specs())
+        if setup.progress is not None or self.is_observed:  # otherwise the first request has the same tools
+            self.model.bind_tools(conversation, main.tool_registry.get_all_tool_specs())
 
     async def _turn(self, team: Team) -> StopReason | None:
         """Let the agents answer `next_prompt`; return the stop reason, None if another user message follows."""

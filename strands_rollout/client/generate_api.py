@@ -424,14 +424,17 @@ def _check_logprobs(logprobs: list[Any], logprob_ids: list[Any], ids: list[int])
 def _are_logprobs(numbers: list[float]) -> bool:
     """Return whether all numbers are finite in float32 and at most 0; without a loop, since an answer has hundreds."""
     try:
-        is_finite = math.isfinite(sum(numbers))  # a sum is finite only if all its terms are
+        total = sum(numbers)
+        # a sum is finite only if all its terms are, and above a minimum only if all its terms are, since none is
+        # noticeably above 0
+        has_large_terms = total >= MIN_LOGPROB or (math.isfinite(total) and min(numbers) >= MIN_LOGPROB)
     except OverflowError:  # an int too large for a float
         return False
-    return is_finite and min(numbers, default=0.0) >= MIN_LOGPROB and max(numbers, default=0.0) <= MAX_LOGPROB
+    return has_large_terms and max(numbers, default=0.0) <= MAX_LOGPROB
 
 
 def _int_or_none(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if type(value) is int else None
 
 
 def _shown(value: object) -> str:

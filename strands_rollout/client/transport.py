@@ -342,7 +342,6 @@ async def post_generate(
         EngineRejectedError: The engine refused the request.
         ConfigError: The request can't be sent, for example because a header contains a line break.
     """
-    slow = Fault(FaultKind.SLOW, f"no answer within the read timeout of {limits.read} s")
     try:
         sent_headers = {**JSON_HEADERS, **(headers or {})}
         direct = isinstance(http, EngineClient) and await http.post_direct(_PATH, body, sent_headers, limits)
@@ -351,7 +350,7 @@ async def post_generate(
             http.build_request("POST", _PATH, content=body, headers=sent_headers, timeout=limits), stream=True
         )
     except READ_TIMEOUTS:
-        return slow
+        return _slow(limits)
     except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, ValueError) as e:  # aiohttp: a header's ValueError
         raise errors.ConfigError(f"the request can't be sent to {url}: {e}") from e
     except CONNECTION_ERRORS as e:
@@ -359,7 +358,7 @@ async def post_generate(
     try:
         content = await response.aread()
     except READ_TIMEOUTS:
-        return slow
+        return _slow(limits)
     except (*CONNECTION_ERRORS, httpx.DecodingError) as e:
         # a server error stays a server error even if its body could not be read
         kind = FaultKind.BAD_BODY if response.status_code < 500 else FaultKind.UNREACHABLE
@@ -373,6 +372,10 @@ async def post_generate(
     except NotJsonError as e:
         got = f"{content[:80]!r} ({len(content)} bytes)"
         return Fault(FaultKind.BAD_BODY, f"HTTP 200 with a body that is not valid JSON: {got}: {e}")
+
+
+def _slow(limits: httpx.Timeout) -> Fault:
+    return Fault(FaultKind.SLOW, f"no answer within the read timeout of {limits.read} s")
 
 
 def _error_text(error: Exception) -> str:

@@ -75,7 +75,7 @@ def code_tool_description(
 CODE_TOOL_DESCRIPTION: Final = code_tool_description()
 
 
-@dataclass(slots=True)
+@dataclass
 class CodeCalls:
     """Totals over the code-tool calls of one episode."""
 

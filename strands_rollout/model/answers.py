@@ -109,13 +109,14 @@ class AnswerReader:
         branch.final_text, branch.stop_reason = read.text, read.stop_reason
         call_prefix = f"agent{self.conversation}_call_{number}_" if self.conversation else f"call_{number}_"
         for at, segment in enumerate(read.segments):
+            if isinstance(segment, Text | Reasoning):
+                continue
             use_id = call_id(call_prefix, at, segment)
-            if isinstance(segment, ToolCall | ParseFailure):
-                letter = _LETTERS[self.conversation % len(_LETTERS)]
-                branch.calls.shown_ids[use_id] = segment.written_id or f"{letter}{number:05d}{at:03d}"
+            letter = _LETTERS[self.conversation % len(_LETTERS)]
+            branch.calls.shown_ids[use_id] = segment.written_id or f"{letter}{number:05d}{at:03d}"
             if isinstance(segment, ToolCall):
                 branch.calls.tools[use_id] = segment.name
-            elif isinstance(segment, ParseFailure):
+            else:
                 branch.calls.tools[use_id] = segment.name or INVALID_TOOL_CALL
                 branch.calls.failure_texts[use_id] = failure_message(segment.reason)
                 branch.parse_failures.append(segment)
@@ -150,10 +151,10 @@ def turn_answer(read: ReadTurn, call_prefix: str, turn: Turn) -> Answer:
         call_prefix: Prefix of its tool-use ids.
         turn: The turn's tokens and times.
     """
-    blocks = (_block(segment, call_id(call_prefix, at, segment)) for at, segment in enumerate(read.segments))
-    first, end, latency_s = turn.parts[0], turn.parts[-1].end, sum(part.latency_s for part in turn.parts)
+    blocks = [_block(segment, call_prefix, at) for at, segment in enumerate(read.segments)]
+    first, end = turn.parts[0], turn.end
     usage = {"inputTokens": first.start, "outputTokens": end - first.start, "totalTokens": end}
-    latency_ms = round(latency_s * 1000)
+    latency_ms = round(turn.latency_s * 1000)
     if first.cached_tokens is not None:
         usage["cacheReadInputTokens"] = first.cached_tokens
     return Answer(
@@ -176,12 +177,13 @@ def answer_events(answer: Answer) -> Iterator[StreamEvent]:
     yield {"metadata": {"usage": answer.usage, "metrics": {"latencyMs": answer.metrics["latencyMs"]}}}
 
 
-def _block(segment: Segment, use_id: str) -> dict[str, Any]:
-    """Return a segment as a content block; {} for empty text."""
+def _block(segment: Segment, call_prefix: str, index: int) -> dict[str, Any]:
+    """Return a segment of a turn as a content block; {} for empty text."""
     if isinstance(segment, Text):
         return {"text": segment.text} if segment.text else {}
     if isinstance(segment, Reasoning):
         return {"reasoningContent": {"reasoningText": {"text": segment.text}}} if segment.text else {}
+    use_id = call_id(call_prefix, index, segment)
     if isinstance(segment, ToolCall):
         return {"toolUse": {"toolUseId": use_id, "name": segment.name, "input": segment.arguments}}
     arguments = {"raw": segment.raw, "reason": segment.reason}

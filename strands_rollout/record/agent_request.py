@@ -7,7 +7,7 @@ the policy has read there, message by message, since an agent may have changed i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from strands_rollout.record.branch import (
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TRANSIENT: Final = "a text was shown in one request and not in the next"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AgentRequest:
     """A call of the model by Strands.
 
@@ -43,6 +43,7 @@ class AgentRequest:
         is_sole: True if all requests come from one agent.
         only_grew: True if messages were only appended since the agent's last answer. They are then not compared with
             what the policy has read, which for a long history is the most expensive step of a turn.
+        head: The system prompt and the tools.
     """
 
     messages: StrandsMessages
@@ -53,11 +54,10 @@ class AgentRequest:
     signal: Any = None
     is_sole: bool = False
     only_grew: bool = False
+    head: Head = field(init=False)
 
-    @property
-    def head(self) -> Head:
-        """The system prompt and the tools."""
-        return Head(system_text(self.system_prompt, self.system_blocks) or None, [*(self.tool_specs or ())])
+    def __post_init__(self) -> None:
+        self.head = Head(system_text(self.system_prompt, self.system_blocks) or None, [*(self.tool_specs or ())])
 
     @property
     def history(self) -> StrandsMessages:

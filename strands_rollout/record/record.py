@@ -113,11 +113,11 @@ class Record:
 
     def conversation_of(self, agent: object, signal: object) -> Conversation | None:
         """Return the conversation bound to an agent or its cancel signal; None if there is none, or it is busy."""
+        if not self.main.is_busy and self.main.belongs_to(agent, signal):
+            return self.main
         bound = [self._by_owner.get(id(owner)) for owner in (agent, signal) if owner is not None]
-        for conversation in (self.main, next((found for found in bound if found is not None), None)):
-            if conversation is not None and not conversation.is_busy and conversation.belongs_to(agent, signal):
-                return conversation
-        return None
+        found = next((conversation for conversation in bound if conversation is not None), None)
+        return found if found is not None and not found.is_busy and found.belongs_to(agent, signal) else None
 
     def bind(self, conversation: Conversation, agent: object, signal: object = None) -> None:
         """Bind a conversation to an agent and its cancel signal, unless it is bound to them; None changes nothing.

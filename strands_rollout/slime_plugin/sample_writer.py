@@ -468,8 +468,8 @@ def _build_sibling(args: SlimeArgs, sample: SampleLike, source: SiblingSegment, 
     reason = StopReason.COMPLETED if has_ended else StopReason.TURN_LENGTH
     facts = _agent_facts(source.model, segment, reason)
     if source.kind != "agent":
-        facts = replace(facts, generate_s=None)  # counted with the main agent
-    write_facts(sibling, replace(facts, stale_tokens=stale_tokens, ended_by=segment.ended_by))
+        facts["generate_s"] = None  # counted with the main agent
+    write_facts(sibling, EpisodeFacts(**facts, stale_tokens=stale_tokens, ended_by=segment.ended_by))
     return sibling
 
 
@@ -479,14 +479,15 @@ def _episode_facts(
     """Return the facts of an episode, over all of its attempts."""
     model, episode = ended.model, ended.episode
     main_and_side = [conversation for conversation in model.record if conversation.kind != "agent"]
-    facts = replace(
-        _agent_facts(model, model.conversation.branch, episode.stop_reason),
-        generate_s=sum(
-            turn.latency_s
-            for conversation in main_and_side
-            for segment in conversation
-            for turn in segment.trajectory.turns
-        ),
+    agent_facts = _agent_facts(model, model.conversation.branch, episode.stop_reason)
+    agent_facts["generate_s"] = sum(
+        turn.latency_s
+        for conversation in main_and_side
+        for segment in conversation
+        for turn in segment.trajectory.turns
+    )
+    facts = EpisodeFacts(
+        **agent_facts,
         error=None if episode.error is None else error_text(episode.error),
         tool_iterations=episode.tool_iterations,
         tool_calls=episode.tool_calls,
@@ -496,7 +497,7 @@ def _episode_facts(
         unknown_tools=sum(call["status"] == "unknown" for call in episode.tools.calls),
         tool_s=episode.tools.seconds,
         calls=episode.tools.calls,
-        code=asdict(ended.code_calls),
+        code={**vars(ended.code_calls)},
         duration_s=episode.duration_s,
         segments=len(model.conversation.branches),
         stale_tokens=stale_tokens,
@@ -525,36 +526,34 @@ def _episode_facts(
     return replace(facts, final_text=program.text, final_in_reasoning=False, final_is_cut=is_cut)
 
 
-def _agent_facts(model: SGLangModel, segment: Branch, stop_reason: StopReason) -> EpisodeFacts:
-    """Return the facts of one segment of an agent's conversation: its turns and tokens."""
+def _agent_facts(model: SGLangModel, segment: Branch, stop_reason: StopReason) -> dict[str, Any]:
+    """Return the facts of one segment of an agent's conversation, by name: its turns and tokens."""
     trajectory = segment.trajectory
-    return EpisodeFacts(
-        version=METADATA_VERSION,
-        stop_reason=str(stop_reason),
-        final_text=segment.final_text,
-        final_in_reasoning=model.template.opens_reasoning,
-        final_is_cut=segment.stop_reason == "max_tokens" or trajectory.is_open,
-        template_kwargs=model.template_kwargs,
-        turns=len(trajectory.turns),
-        parse_failures=len(segment.parse_failures),
-        transient_texts=segment.transient_texts,
-        generate_s=sum(turn.latency_s for turn in trajectory.turns),
-        turn_s=[turn.latency_s for turn in trajectory.turns],
-        requests=[
+    turn_s = [turn.latency_s for turn in trajectory.turns]
+    spans = [(number, span) for number, turn in enumerate(trajectory.turns) for span in turn.weight_spans]
+    return {
+        "version": METADATA_VERSION,
+        "stop_reason": str(stop_reason),
+        "final_text": segment.final_text,
+        "final_in_reasoning": model.template.opens_reasoning,
+        "final_is_cut": segment.stop_reason == "max_tokens" or trajectory.is_open,
+        "template_kwargs": model.template_kwargs,
+        "turns": len(trajectory.turns),
+        "parse_failures": len(segment.parse_failures),
+        "transient_texts": segment.transient_texts,
+        "generate_s": sum(turn_s),
+        "turn_s": turn_s,
+        "requests": [
             [number, part.at_s, round(part.latency_s, 4)]
             for number, turn in enumerate(trajectory.turns)
             for part in turn.parts
         ],
-        tool_parser=model.tool_parser,
-        sampled_tokens=trajectory.sampled_length,
-        spans=[
-            [number, span.start, span.end, span.version]
-            for number, turn in enumerate(trajectory.turns)
-            for span in turn.weight_spans
-        ],
-        weight_versions=distinct_versions(trajectory.weight_spans),
-        version_numberings=distinct_numberings(trajectory.weight_spans),
-    )
+        "tool_parser": model.tool_parser,
+        "sampled_tokens": trajectory.sampled_length,
+        "spans": [[number, span.start, span.end, span.version] for number, span in spans],
+        "weight_versions": distinct_versions(span for _, span in spans),
+        "version_numberings": distinct_numberings(span for _, span in spans),
+    }
 
 
 def _budgets_used(model: SGLangModel, episode: Episode) -> dict[str, float | None]:

@@ -138,15 +138,19 @@ def _calls(message: Mapping[str, Any]) -> list[_Call]:
     return [(use["toolUseId"], use["name"]) for use in uses]
 
 
-def _tool_messages(results: Iterable[object], unanswered: list[_Call], names: Mapping[str, str]) -> list[ChatMessage]:
+def _tool_messages(results: Sequence[object], unanswered: list[_Call], names: Mapping[str, str]) -> list[ChatMessage]:
     """Convert a message's tool results, in the order of the calls that they answer; remove these from `unanswered`.
 
     The order matters because Strands puts errors of calls with invalid names before all other results, and most
     templates show no ids. Results with the same id keep their order. A result with an id that no call has is assigned
     to a call without a result, and gets that call's id.
     """
+    if not results:
+        return []
     converted = [
-        normalize_tool_result(result, str(result.get("toolUseId")) if isinstance(result, Mapping) else "")
+        result
+        if _is_text_result(result)
+        else normalize_tool_result(result, str(result.get("toolUseId")) if isinstance(result, Mapping) else "")
         for result in results
     ]
     if [result["toolUseId"] for result in converted] == [call_id for call_id, _ in unanswered]:
@@ -262,7 +266,8 @@ def _replace_surrogates(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
-_RESULT_KEYS: Final = ("toolUseId", "status", "content")
+_RESULT_KEYS: Final = frozenset({"toolUseId", "status", "content"})
+_STATUSES: Final = ("success", "error")
 
 
 def normalize_tool_result(returned: object, call_id: str) -> dict[str, Any]:
@@ -273,6 +278,9 @@ def normalize_tool_result(returned: object, call_id: str) -> dict[str, Any]:
     be shown to the policy (it can't be converted, or is a document or a video) becomes an error result with the reason.
     """
     try:
+        if _is_text_result(returned):  # a shortcut, since nearly all results are
+            texts = [{"text": block["text"]} for block in returned["content"]]
+            return {"toolUseId": call_id, "status": returned["status"], "content": texts}
         if not _is_result(returned):
             value = returned
             if isinstance(returned, Mapping):
@@ -312,12 +320,21 @@ def json_text(value: object) -> str:
     return json.dumps(value if _is_plain(value) else _Converter().convert(value, ()), ensure_ascii=False)
 
 
+def _is_text_result(returned: object) -> TypeGuard[dict[str, Any]]:
+    """Return whether a value is a tool result of plain dicts and strings, whose blocks are all texts."""
+    if type(returned) is not dict or returned.keys() != _RESULT_KEYS or type(returned["content"]) is not list:
+        return False
+    if type(returned["toolUseId"]) is not str or returned["status"] not in _STATUSES:
+        return False
+    return all(type(block) is dict and type(block.get("text")) is str for block in returned["content"])
+
+
 def _is_result(returned: object) -> TypeGuard[Mapping[str, Any]]:
     """Return whether a value is a tool result as Strands defines it, not just an object with the same keys."""
     if not isinstance(returned, Mapping):
         return False
     status, content = returned.get("status"), returned.get("content")
-    if not isinstance(status, str) or status not in ("success", "error"):
+    if not isinstance(status, str) or status not in _STATUSES:
         return False
     return isinstance(content, list | tuple) and all(isinstance(block, Mapping) and block for block in content)
 

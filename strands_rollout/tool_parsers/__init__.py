@@ -163,6 +163,7 @@ def detect_format(turn: str, name: str, arguments: Mapping[str, Any], shown: str
 
 def bind_tool_specs(parser: ToolParser, specs: Sequence[Mapping[str, Any]]) -> ToolParser:
     """Return a parser that knows the tools' schemas if its format needs them, else the same parser."""
-    if not isinstance(parser, UntypedParser):
+    # `isinstance` alone would inspect the protocol each time
+    if not hasattr(parser, "for_tools") or not isinstance(parser, UntypedParser):
         return parser
     return parser.for_tools({spec["name"]: spec["inputSchema"].get("json", spec["inputSchema"]) for spec in specs})

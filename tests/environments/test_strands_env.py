@@ -1,5 +1,7 @@
 """Environments of strands-env, which play whole episodes through `generate`, unchanged."""
 
+import inspect
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -361,3 +363,51 @@ async def test_abort_without_replay_starts_afresh(shipped_tokenizer: Any) -> Non
     played = await resumed(shipped_tokenizer, first, [CALL, RIGHT], resumable=None)
     assert (played.sample.status.value, played.facts["resumes"]) == ("completed", 0)
     assert played.facts["dropped_sampled_tokens"] == sum(len(reply.ids) for reply in first.replied)
+
+
+def test_page_maps_every_import_and_option() -> None:
+    import strands_sglang
+    from strands_env import core
+    from strands_env.core.environment import EnvironmentConfig
+    from strands_sglang import tool_parsers
+
+    page = (Path(__file__).parents[2] / "docs" / "strands-env.md").read_text()
+    parameters = [
+        name
+        for function in (strands_sglang.LoopLimiter, strands_sglang.get_client, strands_sglang.SGLangModel)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is not parameter.VAR_KEYWORD
+    ]
+    names = {
+        *strands_sglang.__all__,
+        *tool_parsers.__all__,
+        *tool_parsers.TOOL_PARSER_REGISTRY,
+        *core.__all__,
+        *parameters,
+        *strands_sglang.SGLangModel.SGLangConfig.__annotations__,
+        *strands_sglang.Rollout.model_fields,
+        *EnvironmentConfig.__annotations__,
+        *core.RolloutResult.model_fields,
+        *(reason.value for reason in core.TerminationReason),
+        *(name for name in vars(core.models) if name.endswith("model_factory")),
+    } - {"messages", "metrics"}  # common words
+    assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", page)] == []
+
+
+def test_page_names_what_this_package_has() -> None:
+    import strands_rollout
+    from strands_rollout import errors, tool_parsers
+    from strands_rollout.agent.limits import StopReason
+
+    page = (Path(__file__).parents[2] / "docs" / "strands-env.md").read_text()
+    rows = re.findall(r"^\| (`.*) \| (.*) \|$", page, re.MULTILINE)
+    here = " ".join(right for _left, right in rows)
+    assert set(re.findall(r"Engine\w*Error", here)) <= set(vars(errors))
+    assert {"ToolLimiter", "TokenLimits", "SGLangModel"} <= set(re.findall(r"\w+", here)) & {*dir(strands_rollout)}
+    named = re.search(r"KimiK2ToolParser`\) \| (.*);", page)
+    assert named is not None
+    assert set(re.findall(r'"(\w+)"', named[1])) <= {*tool_parsers.parser_names()}
+    stops = {
+        name for name in re.findall(r"`(\w+)`", here) if name.endswith(("_error", "_limit", "_length", "completed"))
+    }
+    assert stops <= set(StopReason) | {"environment_error"}

@@ -116,7 +116,8 @@ def test_readme_links_every_page() -> None:
 
 SOURCE = re.compile(r"(?<![\w/.<{$-])((?:[\w.-]+/)*[\w.-]+\.(?:py|sh|ya?ml|md|toml|jinja|js))(?![\w/])")
 RUN_FOLDERS = {"data", "models", "checkpoints"}  # a run creates them in the repository
-USERS_FILES = {"my.yaml", "my_script.sh", "agents/tools.py", "qwen3-4B.sh", "NAME.sh"}  # the last two are slime's
+SLIMES_FILES = {"qwen3-4B.sh", "NAME.sh"}
+USERS_FILES = {"my.yaml", "my_script.sh", "agents/tools.py", "./my_search.py"} | SLIMES_FILES
 
 
 @pytest.mark.parametrize("name", [name for name in TEXTS if name != "CHANGELOG.md"])
@@ -246,7 +247,10 @@ def options_of(command: str) -> set[str]:
         command = "demo"
     if "/" not in command:
         return set(options_in(get_command(app).commands[command]).split())  # type: ignore[attr-defined]
-    if command.startswith("data_prep/"):  # all have these options, most of them named like a parameter
+    if command == "data_prep/reasoning_gym.py":
+        names = re.findall(r"^    (\w+): ", (REPOSITORY / command).read_text(), re.MULTILINE)
+        return {"--set", "--json", *(f"--{name.replace('_', '-')}" for name in names)}
+    if command.startswith("data_prep/"):  # all others have these options, most of them named like a parameter
         files = [REPOSITORY / "data_prep/preparation" / name for name in ("command_line.py", "request.py")]
         source = "\n".join(file.read_text() for file in files)
         names = re.findall(r"^    (\w+): ", source, re.MULTILINE)

@@ -24,7 +24,7 @@ def run(stage: Stage, *arguments: str, **environment: str) -> CompletedProcess[s
 
 def test_run_slime_help_and_dry_run_start_nothing(stage: Stage) -> None:
     shown = run(stage, "--lr", "3", "--help")
-    assert (shown.returncode, shown.stdout.startswith("Train this folder's agent in slime")) == (0, True)
+    assert (shown.returncode, shown.stdout.startswith("Train this folder's agent with slime")) == (0, True)
     assert "set -e" not in shown.stdout
     dry = run(stage, "--lr", "2e-6", "--dry-run", "--seed", "7")
     assert (dry.returncode, dry.stdout.split()[-4:]) == (0, ["--lr", "2e-6", "--seed", "7"])

@@ -133,6 +133,8 @@ def _own_errors(what: str) -> Iterator[None]:
         raise errors.ConfigError(f"{what}: {e}") from e
     except Exception as e:  # a taskset's code may raise anything
         cause = e.__cause__ if isinstance(e, errors.ToolError) and e.__cause__ is not None else e
+        if isinstance(cause, KeyboardInterrupt):
+            raise cause from None
         raise errors.ConfigError(f"{what} can't be used: {type(cause).__name__}: {cause}") from e
 
 

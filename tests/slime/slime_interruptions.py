@@ -100,11 +100,13 @@ async def set_up_scene(
     *,
     settings: Mapping[str, Any] | None = None,
     forgets: Callable[[dict[str, Any]], object] = lambda _body: None,
+    rows: Sequence[Mapping[str, Any]] = (),
     **slime_arguments: Any,
 ) -> Scene:
     """Start everything; `stack` ends it.
 
-    `disturb` chooses the engine's faults; `forgets` removes fields of a request before it reaches the policy.
+    The prompts are `rows`, or one for each task. `disturb` chooses the engine's faults; `forgets` removes fields of a
+    request before it reaches the policy.
     """
     policy = InterruptiblePolicy(tokenizer, plans, disturb)
     engine = await stack.enter_async_context(
@@ -116,7 +118,7 @@ async def set_up_scene(
             weight_version="1",
         )
     )
-    rows = [chat_row(prompt_of(name, number)) for number, name in enumerate(tasks)]
+    rows = rows or [chat_row(prompt_of(name, number)) for number, name in enumerate(tasks)]
     given = {"strands_rollout": {"tools": list(recorded_tools.PATHS), **(settings or {})}, **slime_arguments}
     args = arguments_for(tokenizer, folder, rows, engine, given)
     return Scene(engine, policy, Rollouts(args), tokenizer)

@@ -7,15 +7,17 @@ episode's endpoint, which records the exact tokens.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import itertools
 import math
+import os
 import shutil
 import subprocess
 import threading
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -55,21 +57,21 @@ async def play(task: Task, endpoint: Endpoint) -> dict[str, Any]:
         EnvironmentFaultError: A task's code, a tool server, a judge or a harness failed.
         RuntimeError: A harness failed after an answer that a limit cut, which is the policy's fault.
     """
+    row = _row_of(task)
+    source = _load(_config_path(task), row.get("split"))
+    source.check_machine()
+    chosen = source.find(row)
+    # verifiers' client sends its own key in its API's header, last; the episode's key needs another header
+    client = EvalClientConfig(
+        base_url=endpoint.base_url, api_key_var=_NO_KEY_VARIABLE, headers={KEY_HEADER: endpoint.api_key}
+    )
     with exits_as_errors("the verifiers environment", errors.EnvironmentFaultError):
-        row = _row_of(task)
-        source = _load(_config_path(task), row.get("split"))
-        source.check_machine()
-        chosen = source.find(row)
-
-        # verifiers' client sends its own key in its API's header, last; the episode's key needs another header
-        client = EvalClientConfig(
-            base_url=endpoint.base_url, api_key_var=_NO_KEY_VARIABLE, headers={KEY_HEADER: endpoint.api_key}
-        )
         environment = load_environment(source.config)
         slot = environment.slots(chosen)[0]
         seats = _Seats(slot, endpoint.base_url)
-        async with environment.serving():
-            episode = await environment.run_slot(slot, ModelContext(endpoint.model, client), on_trace=seats.check)
+        playing = _play_slot(environment, slot, ModelContext(endpoint.model, client), seats)
+        # if this is cancelled, the slot is cancelled, too, and cleans up on its own loop
+        episode = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(playing, _shared_loop()))
     if seats.error is not None:
         raise seats.error
     if not environment.complete(episode):
@@ -78,6 +80,32 @@ async def play(task: Task, endpoint: Endpoint) -> dict[str, Any]:
     if late := next((stop for stop in stops if stop in _LATE_STAGES), None):
         raise errors.EnvironmentFaultError(f"the verifiers environment ended with {late}; raise this stage's timeout")
     return seats.score(episode)
+
+
+async def _play_slot(environment: Any, slot: Any, context: Any, seats: _Seats) -> Any:  # noqa: ANN401
+    with exits_as_errors("the verifiers environment", errors.EnvironmentFaultError):
+        async with environment.serving():
+            return await environment.run_slot(slot, context, on_trace=seats.check)
+
+
+def _shared_loop() -> asyncio.AbstractEventLoop:
+    """Return the loop of all episodes of this process: verifiers' runtimes share locks, which belong to one loop."""
+    with _LOADING:
+        return _start_loop(os.getpid())
+
+
+@functools.cache
+def _start_loop(_pid: int) -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+
+    def serve() -> None:
+        asyncio.set_event_loop(loop)
+        while True:
+            with suppress(SystemExit, KeyboardInterrupt):  # of one episode's task; the other episodes need the loop
+                loop.run_forever()
+
+    threading.Thread(target=serve, name="verifiers", daemon=True).start()
+    return loop
 
 
 def check_config(path: str | Path) -> None:

@@ -193,3 +193,22 @@ def test_tasks_command_writes_rows(config, tmp_path):
 def test_task_rows_refuses_a_split_that_the_taskset_lacks(config):
     with pytest.raises(ConfigError, match=r"taskset\.split|test2"):
         task_rows(config(), split="test2")
+
+
+async def test_play_plays_a_game_of_textarena(shipped_tokenizer, monkeypatch, tmp_path):
+    """The game is the user: its engine answers each move."""
+    pytest.importorskip("textarena", reason="needs TextArena: pip install 'verifiers[ta]'")
+    import nltk
+
+    words = tmp_path / "nltk" / "corpora" / "words"
+    words.mkdir(parents=True)
+    for name in ("en", "en-basic"):
+        (words / name).write_text("apple\nbread\nchair\n")
+    monkeypatch.setattr(nltk.data, "path", [str(words.parents[1])])
+    monkeypatch.setattr(nltk, "download", lambda *_args, **_more: True)
+    guesses = [f"I guess [{letter}].<|im_end|>" for letter in "zyxwvu"]  # in none of the words
+    played = await play(shipped_tokenizer, HERE.parents[1] / "configs" / "verifiers.toml", guesses)
+    assert (played.facts["stop_reason"], played.facts["error"]) == ("completed", None)
+    assert played.facts["turns"] == 6
+    assert "game_reward" in played.facts["environment_score"]
+    assert_all_sampled_tokens_are_trained(played)

@@ -117,7 +117,7 @@ def test_readme_links_every_page() -> None:
 SOURCE = re.compile(r"(?<![\w/.<{$-])((?:[\w.-]+/)*[\w.-]+\.(?:py|sh|ya?ml|md|toml|jinja|js))(?![\w/])")
 RUN_FOLDERS = {"data", "models", "checkpoints"}  # a run creates them in the repository
 SLIMES_FILES = {"qwen3-4B.sh", "NAME.sh"}
-USERS_FILES = {"my.yaml", "my_script.sh", "agents/tools.py", "./my_search.py"} | SLIMES_FILES
+USERS_FILES = {"my.yaml", "my_script.sh", "agents/tools.py", "./my_search.py", "agent.js", "env.toml"} | SLIMES_FILES
 
 
 @pytest.mark.parametrize("name", [name for name in TEXTS if name != "CHANGELOG.md"])

@@ -245,8 +245,8 @@ def join_episode(
                 f"the session manager of the agent {agent.name!r} restored {len(agent.messages)} messages of another "
                 "episode; expected a new session. Give each episode a session_id of its own"
             )
-    for agent, own in hooks.items():
-        for hook in own:
+    for agent, agent_hooks in hooks.items():
+        for hook in agent_hooks:
             agent.hooks.add_hook(hook)
     if team.is_single_agent:
         main = team.candidates[0]
@@ -269,7 +269,7 @@ class VisitLog:
     inner: dict[str, VisitLog] = field(default_factory=dict)
     _begins_batch: bool = True
 
-    def note(self, event: Mapping[str, Any]) -> None:
+    def add(self, event: Mapping[str, Any]) -> None:
         """Add the next event of the swarm or graph."""
         match event.get("type"):
             case "multiagent_node_start":
@@ -280,7 +280,7 @@ class VisitLog:
             case "multiagent_handoff" | "multiagent_result":
                 self._begins_batch = True
             case "multiagent_node_stream" if isinstance(event["event"], Mapping):
-                self.inner.setdefault(event["node_id"], VisitLog()).note(event["event"])
+                self.inner.setdefault(event["node_id"], VisitLog()).add(event["event"])
 
     def last_agents(self, multi_agent: MultiAgentBase) -> Iterator[Agent]:
         """Yield the agents that ran in this swarm or graph, the last agent first.
@@ -302,14 +302,14 @@ async def run_team(runner: MultiAgentBase, prompt: Any, visits: VisitLog) -> Non
     """Run a swarm or graph once, and add its events to `visits`.
 
     Raises:
-        TeamLimitError: It reached a limit of its own.
+        TeamLimitError: The swarm or graph reached one of its own limits.
         ConfigError: It raised an interrupt or yielded no result.
         Exception: The first exception of its agents.
     """
     event: Mapping[str, Any] = {}
     try:
         async for event in runner.stream_async(prompt):
-            visits.note(event)
+            visits.add(event)
     except Exception as e:  # a node's timeout is a plain Exception (strands/multiagent/graph.py)
         if type(e) is Exception and "execution timed out" in str(e):
             raise TeamLimitError(str(e)) from e

@@ -45,11 +45,11 @@ class ToolStats:
         infrastructure_error: The first fault of the sandbox, or of an agent that can't be played; never the policy's
             fault.
         finished: Results of the last turn's calls by tool-use id, from this agent or the one of an aborted attempt.
-        succeeded: Ids of all calls whose last result was no error.
+        succeeded: Ids of all calls whose last result was not an error.
         unread: Ids of results in `finished` that an aborted attempt left and that this agent has not asked for yet.
         calls: A record of each call in the order of their ends: `id`, `tool`, `status` (success, error, timeout or
-            unknown), `s` (seconds), `at_s` (start, in seconds since the episode's; None outside of an episode), and
-            `sandbox` for calls of the code tool (`RunningCall.sandbox`).
+            unknown), `s` (seconds), `at_s` (start, in seconds since the episode's start; None outside of an episode),
+            and `sandbox` for calls of the code tool (`RunningCall.sandbox`).
         on_call_end: Called when a call has ended.
     """
 
@@ -199,8 +199,8 @@ class BoundedTool(WrappedTool):
     async def stream(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: object) -> ToolGenerator:
         """Run the wrapped tool; a timeout yields an error result.
 
-        A call that finished in an aborted attempt yields its stored result. A call that this agent has finished runs
-        again, since a hook asked for a retry.
+        A call that finished in an aborted attempt yields its stored result. A call that has finished in this attempt
+        runs again, because a hook asked for a retry.
         """
         call_id = tool_use["toolUseId"]
         if call_id in self._stats.unread:

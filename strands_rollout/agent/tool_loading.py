@@ -101,7 +101,7 @@ def load_conversation_manager(path: str | None) -> ConversationManager | None:
     """Return the conversation manager that the class or function at a path makes; None for None.
 
     Raises:
-        ToolError: The path can't be imported, or makes no conversation manager.
+        ToolError: The path can't be imported, or the object that it makes is not a conversation manager.
     """
     if path is None:
         return None
@@ -116,7 +116,7 @@ def refuse_blocking(manager: object, path: str) -> None:
     """Refuse a conversation manager that blocks the event loop.
 
     Raises:
-        ToolError: The class or function at `path` made one.
+        ToolError: The class or function at `path` made a SummarizingConversationManager.
     """
     if isinstance(manager, SummarizingConversationManager):
         raise ToolError(
@@ -130,7 +130,7 @@ def refuse_unplayable(agent: Agent, path: str) -> None:
     """Refuse an agent that would stop half-way, or return another model's answers as the policy's.
 
     Raises:
-        ConfigError: It has checkpoints, or a router with other models than the policy.
+        ConfigError: The agent has checkpoints, or a router with models other than the policy.
     """
     if getattr(agent, "_checkpointing", False):  # Strands has no public accessor
         raise ConfigError(

@@ -335,7 +335,7 @@ class FairQueue:
             owner, tickets = self._waiting.popitem(last=False)
             ticket = tickets.popleft()
             if tickets:
-                self._waiting[owner] = tickets  # to the end of the order: other owners come first
+                self._waiting[owner] = tickets  # at the end of the order: other owners come first
             if not ticket.abandoned and not ticket.loop.is_closed():
                 return ticket
         return None
@@ -355,7 +355,7 @@ class _Ticket:
 
 
 def usable_cpus(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return how many CPUs this process may use, at least 2: the lesser of its affinity and its container's quota."""
+    """Return the smaller of this process's CPU affinity and its container's CPU quota, but at least 2."""
     affinity = getattr(os, "sched_getaffinity", None)
     cpus = len(affinity(0)) if affinity else os.cpu_count() or 2
     quota = _cpu_quota(cgroups)

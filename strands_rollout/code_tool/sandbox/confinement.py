@@ -48,7 +48,7 @@ _PROGRAMS: Final = (  # programs for a shell, and files that they read
     "/usr/share/perl5",
     *map(str, Path("/usr/lib").glob("python3.*")),
 )
-_SYSTEM: Final = ("/etc/ld.so.cache", "/usr/lib/locale", "/usr/share/zoneinfo")
+_SYSTEM_FILES: Final = ("/etc/ld.so.cache", "/usr/lib/locale", "/usr/share/zoneinfo")
 
 
 def standard_library_folders() -> list[str]:
@@ -65,7 +65,7 @@ def readable_files(libraries: Mapping[str, Sequence[str]]) -> list[str]:
         paths += (entry.path for entry in os.scandir(folder) if entry.name not in _NOT_STDLIB)
     for folder in _shared_object_folders():
         paths += _shared_objects(folder)
-    paths += (path for path in _SYSTEM if Path(path).exists())
+    paths += (path for path in _SYSTEM_FILES if Path(path).exists())
     return sorted({os.path.realpath(path) for path in paths})
 
 
@@ -236,10 +236,10 @@ class Confinement:
             self._decide_change_of_root(reason)
 
     def grant_root_reads(self) -> bool:
-        """Let code access files as root, within the limits of Landlock, while its user is another.
+        """Let code access files with root's permissions although it runs as another user; Landlock still applies.
 
         Returns:
-            False if that is impossible, because files are not confined by Landlock, or is done already.
+            False if Landlock does not confine files, which is required, or if code reads as root already.
         """
         if self._reads_as_root or not self._landlock_abi or "files" not in self.enforced:
             return False
@@ -256,7 +256,8 @@ class Confinement:
         for folder in dict.fromkeys([*standard_library_folders(), *self._libraries]):
             real = Path(os.path.realpath(folder))
             can_pass = all(parent.stat().st_mode & 0o001 for parent in real.parents)
-            if real.stat().st_mode & 0o005 != 0o005 or not can_pass:  # permissions for others: the user owns nothing
+            # the permission bits for others count, since the code's user owns none of these folders
+            if real.stat().st_mode & 0o005 != 0o005 or not can_pass:
                 self.descriptors.add(folder)
         self.descriptors.reroute_imports()
 
@@ -274,19 +275,19 @@ class Confinement:
         """Return the descriptors to keep open in a child; none after a change of root, which they would undermine."""
         return [] if self.changes_root else self.descriptors.numbers
 
-    def make_workspace(self, folder: str, slot: int, before: Workspace | None = None) -> Workspace:
+    def make_workspace(self, folder: str, slot: int, previous: Workspace | None = None) -> Workspace:
         """Make a directory, and a ruleset that grants access to it.
 
         Args:
             folder: Path of the directory. The directory of an earlier run must have been deleted: its times and size
                 would reveal something of that run even when it is empty.
-            slot: Determines the user.
-            before: The last workspace at this path, whose ruleset can be reused.
+            slot: The slot's number; each slot has a user of its own.
+            previous: The last workspace at this path; its ruleset is reused.
 
         Raises:
             LayerError: The ruleset can't be made.
         """
-        with contextlib.suppress(FileExistsError):  # left by an attempt that failed later on
+        with contextlib.suppress(FileExistsError):  # an earlier attempt made it and then failed
             os.mkdir(folder, 0o700)  # noqa: PTH102
         user = None
         if "user" in self.enforced and self._first_user is not None:
@@ -295,8 +296,8 @@ class Confinement:
                 os.chown(folder, user, user)
         if "files" not in self.enforced or not self._landlock_abi:
             return Workspace(folder, user, None)
-        if before is not None and before.ruleset is not None and before.ruleset.fd >= 0:
-            ruleset, uses = before.ruleset, before.uses + 1
+        if previous is not None and previous.ruleset is not None and previous.ruleset.fd >= 0:
+            ruleset, uses = previous.ruleset, previous.uses + 1
             _run_layer_step("files", lambda: ruleset.allow_scratch(folder, run=self._programs))
             return Workspace(folder, user, ruleset, uses)
         return Workspace(folder, user, _run_layer_step("files", lambda: self._make_ruleset(folder)))

@@ -53,8 +53,8 @@ class Supervisor:
 
     Args:
         settings: The executor's settings, including `root`, the folder that contains all slots' directories.
-        fork_server: A fork server that is up.
-        enforced: The layers that it enforces.
+        fork_server: A running fork server.
+        enforced: The layers of confinement that it enforces.
         warn: Logs a warning in the trainer.
     """
 
@@ -107,7 +107,7 @@ class Supervisor:
             return await self._execute(child, code, timeout_s, in_session=False)
         finally:
             has_many_files = self._disk.usage(child.slot)[1] > _MANY_FILES
-            deletion = self._in_background(self._dispose(child))
+            deletion = self._start_task(self._dispose(child))
             if has_many_files:  # otherwise calls could leave files behind faster than they are deleted
                 await asyncio.wait([deletion], timeout=_DELETION_TIMEOUT_S)
 
@@ -122,7 +122,7 @@ class Supervisor:
         try:
             child = session.child or await self._ready_child()
             if self._sessions.get(name) is not session:
-                self._in_background(self._dispose(child))
+                self._start_task(self._dispose(child))
                 return infra_failure(f"session {name!r} was closed before its first call")
             session.child = child
             if session.calls == 0:
@@ -154,7 +154,7 @@ class Supervisor:
             del self._sessions[name]
         child, session.child = session.child, None
         if child is not None:
-            self._in_background(self._dispose(child))
+            self._start_task(self._dispose(child))
 
     async def _execute(self, child: RunningChild, code: str, timeout_s: float, *, in_session: bool) -> dict[str, Any]:
         """Run the first code of a child, until it ends or exceeds a limit."""
@@ -184,10 +184,10 @@ class Supervisor:
             async with asyncio.timeout(_READY_TIMEOUT_S):
                 await asyncio.shield(child.ready)
         except TimeoutError as e:
-            self._in_background(self._dispose(child))
+            self._start_task(self._dispose(child))
             raise RuntimeError(f"a new process was not ready within {_READY_TIMEOUT_S:g} s") from e
         except (RuntimeError, asyncio.CancelledError):
-            self._in_background(self._dispose(child))
+            self._start_task(self._dispose(child))
             raise
         asyncio.get_running_loop().call_later(_TOP_UP_DELAY_S, self.top_up)
         return child
@@ -198,7 +198,7 @@ class Supervisor:
             child = self._spares.popleft()
             if not child.ended.done():
                 return child
-            self._in_background(self._dispose(child))
+            self._start_task(self._dispose(child))
         return None
 
     def _fork(self) -> RunningChild:
@@ -235,7 +235,7 @@ class Supervisor:
                 self._lost_sessions.add(name)
                 self._end_session(name, session)
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -281,7 +281,7 @@ async def _handle_request(request: Mapping[str, Any], supervisor: Supervisor, wr
 async def _serve(executor: socket.socket, settings: dict[str, Any], parent: int) -> None:
     reader, writer = await asyncio.open_connection(sock=executor)
     fork_server = ForkServerLink(settings["fork_server"])
-    with contextlib.suppress(OSError):  # if permitted: enforce limits on time even while the code keeps the CPUs busy
+    with contextlib.suppress(OSError):  # if permitted, so that limits are enforced on time while code keeps CPUs busy
         os.nice(_NICE_INCREMENT)  # after the fork server's start: it and the code keep the trainer's priority
     first_done = asyncio.Event()
     refreshing = asyncio.create_task(_refresh_access_times(settings["fork_server"]["libraries"], first_done))
@@ -321,7 +321,7 @@ async def _refresh_access_times(libraries: Mapping[str, list[str]], first_done: 
 
 
 def main() -> None:
-    """Run as a process; the arguments are the descriptor of the socket and the settings in JSON."""
+    """Run the supervisor process; its arguments are the socket's descriptor and the settings as JSON."""
     parent = os.getppid()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(ValueError, OSError):

@@ -393,7 +393,7 @@ class DecodeBatch:
         self._random_numbers = np.zeros((rows, context_length))
         self._tokens = np.zeros((rows, context_length), np.int64)
         self._logprobs = np.zeros((rows, context_length), np.float32)
-        self._watched = np.zeros(rows, bool)
+        self._watched = np.zeros(rows, bool)  # rows with penalties, stop strings or streaming: checked at each token
         self._penalties: list[Penalties | None] = []
 
     def __len__(self) -> int:
@@ -427,7 +427,7 @@ class DecodeBatch:
         return row
 
     def leave(self, row: int) -> int:
-        """Remove a row and write the whole output to its generation; return the row that was moved to its place."""
+        """Remove a row and write its output to its generation; return the old index of the row that takes its place."""
         generation, count = self.generations[row], int(self._counts[row])
         generation.output_logprobs = self._logprobs[row, :count].tolist()
         generation.output_ids = self._tokens[row, :count].tolist()
@@ -470,7 +470,7 @@ class DecodeBatch:
         return [(row, finish) for row, finish in checked if finish is not None]
 
     def _check_finish(self, row: int) -> dict[str, Any] | None:
-        """Update a row after its token; return the finish reason if its generation ends, else None."""
+        """Update a row after its newest token; return the finish reason if the generation ends with it, else None."""
         generation, token = self.generations[row], int(self.last_tokens[row])
         if (penalties := self._penalties[row]) is not None:
             penalties.observe(token)
@@ -494,9 +494,9 @@ class DecodeBatch:
 
 
 def _random_numbers(seed: int, position: int, count: int) -> Doubles:
-    """Return the random numbers for the tokens from `position` on of a sequence that is sampled with `seed`.
+    """Return the random numbers with which `seed` samples `count` tokens from `position` on.
 
-    They depend on seed and position only, as SGLang's (which are other numbers): a request that continues a partial
+    They depend on seed and position only, like SGLang's, whose numbers differ: a request that continues a partial
     output gets the same tokens as the uninterrupted generation.
     """
     bits = np.random.PCG64(seed)

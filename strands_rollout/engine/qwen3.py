@@ -404,10 +404,10 @@ _RAGGED_WASTE = 1.25
 
 
 def tokens_at_once(group: int, head_dim: int) -> int:
-    """Return how many tokens' queries this machine's BLAS can multiply in one product without changing any bit.
+    """Return the number of tokens whose queries this machine's BLAS can multiply in one product, bit for bit.
 
     Some BLAS kernels sum a row's products in an order that depends on the number of rows, and BLAS chooses the kernel.
-    So this function tries it on the shapes of attention: `group` queries of `head_dim` dimensions per key and token.
+    So this function tries products of attention's shapes: `group` queries of `head_dim` dimensions per key and token.
     """
     random = np.random.default_rng(0)
     queries = random.standard_normal((_TRIED_HEADS, _TRIED_TOKENS, group, head_dim), np.float32)
@@ -441,11 +441,11 @@ class KvRows:
         self._index: Ints = np.arange(0)
         self._blocks: list[tuple[slice, int, int]] = []
         # query i of a tile sees the keys 0..i of the tile: [queries, keys up to the end of a step]
-        seen = np.arange(_CHUNK_TILE_TOKENS + _TOKEN_STEP) <= np.arange(_CHUNK_TILE_TOKENS)[:, None]
-        self._causal_bias = np.where(seen, np.float32(0), _MASKED)
+        is_visible = np.arange(_CHUNK_TILE_TOKENS + _TOKEN_STEP) <= np.arange(_CHUNK_TILE_TOKENS)[:, None]
+        self._causal_bias = np.where(is_visible, np.float32(0), _MASKED)
         self._scratch: Floats = np.empty(0, np.float32)
         self._tokens_per_product = tokens_at_once(config.heads // config.kv_heads, config.head_dim)
-        # Later rows were never written: their memory is not allocated yet, and growing must not touch it.
+        # Rows from here on were never written: their memory is not allocated yet, and `reserve` must not touch it.
         self._written_rows = 0
         self.reserve(min(_FIRST_CAPACITY, context_length))
 
@@ -463,7 +463,7 @@ class KvRows:
         self._cache, self._bias = cache, bias
 
     def load(self, row: int, start: int, block: Floats) -> None:
-        """Write a block of `copy_out` as the tokens start, start + 1, ... of `row`."""
+        """Write a block from `copy_out` to `row`, from the token `start` on."""
         self._written_rows = max(self._written_rows, row + 1)
         self._cache[:, :, row, :, :, start : start + block.shape[-1]] = block
 

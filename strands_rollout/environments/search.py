@@ -47,7 +47,7 @@ class Passage:
         `contents` has the title in its first line.
 
         Raises:
-            ValueError: The document has neither.
+            ValueError: The document has neither `contents` nor `text`.
         """
         found = document if isinstance(document, Mapping) else {}
         if isinstance(contents := found.get("contents"), str):
@@ -59,7 +59,7 @@ class Passage:
 
 
 Retrieve = Callable[[str], Awaitable[Sequence[Passage]]]
-"""Returns the passages for a query, the best first."""
+"""A function that returns the passages for a query, the best first."""
 
 
 def search_tool(
@@ -82,8 +82,8 @@ def search_tool(
         top_k: Maximum number of passages.
         max_passage_chars: Longer passages are cut.
         timeout_s: Limit of a request, in seconds.
-        patience_s: Seconds for which a failed request is repeated. After that the episode fails because of an
-            infrastructure fault; the policy never reads of it. `tool_timeout_s` must be longer than both together.
+        patience_s: Seconds for which a failed request is retried. Then the episode fails because of an infrastructure
+            fault, which the policy never sees. `tool_timeout_s` must exceed `timeout_s` plus `patience_s`.
 
     Raises:
         ConfigError: Both a URL and a corpus are given, `top_k` is less than 1, or the corpus can't be read.
@@ -108,14 +108,13 @@ def search_tool(
         if not query.strip():
             return "Error: the query is empty."
         passages = await retrieve(query)
-        return "\n".join(_shown(number, passage, max_passage_chars) for number, passage in enumerate(passages, 1)) or (
-            "Nothing was found."
-        )
+        texts = (_format_passage(number, passage, max_passage_chars) for number, passage in enumerate(passages, 1))
+        return "\n".join(texts) or "Nothing was found."
 
     return search
 
 
-def _shown(number: int, passage: Passage, max_chars: int) -> str:
+def _format_passage(number: int, passage: Passage, max_chars: int) -> str:
     title = f" (title: {passage.title})" if passage.title else ""
     text = passage.text if len(passage.text) <= max_chars else f"{passage.text[:max_chars]} ..."
     return f"Passage {number}{title}: {text}"
@@ -136,7 +135,7 @@ class _RetrievalServer:
         """Return the passages for a query.
 
         Raises:
-            SandboxError: The server gave no answer within the patience, or none in Search-R1's format.
+            SandboxError: The server did not answer within `patience_s`, or its answer isn't in Search-R1's format.
         """
         return await self._batchers.get("batcher", lambda: _Batcher(self._ask)).submit(query)
 
@@ -154,27 +153,27 @@ class _RetrievalServer:
                 return Fault(FaultKind.BUSY, f"HTTP {answer.status_code}: {answer.text[:200]}")
             return answer
 
-        where = f"the retrieval server {mask_text(self._url)}"
+        server = f"the retrieval server {mask_text(self._url)}"
         try:
             answer = await with_retries(attempt, self._policy)
         except RetriesExhaustedError as e:
             raise SandboxError(
-                f"{where} gave no answer for {self._policy.patience_s:g} s; the last request failed with: {e}. "
-                "Start the server, or set its address: SEARCH_URL for the shipped tool, url= for one of your own"
+                f"{server} gave no answer for {self._policy.patience_s:g} s; the last request failed with: {e}. "
+                "Start the server, or set its address: SEARCH_URL for the shipped tool, url= for a tool of your own"
             ) from None
         try:
-            return _passages_of(answer, len(queries))
+            return _parse_answer(answer, len(queries))
         except (AttributeError, ValueError, LookupError, TypeError) as e:
             raise SandboxError(
-                f"{where} answered HTTP {answer.status_code} {answer.text[:200]!r} ({type(e).__name__}: {e}); expected "
-                'Search-R1\'s format, {"result": [[{"document": {"contents": "..."}}, ...], ...]}'
+                f"{server} answered HTTP {answer.status_code} {answer.text[:200]!r} ({type(e).__name__}: {e}); "
+                'expected Search-R1\'s format, {"result": [[{"document": {"contents": "..."}}, ...], ...]}'
             ) from e
 
 
 _CLIENTS: Final[LoopCache[httpx.AsyncClient]] = LoopCache()
 
 
-def _passages_of(answer: httpx.Response, query_count: int) -> list[Sequence[Passage]]:
+def _parse_answer(answer: httpx.Response, query_count: int) -> list[Sequence[Passage]]:
     """Return the passages in a server's answer; raise ValueError, LookupError or TypeError if it has another format."""
     if answer.status_code != httpx.codes.OK:
         raise ValueError("its status is not 200")
@@ -241,7 +240,7 @@ class _Batcher:
 def _check_corpus(corpus: str | Path) -> Path:
     path = find_file(str(corpus))
     if not path.is_file():
-        raise ConfigError(f"search_tool got the corpus {str(corpus)!r}, which is no file; expected a JSON Lines file")
+        raise ConfigError(f"search_tool got corpus={str(corpus)!r}, which is not a file; expected a JSON Lines file")
     try:
         import bm25s  # noqa: F401
     except ModuleNotFoundError as e:
@@ -250,7 +249,7 @@ def _check_corpus(corpus: str | Path) -> Path:
 
 
 async def _retrieve_locally(path: Path, top_k: int, query: str) -> Sequence[Passage]:
-    return await asyncio.to_thread(lambda: _index_of(path).search(query, top_k))
+    return await asyncio.to_thread(lambda: _get_index(path).search(query, top_k))
 
 
 class _Index:
@@ -260,14 +259,15 @@ class _Index:
         import bm25s
 
         self._passages = _read_corpus(path)
-        self._words = functools.partial(bm25s.tokenize, stopwords="en", show_progress=False)
+        self._tokenize = functools.partial(bm25s.tokenize, stopwords="en", show_progress=False)
         self._bm25 = bm25s.BM25()
-        self._bm25.index(self._words([f"{one.title} {one.text}" for one in self._passages]), show_progress=False)
+        texts = [f"{passage.title} {passage.text}" for passage in self._passages]
+        self._bm25.index(self._tokenize(texts), show_progress=False)
 
     def search(self, query: str, top_k: int) -> Sequence[Passage]:
         """Return passages that share a word with the query, the best first."""
         numbers, scores = self._bm25.retrieve(
-            self._words([query]), k=min(top_k, len(self._passages)), show_progress=False
+            self._tokenize([query]), k=min(top_k, len(self._passages)), show_progress=False
         )
         return [self._passages[number] for number, score in zip(numbers[0], scores[0], strict=True) if score > 0]
 
@@ -275,8 +275,8 @@ class _Index:
 _index_lock: Final = threading.Lock()
 
 
-def _index_of(path: Path) -> _Index:
-    with _index_lock:  # several calls at once must not build it several times
+def _get_index(path: Path) -> _Index:
+    with _index_lock:  # concurrent calls must not build the index twice
         return _build_index(path)
 
 
@@ -299,12 +299,12 @@ def _read_corpus(path: Path) -> list[Passage]:
     return passages
 
 
-def _tool_of_environment() -> AgentTool:
+def _tool_from_environment() -> AgentTool:
     url, corpus = os.environ.get("SEARCH_URL"), os.environ.get("SEARCH_CORPUS")
     if url and corpus:
         raise ConfigError(f"got SEARCH_URL={url} and SEARCH_CORPUS={corpus} in the environment; set one of them")
     return search_tool(url=url or None, corpus=corpus or None)
 
 
-search: Final = _tool_of_environment()
+search: Final = _tool_from_environment()
 """The tool for the server at SEARCH_URL, or for the corpus in the file SEARCH_CORPUS."""

@@ -156,7 +156,7 @@ async def test_search_tool_dead_server_names_its_settings() -> None:
     [
         ({"url": "http://x", "corpus": "y"}, "expected one of them"),
         ({"top_k": 0}, "top_k=0; expected at least 1"),
-        ({"corpus": "/nowhere.jsonl"}, "'/nowhere.jsonl', which is no file"),
+        ({"corpus": "/nowhere.jsonl"}, "'/nowhere.jsonl', which is not a file"),
     ],
 )
 def test_search_tool_refuses_its_options(options: dict[str, Any], message: str) -> None:

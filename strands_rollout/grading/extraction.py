@@ -85,7 +85,7 @@ def _without_reasoning(text: str, *, in_reasoning: bool) -> str:
 
 
 def _without_blocks(text: str, opening: str, closing: str) -> tuple[str, str]:
-    """Remove all blocks, an unclosed block up to the end; return the rest, and its part after the last block."""
+    """Remove all blocks; an unclosed block ends with the text. Return the rest, and the part after the last block."""
     parts: list[str] = []
     start = 0
     while (block := text.find(opening, start)) >= 0:

@@ -364,7 +364,7 @@ def _split_items(text: str) -> tuple[str, list[str]]:
 
 
 def _drop_common_name(items: list[str]) -> list[str]:
-    """Return the values of items with the same name, as 1 and 2 for "x = 1" and "x = 2"; else the items unchanged."""
+    """Drop a name that all items share, so that "x = 1" and "x = 2" become 1 and 2; else change nothing."""
     named = [_NAMED.fullmatch(item) for item in items]
     names = {match["name"] if match else None for match in named}
     if len(names) != 1 or None in names:

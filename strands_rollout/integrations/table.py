@@ -157,7 +157,7 @@ def check_wandb(option: str = "--wandb") -> None:
         )
 
 
-def start_run(**settings: Any) -> wandb.Run:  # noqa: ANN401 - those of wandb.init
+def start_run(**settings: Any) -> wandb.Run:  # noqa: ANN401 - arguments of wandb.init
     """Start a wandb run with settings of `wandb.init`; environment variables (WANDB_MODE, WANDB_RUN_ID ...) apply.
 
     The command line, the output, the code and the git remote are not uploaded, since they may contain secrets. The

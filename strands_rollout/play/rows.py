@@ -1,4 +1,4 @@
-"""Read the rows of a prompt data set: JSONL like dapo-math-17k's, JSON, CSV, Parquet, or a data set of the hub."""
+"""Read the rows of a prompt data set: JSONL (like dapo-math-17k), JSON, CSV, Parquet, or the Hugging Face Hub."""
 
 import copy
 import csv
@@ -62,7 +62,7 @@ def read_rows(path: Path, count: int) -> list[Row]:
 def load_rows(
     path: Path, *, prompt_key: str = "prompt", label_key: str | None = None, needs_label: bool = True
 ) -> list[Row]:
-    """Return all rows of a file or of a data set of the hub, in order.
+    """Return all rows of a file or of a data set of the Hugging Face Hub, in order.
 
     Raises:
         PromptError: The data can't be read or is empty, or a row lacks prompt or label, or has malformed metadata.
@@ -81,11 +81,11 @@ def iter_rows(
     """Yield the number of each line or row, from 1, with its row or its error; skip blank lines.
 
     Args:
-        path: A JSON, CSV or Parquet file, by its suffix, else a JSONL file; or `OWNER/NAME[:CONFIG][@SPLIT]` of the
-            hub, if there is no such file.
+        path: A JSON, CSV or Parquet file, by its suffix, else a JSONL file; or a data set of the Hugging Face Hub,
+            `OWNER/NAME[:CONFIG][@SPLIT]`, if there is no such file.
         prompt_key: The key of the prompt; `a.b` is also key `b` of the mapping `a`.
-        label_key: The key of the label, which each row must have then; None for "label".
-        needs_label: Without a `label_key`, whether each row must have a label; a missing label is None.
+        label_key: The key of the label. If it is given, each row must have a label; None stands for "label".
+        needs_label: Whether each row must have a label if no `label_key` is given; a missing label becomes None.
 
     Raises:
         PromptError: The data can't be read, or is empty.

@@ -112,7 +112,7 @@ class HermesParser(TaggedParser):
 
 
 def _failure(text: str, opened: int, search_from: int, reasons: list[str], name: str | None) -> ReadResult:
-    """Make the failure of a block, given the position of its opening tag; return the position after the block too."""
+    """Return the parse failure of the block whose tag is at `opened`, and the position after the block."""
     close = text.find(_CLOSE, search_from)
     end = len(text) if close < 0 else close + len(_CLOSE)
     if close < 0:

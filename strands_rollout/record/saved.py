@@ -36,9 +36,9 @@ class EpisodeProgress:
         messages: The agent's history. It ends with a message that the policy has to answer, with an answer that calls
             tools, or with the results of those calls.
         covered: Number of messages that the policy has read.
-        finished: By tool-use id, results of the last message's calls that had ended; they are not run again.
-        tool_iterations: Number of turns whose tools were run, without the turn of unfinished calls.
-        tool_calls: Number of calls of those turns.
+        finished: Results of the last message's calls that have ended, by tool-use id; these calls are not run again.
+        tool_iterations: Number of turns whose tools were run; a last turn with unfinished calls is not counted.
+        tool_calls: Number of calls in these turns.
         tool_errors: Number of results with status error.
         tool_timeouts: Number of calls that were cut at their time limit.
         tool_s: Seconds spent in tools.
@@ -198,7 +198,7 @@ def saved_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def saved_result(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool's result with its JSON values as the text that the policy reads, since some can't be saved."""
+    """Return a tool's result that can be saved: each JSON value is replaced by the text that the policy reads."""
     content = [{"text": tool_result_text([block])} if "json" in block else block for block in result["content"]]
     return {"toolUseId": result["toolUseId"], "status": result["status"], "content": content}
 

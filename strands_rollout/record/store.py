@@ -35,9 +35,9 @@ from strands_rollout.log_once import log_once
 logger = logging.getLogger(__name__)
 
 MAX_FILE_BYTES: Final = 64 * 2**20
-"""Size of a file from which on no episode begins in it."""
+"""Size at which a file gets no new episodes."""
 MAX_BYTES: Final = 4 * 2**30
-"""Total size of a process's files from which on it ends episodes that are not running."""
+"""Total size of a process's files above which it ends episodes that are not running."""
 _SUFFIX: Final = ".records"
 _FORMAT: Final = b"strands-rollout records 1\n"
 _CHECKSUM: Final = struct.Struct("<I")
@@ -62,13 +62,13 @@ class RecordStore:
         self._files: list[_File] = []  # the last one takes new episodes
         self._file_of: dict[bytes, _File] = {}  # by the keys of unfinished episodes
         self._running: set[bytes] = set()
-        self._left: dict[bytes, list[bytes]] = {}  # records of dead processes, by the keys of their episodes
+        self._leftover_records: dict[bytes, list[bytes]] = {}  # of dead processes, by the keys of their episodes
         for file, found in _take_over(folder):
             self._files.append(file)
             for key in found:
                 self._end(key)  # an older file may have records of an earlier attempt
                 self._file_of[key] = file
-            self._left |= found
+            self._leftover_records |= found
 
     def open(self, name: str) -> EpisodeRecords:
         """Open the records of an episode.
@@ -81,7 +81,7 @@ class RecordStore:
             if key in self._running:
                 raise OSError(f"an episode named {name!r} is running already")
             self._running.add(key)
-            return EpisodeRecords(self, key, self._left.pop(key, ()))
+            return EpisodeRecords(self, key, self._leftover_records.pop(key, ()))
 
     def end_others(self, prefix: str, name: str) -> None:
         """End the episodes whose names have this prefix, except the named one and running ones."""
@@ -94,8 +94,8 @@ class RecordStore:
         """Append a record; the first record of an attempt replaces all earlier ones.
 
         Returns:
-            False if it can't be written, which is logged once. The episode's records are ended then: an episode that
-            was continued from them would repeat the steps that could not be written.
+            False if the record can't be written. This is logged once and ends the episode's records: an episode that
+            was continued from them would repeat the unwritten steps.
         """
         with self._lock:
             try:
@@ -108,7 +108,7 @@ class RecordStore:
             return True
 
     def release(self, key: bytes, *, keep: bool) -> None:
-        """Note that an episode no longer runs: end its records, or `keep` them so that it can be continued."""
+        """Mark an episode as no longer running; end its records, or `keep` them so that it can be continued."""
         with self._lock:
             self._running.discard(key)
             if not keep:
@@ -127,7 +127,7 @@ class RecordStore:
         return self._file_of[key]
 
     def _end(self, key: bytes) -> None:
-        self._left.pop(key, None)
+        self._leftover_records.pop(key, None)
         file = self._file_of.pop(key, None)
         if file is None:
             return
@@ -299,10 +299,10 @@ def _take_over(folder: Path) -> list[tuple[_File, dict[bytes, list[bytes]]]]:
                 taken.append((file, records))
             else:
                 file.remove()
-        except FileNotFoundError:  # its process has removed it meanwhile
+        except FileNotFoundError:  # removed meanwhile by its process
             pass
         except (OSError, ValueError) as e:
-            logger.warning("can't read %s, whose episodes start from scratch: %s; remove it", path, e)
+            logger.warning("can't read %s: %s; its episodes start from scratch. Remove the file", path, e)
             if file is not None:
                 file.close()
     return taken
@@ -311,5 +311,5 @@ def _take_over(folder: Path) -> list[tuple[_File, dict[bytes, list[bytes]]]]:
 def _changed_at_ns(path: Path) -> int:
     try:
         return path.stat().st_mtime_ns
-    except OSError:  # it has been removed meanwhile
+    except OSError:  # removed meanwhile
         return 0

@@ -139,8 +139,8 @@ class _Difference:
     """The first difference of a stretch of context from the expected context.
 
     Attributes:
-        at: Its index in the stretch.
-        tokens: The number of the stretch's tokens that differ.
+        at: Index of the first differing token in the stretch.
+        tokens: Number of differing tokens in the stretch; 0 if tokens are missing and none differs.
         expected: The expected text at that place.
     """
 
@@ -155,7 +155,7 @@ class Mismatch:
 
     Attributes:
         position: The index of the first differing token in the sample's tokens.
-        tokens: The number of the context's tokens that differ; 1 if tokens are only missing.
+        tokens: Number of differing context tokens; 1 if tokens are missing and none differs.
         got: The text from the first differing token on.
         expected: The text that the template renders there.
     """
@@ -178,8 +178,8 @@ class RenderCheck:
         """Yield the mismatches in order, at most one for each stretch of context between two turns."""
         tokens, turns = episode.tokens, list(episode.turns)
         contexts = zip([0, *(end for _, end in turns)], (start for start, _ in turns), strict=False)
-        # with images, of which the template writes one token and the processor many, or with transient texts of
-        # plugins, the rendering is unknown; then only the encoding of the texts can be checked
+        # The rendering is unknown with images (the template writes one token for an image, the processor many) and
+        # with transient texts of plugins. Then only the encoding of the texts can be checked.
         has_images = getattr(episode.sample, "multimodal_train_inputs", None) is not None
         is_rendering_unknown = has_images or episode.facts.transient_texts
         for number, (start, end) in enumerate(contexts):
@@ -207,7 +207,7 @@ class RenderCheck:
         return self._encoding_difference(context)
 
     def _possible_messages(self, turn: Sequence[int]) -> list[tuple[int, int]]:
-        """Return pairs of the number of tool results that may follow a turn, and of user's turns after these."""
+        """Return the pairs (number of tool results, number of user turns after them) that may follow a turn."""
         calls = self.reading.count_calls(turn)
         if calls is None:
             return []
@@ -245,7 +245,7 @@ class RenderCheck:
         return None if at == len(context) else _Difference(at, len(context) - at, "the policy's turn")
 
     def _matches_piece(self, ids: Sequence[int], piece: Piece, *, has_free_start: bool) -> bool:
-        """Return whether the ids are this control token, or a text that equals the piece but for its placeholders."""
+        """Return whether the ids are the piece: its control token, or its text with any texts as its placeholders."""
         if isinstance(piece, int):
             return list(ids) == [piece]
         if any(map(self._encoder.is_control, ids)):
@@ -277,7 +277,7 @@ class RenderCheck:
         return found
 
     def _render_pieces(self, calls: int, users: int) -> list[Piece] | None:
-        """Render so many tool results and user's turns, from the end of the assistant's turn on.
+        """Render `calls` tool results and `users` user turns, from the end of the assistant's turn on.
 
         Returns:
             The pieces of the rendering, with placeholders as texts; None if the template can't render the messages.
@@ -309,7 +309,7 @@ class RenderCheck:
 
     @cached_property
     def _shows_tools_with_question(self) -> bool:
-        """Return whether the template shows the tools within the first user's turn, before its text."""
+        """Return whether the template shows the tools in the first user turn, before its text."""
         question: ChatMessage = {"role": "user", "content": _PLACEHOLDER.format("question", 0)}
         try:
             shown = list(self._encoder.pieces(self._template.render([question], TOOLS)))

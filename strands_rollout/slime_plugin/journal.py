@@ -38,8 +38,8 @@ class RecordSink(Protocol):
     Attributes:
         records: The records of an earlier attempt whose process died; empty in the first attempt.
         may_have_acted: Whether tool calls of the last recorded turn that have no result may have begun.
-        is_latest: Whether that attempt is known to be this sample's latest. If not, the sample itself may hold a newer
-            state.
+        is_latest: Whether the attempt of `records` is known to be this sample's latest. If not, the sample itself may
+            hold a newer state.
     """
 
     records: Sequence[bytes]
@@ -47,10 +47,10 @@ class RecordSink(Protocol):
     is_latest: bool
 
     def write(self, record: bytes) -> None:
-        """Take a record."""
+        """Store a record."""
 
     async def write_before_tools(self, record: bytes) -> None:
-        """Take a record, and return once it would outlive this process."""
+        """Store a record; return once it survives the death of this process."""
 
     def begin(self) -> None:
         """Begin an attempt; its first record replaces all records of earlier attempts."""
@@ -63,7 +63,7 @@ class EpisodeJournal:
     """Writes the records of one episode; implements `agent.episode.Journal`.
 
     Args:
-        sink: Takes the records.
+        sink: Stores the records.
         model: The main agent's model.
         code: The counts of the code tool, which grow as the episode runs.
         sub_agents: The models of further agents; grows as the episode makes them.
@@ -92,7 +92,7 @@ class EpisodeJournal:
         self._writer = StepWriter(is_continued=start.resume is not None)
 
     async def turn_ended(self, progress: EpisodeProgress) -> None:
-        """Write a record, and return once it is safe, so that no tool acts before."""
+        """Write a record; return once it is safe, since the turn's tools run next."""
         self._writer.on_turn_end()
         if (record := self._record(progress)) is not None:
             await self._sink.write_before_tools(record)

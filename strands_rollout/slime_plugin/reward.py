@@ -292,7 +292,7 @@ async def _default_reward(settings: RewardSettings, sample: object) -> RewardDic
 
 @functools.cache
 def _grading_pool(_pid: int) -> ThreadPoolExecutor:
-    """Return the threads of this process; a forked process would inherit the object without its threads."""
+    """Return the thread pool of a process; a forked process can't use its parent's pool, whose threads it lacks."""
     return ThreadPoolExecutor(_GRADING_THREADS, thread_name_prefix="grading")
 
 

@@ -3,14 +3,15 @@
 #   bash scripts/test.sh                              the default suite, in one process per CPU, four at most
 #   bash scripts/test.sh --real                       the tests on the real SGLang and the real routers, and with agents on Node
 #                                                     if npm is installed; installs all of these (Linux on x86_64)
-#   bash scripts/test.sh --verifiers                  the tests of verifiers' environments, which conflict with the extra dev
+#   bash scripts/test.sh --environments               the tests of other libraries' environments, which conflict with the extra
+#                                                     dev; those of strands-env need Python 3.12 (PYTHON=python3.12)
 #   SLIME_PATH=DIR:DIR bash scripts/test.sh --slime   the tests on slime itself, once for each of these checkouts of it
 # Environments:
 #   default   .venv-test, or $STRANDS_ROLLOUT_TEST_VENV, with the extras dev, tools, evals, harness and a2a, or those in
 #             $STRANDS_ROLLOUT_TEST_EXTRAS
 #   --real    .venv-real, or $STRANDS_ROLLOUT_REAL_VENV. --sglang-base-url URL, or $SGLANG_BASE_URL, names a running SGLang with
 #             the shipped model, such as one on a GPU; then only the tests that break a server install one
-#   --verifiers  .venv-verifiers, or $STRANDS_ROLLOUT_VERIFIERS_VENV
+#   --environments  .venv-environments, or $STRANDS_ROLLOUT_ENVIRONMENTS_VENV
 #   --slime   .venv-slime, or $STRANDS_ROLLOUT_SLIME_VENV, with torch. If pip's torch is too large, name an index of CPU builds in
 #             PIP_EXTRA_INDEX_URL, or a torch in a file of PIP_CONSTRAINT. With STRANDS_ROLLOUT_TEST_WORKERS=2, episode workers
 #             play the episodes of these tests
@@ -64,15 +65,18 @@ if [[ "${1:-}" == "--slime" ]]; then
   [[ ${#failed[@]} -eq 0 ]] || { echo "error: tests failed on slime at ${failed[*]}" >&2 && exit 1; }
   exit 0
 fi
-if [[ "${1:-}" == "--verifiers" ]]; then
+if [[ "${1:-}" == "--environments" ]]; then
   shift
-  venv="${STRANDS_ROLLOUT_VERIFIERS_VENV:-$repository/.venv-verifiers}"
-  extras="verifiers"
+  venv="${STRANDS_ROLLOUT_ENVIRONMENTS_VENV:-$repository/.venv-environments}"
+  extras="reasoning-gym,search,strands-env,verifiers"
+  make_environment "$venv"
+  # an old pip takes many minutes to resolve these extras
+  with_progress "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25"
   prepare_environment "$venv" "$extras"
   with_progress "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
     "pytest>=9" "pytest-asyncio>=1.4" "pytest-timeout>=2.4" "verifiers[ta]"
   export PATH="$venv/bin:$PATH" # has uv
-  chosen=(tests/environments/test_verifiers.py)
+  chosen=(tests/environments)
 fi
 prepare_environment "$venv" "$extras"
 cd "$repository"

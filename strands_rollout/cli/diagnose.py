@@ -82,7 +82,7 @@ def check_template(
     tool_parser: Annotated[
         str, typer.Option(help="Tool parser that must read the template's tool calls; auto picks one that can.")
     ] = "auto",
-    episodes: Annotated[int, typer.Option(help="Number of random episodes; 200 take seconds.", min=0)] = 20,
+    episodes: Annotated[int, typer.Option(help="Number of random episodes to compare; 0 for none.", min=0)] = 20,
     seed: Annotated[int, typer.Option(help="Seed of the first episode; each further episode adds 1.", min=0)] = 0,
     as_json: options.JsonLine = False,
 ) -> None:
@@ -211,7 +211,7 @@ def validate(
     reward_key: options.RewardKey = None,
     label_key: Annotated[str, typer.Option(help="Key of the label in a row.")] = "label",
     input_key: Annotated[
-        str, typer.Option("--input-key", "--prompt-key", help="Key of the prompt in a row; a.b is key b of a.")
+        str, typer.Option("--input-key", "--prompt-key", help="Key of the prompt in a row; a.b is key b inside a.")
     ] = "prompt",
     answer: Annotated[
         list[str] | None,

@@ -90,7 +90,7 @@ class DoctorOptions:
         int | None, Option(help="Number of GPUs required. Default: NUM_GPUS, else 8 with --training.", min=0)
     ] = None
     training: Annotated[
-        bool, Option("--training", help="Report everything that a training run needs and lacks as an error.")
+        bool, Option("--training", help="Report anything missing that a training run needs as an error.")
     ] = False
     isolation: Annotated[
         Literal["full", "files", "seccomp", "rlimits"], Option(help="Isolation that the code sandbox must enforce.")

@@ -67,7 +67,7 @@ def check_data_exists(value: Path | list[Path] | None) -> Path | list[Path] | No
     return value
 
 
-InputKey: TypeAlias = Annotated[str, Option(help="Key of the prompt in a row; a.b is key b of a.")]
+InputKey: TypeAlias = Annotated[str, Option(help="Key of the prompt in a row; a.b is key b inside a.")]
 LabelKey: TypeAlias = Annotated[
     str | None,
     Option(help="Key of the label in a row. Default: label, which is optional with --reward."),
@@ -319,11 +319,13 @@ class UpdateSettings:
     clip_high: Annotated[float, Option(help="Upper clip range, slime's --eps-clip-high.", min=0)] = 0.28
     mean: Annotated[
         LossMean,
-        Option("--loss-mean", help="Average the loss over each sample, then over samples, as slime; or over tokens."),
+        Option(
+            "--loss-mean", help="Average the loss over each sample and then over samples, as slime; or over tokens."
+        ),
     ] = "sample"
     tis_clip: Annotated[
         float | None,
-        Option(help="Upper bound of truncated importance sampling. Default: off, ratios use the rollout's logprobs."),
+        Option(help="Upper bound of truncated importance sampling. Default: off; ratios use the rollout's logprobs."),
     ] = None
     kl: Annotated[float, Option(help="Weight of the KL divergence from the initial weights.", min=0)] = 0.0
     entropy: Annotated[float, Option(help="Weight of the entropy bonus.", min=0)] = 0.0
@@ -396,7 +398,7 @@ class TrainOptions:
     held_out: Annotated[
         Path,
         Option(
-            help="Rows to evaluate on, as --data. Default: the shipped held-out problems.",
+            help="Rows to evaluate on, in a form that --data takes. Default: the shipped held-out problems.",
             dir_okay=False,
             callback=check_data_exists,
         ),
@@ -421,7 +423,9 @@ class TrainOptions:
             min=0,
         ),
     ] = 0
-    is_async: Annotated[bool, Option("--async", help="Play the next step's episodes during the update.")] = False
+    is_async: Annotated[
+        bool, Option("--async", help="Play the next step's episodes while the current step is trained.")
+    ] = False
     temperature: Annotated[float, Option(help="Sampling temperature, above 0.")] = 1.0
     max_new_tokens: Annotated[int, Option(help="Maximum tokens of a response, tool results included.", min=1)] = 512
     eval_every: Annotated[int, Option(help="Number of steps between evaluations on --held-out.", min=1)] = 10

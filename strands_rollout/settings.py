@@ -351,7 +351,7 @@ class RolloutSettings(_Settings):
     """"replay" continues an episode of `agent_program` or `agent_command` after an abort, or after the death of the
     process that plays it: the program is started again, and its first requests get their recorded answers, up to the
     interrupted turn. An aborted episode of `environment_factory` continues in the same way, in a new
-    environment. By default an aborted sample starts from scratch, and an episode worker's death fails its samples."""
+    environment. Otherwise an aborted sample starts from scratch, and an episode worker's death fails its samples."""
     resources: dict[str, str] = Field(default_factory=dict)
     """Resources by name: dotted paths of functions `(task)`, each of which returns an async context manager that is
     open during the episode."""

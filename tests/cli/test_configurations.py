@@ -130,4 +130,4 @@ def test_demo_with_an_unwritable_dump_plays_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = strands_rollout("demo", "--dump", str(tmp_path / "file" / "dump"), cwd=tmp_path)
     assert (done.returncode, "engine at" in done.stderr) == (2, False)
-    assert "choose another one with --dump" in done.stderr
+    assert "choose another folder with --dump" in done.stderr

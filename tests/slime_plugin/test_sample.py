@@ -27,7 +27,7 @@ ANSWER = "It is \\boxed{34}.<|im_end|>"
 
 TRUNCATED = (
     "turn_length response_length context_length prompt_too_long max_tool_iterations max_tool_calls max_user_turns "
-    "team_limit unsendable_text episode_timeout"
+    "team_limit environment_limit unsendable_text episode_timeout"
 )
 TRAINED = {StopReason.COMPLETED: "completed", **dict.fromkeys(map(StopReason, TRUNCATED.split()), "truncated")}
 NEVER_TRAINED = sorted(set(StopReason) - set(TRAINED) - {StopReason.ABORTED})

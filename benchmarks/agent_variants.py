@@ -127,11 +127,11 @@ class Ours:
         return Played(sample.tokens, sample.loss_mask, sample.rollout_log_probs, sample)
 
     async def close(self) -> None:
-        """The shared client is closed with its loop."""
+        """Do nothing: the shared client is closed with its loop."""
 
 
 class ThroughGateway(Ours):
-    """The same episode as a program that calls the endpoint; the scripted engine's process plays its client."""
+    """The same episode as a program that calls the endpoint; its client runs in the scripted engine's process."""
 
     asked: ClassVar[tuple[int, str]]
 
@@ -183,7 +183,7 @@ class SubAgents:
         return Played(sample.tokens, sample.loss_mask, sample.rollout_log_probs, sample)
 
     async def close(self) -> None:
-        """The shared client is closed with its loop."""
+        """Do nothing: the shared client is closed with its loop."""
 
 
 class StrandsSGLang:

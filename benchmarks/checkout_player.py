@@ -64,7 +64,7 @@ def build(model: Any, task: Any) -> Agent:
 
 
 async def play_through_gateway(task: Any, endpoint: Any) -> None:
-    """Play an episode as a user's program, whose client the scripted engine's process plays."""
+    """Play an episode as a user's program; its client runs in the scripted engine's process."""
     body = json.dumps(["chat", endpoint.base_url, endpoint.api_key, task.text]).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", _JOB["port"])
     writer.write(b"POST /play HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))

@@ -1,7 +1,7 @@
 """Compare the cost of the same episodes between the packages of several checkouts.
 
-Each checkout has a process, and these play short rounds in turn: A B, B A, A B. The rounds of a pair are seconds apart,
-so that the median of their ratios shows a difference of 2% even on a machine with other load.
+Each checkout has a process, and the processes play short rounds in turn: A B, B A, A B. The rounds of a pair are
+seconds apart, so that the median of their ratios shows a difference of 2% even on a machine with other load.
 """
 
 import json
@@ -129,9 +129,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _row(rounds: Sequence[Sequence[Figures]], at: int) -> dict[str, Any]:
-    """Return a checkout's figures, each with its ratio to the first checkout's: medians over the rounds.
+    """Return the medians of a checkout's figures over the rounds, and of their ratios to the first checkout's figures.
 
-    Beside them, the quartiles of the rounds' ratios, and the ratio of the least figures of all rounds.
+    Also returns the quartiles of the rounds' ratios, and the ratio of the least figures of all rounds.
     """
     found: dict[str, Any] = {}
     for name in rounds[0][at]:

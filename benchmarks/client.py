@@ -1,7 +1,7 @@
 """The client benchmark: the cost of an episode for its client, compared with the minimum and with other clients.
 
 A scripted engine in a process of its own answers at once; each measurement is a fresh process. Variants take turns
-within a round, and begin in another order each round.
+within a round, and each round starts with another variant.
 """
 
 import os
@@ -112,7 +112,7 @@ class ClientOptions:
             rounds = self.repeats if turns <= _REPEATED_TURNS.get(variant, turns) else 1
             if number < rounds and self._is_measured(variant, turns, kind):
                 episodes = self._episodes_of(variant, turns, concurrency)
-                if kind in ("turns", "rss", "traced"):  # all at once
+                if kind in ("turns", "rss", "traced"):  # all episodes run at once
                     episodes = min(episodes, concurrency)
                 yield Step(kind, variant, turns, concurrency, episodes, number)
 

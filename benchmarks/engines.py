@@ -109,7 +109,7 @@ async def flush(http: httpx.AsyncClient) -> None:
     """Empty the engine's prefix cache.
 
     Raises:
-        EngineUnavailableError: It refuses for several seconds, as while others use it.
+        EngineUnavailableError: The engine refuses for several seconds, for example because others use it.
     """
     for _ in range(_FLUSH_ATTEMPTS):
         if (await _post(http, "/flush_cache", b"{}")).status_code == httpx.codes.OK:

@@ -95,7 +95,7 @@ def threads_cpu_s(pids: Sequence[int]) -> float | None:
 
 
 def memory_mb(root: int) -> dict[int, tuple[float, float]]:
-    """Return the private mebibytes (USS), and those with a part of shared pages (PSS), of each readable descendant."""
+    """Return the mebibytes of each readable descendant: private (USS), and with its share of shared pages (PSS)."""
     found = {}
     for pid in process_tree(root)[1:]:
         try:

@@ -35,7 +35,7 @@ _ANSWER_LIMIT_S: Final = 900.0
 _END_LIMIT_S: Final = 30.0
 
 OnStep = Callable[[str, int, int], None]
-"""Function that receives the next stage, the number of finished steps, and of all steps."""
+"""Function that receives the next stage, the number of finished steps, and the number of all steps."""
 Figures = dict[str, float | None]
 """Values by key; None if the contender lacks the feature, or the machine does not show the value."""
 
@@ -203,7 +203,7 @@ def _round(workers: Sequence[WorkerLink], plan: Plan, samples: Mapping[str, Samp
     for worker in workers:
         if worker.keeps_sessions:
             took_ms = worker.ask("one_at_a_time", program="trivial", calls=plan.session_calls + 1, session="session")
-            samples[worker.name].calls_ms.setdefault("session", []).append(took_ms[1:])  # the first one opens it
+            samples[worker.name].calls_ms.setdefault("session", []).append(took_ms[1:])  # the first call opens it
             samples[worker.name].starts.append(worker.ask("start"))
 
 

@@ -1,7 +1,7 @@
 """The variants of the client benchmark: each variant plays a script's episode on the scripted engine.
 
 Every played token, mask bit and logprob is compared with the script: a variant that skips work must not look fast.
-A worker process loads one variant and nothing of the others: those with an agent are in `agent_variants`.
+A worker process loads one variant and nothing of the others: variants with an agent are in `agent_variants`.
 """
 
 import uuid
@@ -77,8 +77,8 @@ class Job:
 class Played:
     """A finished episode; mask and logprobs are of the response.
 
-    Logprobs of tokens that were not sampled are not compared; None if the variant has no logprobs. `result` is the
-    object that the trainer gets, whose memory is measured.
+    `logprobs` is None if the variant has none; logprobs of tokens that were not sampled are not compared. `result` is
+    the object that the trainer gets, whose memory is measured.
     """
 
     tokens: list[int]
@@ -165,7 +165,7 @@ NEEDS: Final = {"strands-sglang": "strands_sglang", "openai": "openai"}
 
 
 def make_player(job: Job, scripts: Sequence[Script]) -> Player:
-    """Load the job's variant, and nothing of the others; `scripts` are all that may be played."""
+    """Load the job's variant, and nothing of the others; `scripts` are all scripts that may be played."""
     if job.step.variant == "floor":
         return Floor(job)
     from benchmarks.agent_variants import AGENT_VARIANTS, learn_results

@@ -16,10 +16,10 @@ class Closable(Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """True if it can't be used any more."""
+        """True if the value can't be used any more."""
 
     async def aclose(self) -> None:
-        """Close it, on its own loop."""
+        """Close the value, on its own event loop."""
 
 
 T = TypeVar("T", bound=Closable)
@@ -45,7 +45,7 @@ class LoopCache(Generic[T]):
         """
         loop = asyncio.get_running_loop()
         if loop not in self._loops:
-            # values refer to their loop, so that the weak key would never be collected
+            # remove closed loops here: values refer to their loop, so that the weak key is never collected
             for closed in [other for other in self._loops if other.is_closed()]:
                 del self._loops[closed]
             self._loops[loop] = {}
@@ -87,7 +87,7 @@ async def admit_to_loop() -> None:
     try:
         await called
     finally:
-        if called.cancelled() or not called.done():  # the caller was cancelled, or its loop is closed under it
+        if called.cancelled() or not called.done():  # the caller was cancelled, or its loop was closed
             with suppress(ValueError):
                 waiting.remove(called)  # a remaining future would keep a closed loop in memory
 
@@ -104,7 +104,7 @@ def _next_pass(loop: asyncio.AbstractEventLoop) -> None:
     del _WAITING[loop]
 
 
-# waiting callers by loop; a loop is in it while its current pass has admitted a caller
+# waiting callers by loop; a loop has an entry while its current pass has admitted a caller
 _WAITING: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, deque[asyncio.Future[None]]]] = (
     weakref.WeakKeyDictionary()
 )

@@ -9,6 +9,6 @@ _STDLIB: Final = sysconfig.get_paths()["stdlib"]
 
 
 def is_user_file(filename: str) -> bool:
-    """Return True for a file outside of libraries and of this package; its examples count as a user's."""
+    """Return True for a file outside of libraries and of this package, and for this package's examples."""
     library = "site-packages" in filename or filename.startswith((_STDLIB, "<frozen"))
     return not library and (not filename.startswith(_PACKAGE) or filename.startswith(f"{_PACKAGE}/examples/"))

@@ -21,14 +21,14 @@ from typing import Any, Final, Protocol, Self, TypeAlias
 from strands_rollout.errors import EngineAbortedError, SandboxError
 
 ABORT_POLL_S: Final = 0.05
-ABORT_GRACE_S: Final = 0.2  # for an engine to answer an aborted request with what it has sampled
+ABORT_GRACE_S: Final = 0.2  # for an engine to answer an aborted request with the tokens that it has sampled
 
 EngineGrace: TypeAlias = Callable[[float], float]
-"""Seconds for an engine to answer an aborted request that was sent at a time of `time.monotonic`."""
+"""Function from the time when a request was sent (`time.monotonic`) to the seconds for its answer after an abort."""
 
 
 def never() -> bool:
-    """Return False, as `should_abort` of an episode that is never aborted."""
+    """Return False: the `should_abort` of an episode that is never aborted."""
     return False
 
 
@@ -45,7 +45,7 @@ class Generating(Protocol):
         """Time at which the last in-flight request was sent, by `time.monotonic`; None without one."""
 
     def stop_generating(self) -> Awaitable[bool]:
-        """Ask the engine to abort them; return True if the engine confirmed it."""
+        """Ask the engine to abort the in-flight requests; return True if the engine confirmed the abort."""
 
 
 class Control:
@@ -55,8 +55,9 @@ class Control:
         should_abort: Function that returns true once the rollout is aborted. Blocks under a deadline end at the next
             poll, other steps before they begin.
         engine_grace_s: Function from the time at which a request was sent to the seconds for which its answer is
-            awaited after an abort. A thousand answers at once take longer than one.
-        poll_key: Key of the function: episodes with equal keys are polled once. None polls this one by itself.
+            awaited after an abort. A thousand simultaneous answers take longer than a single answer.
+        poll_key: Key of `should_abort`, which is polled once for all episodes with an equal key. None polls it
+            for this episode alone.
     """
 
     __slots__ = ("_began", "engine_grace_s", "poll_key", "should_abort")
@@ -100,7 +101,7 @@ class Control:
 
     @contextmanager
     def running(self, elapsed_s: float = 0.0) -> Iterator[None]:
-        """Run the clock in the block, which is the episode or a part of it with a clock of its own.
+        """Run the clock during the block: the episode, or a part of the episode that has a clock of its own.
 
         Args:
             elapsed_s: Seconds that the episode had taken before it was resumed.
@@ -191,7 +192,7 @@ class AbortPoller:
     """The timer of an event loop that polls for aborts while blocks wait under a deadline."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        # weak: the loop holds the timer, which holds this, and a closed loop must be collected
+        # weak, so that a closed loop is collected: the loop holds the timer, which holds this object
         self._loop = weakref.ref(loop)
         self._polls: dict[Hashable, _Poll] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -204,7 +205,7 @@ class AbortPoller:
         return 0.0 if due is None else max(0.0, time.monotonic() - due)
 
     def add(self, control: Control, abort: Callable[[], None]) -> None:
-        """Call `abort` once the rollout is aborted, by this control's `should_abort`."""
+        """Call `abort` as soon as this control's `should_abort` returns true."""
         poll = self._polls.get(control.poll_key)
         if poll is None:
             poll = self._polls[control.poll_key] = _Poll(control.should_abort)
@@ -268,11 +269,11 @@ class RunningCall:
 
     Attributes:
         id: Its tool-use id.
-        outer_id: Tool-use id of the outermost call: of the call whose tool asked this call's agent, or its own.
+        outer_id: Tool-use id of the outermost call, whose tool asked this call's agent; `id` without such a call.
         sandbox: Facts of the sandbox for the call's record, if the code tool runs.
-        faults: Failures of the code executor in it, including those that an agent in between read as a result.
+        faults: Failures of the code executor during the call, even if a sub-agent read a failure as a tool result.
         began_at: Time at which it began, by `time.monotonic`.
-        timed_out: True if it was cut at its time limit.
+        timed_out: True if its time limit ended the call.
     """
 
     id: str
@@ -293,7 +294,7 @@ def current_call() -> RunningCall | None:
 
 @contextmanager
 def calling(call_id: str) -> Iterator[RunningCall]:
-    """Make a tool call the current one for all code that the block calls, awaits or starts."""
+    """Make a tool call the current call for all code that the block calls, awaits or starts."""
     outer = _CALL.get()
     call = RunningCall(call_id, call_id if outer is None else outer.outer_id)
     token = _CALL.set(call)

@@ -22,7 +22,7 @@ class TemplateError(RolloutError):
 
 
 class TemplateDifferenceError(TemplateError):
-    """A template renders other tokens than expected.
+    """A template rendered other tokens than expected.
 
     Attributes:
         got: The rendered tokens, from the start of the comparison.
@@ -42,12 +42,12 @@ class TrajectoryError(RolloutError):
 
 
 class UnsendableTextError(TrajectoryError):
-    """A prompt has a placeholder token of an image or other medium, or its text, without the medium.
+    """A prompt contains the placeholder of an image or other medium, as a token or as text, without the medium.
 
     No engine accepts such a prompt.
 
     Attributes:
-        is_sampled: Whether the policy sampled the token in the failing turn, so that the prompt is not the cause.
+        is_sampled: True if the policy sampled the token in the failing turn; then the prompt is not the cause.
     """
 
     def __init__(self, message: str, *, is_sampled: bool = False) -> None:
@@ -56,7 +56,7 @@ class UnsendableTextError(TrajectoryError):
 
 
 class ReplayError(RolloutError):
-    """An agent that was started again sends other requests than those of the episode that it should continue."""
+    """A restarted agent sends other requests than the recorded episode that it should continue."""
 
 
 class ResumeError(RolloutError):

@@ -12,11 +12,11 @@ class exits_as_errors:  # noqa: N801 - used as a statement: `with exits_as_error
     """Turn exceptions of a user's code that `except Exception` doesn't catch into ordinary errors.
 
     SystemExit and KeyboardInterrupt that leave a task end the event loop and all its episodes: `sys.exit()` or argparse
-    in an async tool would end a training run. A CancelledError is turned, too, unless the running task was cancelled,
-    and a GeneratorExit, unless the coroutine around the block is being closed.
+    in an async tool would end a training run. A CancelledError is turned into an ordinary error too, unless the running
+    task was cancelled; so is a GeneratorExit, unless the coroutine around the block is being closed.
 
-    A child process that the code has forked exits at the end of the block: it has a copy of this thread only, in which
-    it would play the episode a second time, or hang.
+    A child process that the code has forked exits at the end of the block. The child has only a copy of this thread,
+    and would play the episode a second time, or hang.
 
     Args:
         what: Name of the code in the message.

@@ -1,4 +1,4 @@
-"""Log a message once per process, though hundreds of episodes would log it, such as one about a wrong setting.
+"""Log a message once per process, such as a warning about a setting that hundreds of episodes would repeat.
 
 The driver and each episode worker log it separately, and again after a restart. A forked process doesn't repeat its
 parent's messages.

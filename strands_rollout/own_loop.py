@@ -55,8 +55,8 @@ class OwnLoop:
 
         Raises:
             ToolError: The function raised SystemExit or another exception that would end the loop; or the loop is
-                blocked by an earlier function, so that a call was abandoned before it began. In this case the function
-                is called when the loop is free.
+                blocked by an earlier function, so that a call was abandoned before it began. In the second case,
+                `function` is still called when the loop is free.
             Exception: Any other exception of the function.
         """
         if asyncio.get_running_loop() is self._loop:
@@ -105,7 +105,7 @@ class OwnLoop:
 
     async def _next_step(self) -> _Step | None:
         while True:
-            with suppress(asyncio.CancelledError):  # a cancellation of the last step, which came too late for it
+            with suppress(asyncio.CancelledError):  # a cancellation that arrived after its step had ended
                 return await self._steps.get()
 
     def _cancel(self, step: _Step) -> None:

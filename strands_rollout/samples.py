@@ -354,7 +354,7 @@ class EpisodeFacts:
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> EpisodeFacts:
-        """Read facts from untrusted metadata; values of a wrong type and infinite numbers are unknown."""
+        """Read facts from untrusted metadata; values of a wrong type and infinite numbers become None."""
         known = {
             name: value
             for name, kind in _fact_types().items()
@@ -391,7 +391,7 @@ def _read_fact(value: object, kind: type) -> Any:  # noqa: ANN401 - an instance 
 
 
 def facts_of(sample: object) -> EpisodeFacts:
-    """Return the facts of the sample's episode; all unknown for a foreign sample."""
+    """Return the facts of the sample's episode; all are None for a foreign sample."""
     facts = recorded_facts(getattr(sample, "metadata", None))
     return EpisodeFacts.read(facts) if facts else _NO_FACTS
 
@@ -408,7 +408,7 @@ def add_facts(sample: SampleLike, added: EpisodeFacts) -> None:
 
 
 def take_fact(sample: object, name: Literal["episode_number", "reward_ahead"]) -> Any:  # noqa: ANN401 - of either kind
-    """Remove and return a fact that an earlier call left for this one; None if there is none."""
+    """Remove and return a fact that an earlier call left for the caller; None if the sample lacks the fact."""
     facts = recorded_facts(getattr(sample, "metadata", None))
     return facts.pop(name, None) if isinstance(facts, dict) else None
 
@@ -428,7 +428,7 @@ _ROLLOUT_ID_FIELDS: Final = ("rollout_id", "group_id")  # group_id: the name in 
 
 
 def rollout_id_field(sample: object) -> str | None:
-    """Return the name of the field that a fan-out's siblings share; None if there is none, as before slime 0.3.0."""
+    """Return the name of the field that a fan-out's siblings share; None if samples lack it, as before slime 0.3.0."""
     return next((name for name in _ROLLOUT_ID_FIELDS if hasattr(sample, name)), None)
 
 
@@ -489,7 +489,7 @@ _INTEGER: Final = re.compile(r"-?\d{1,18}")
 def run_metric(name: str, compute: Callable[[], T], *, of_sample: bool = False) -> T | None:
     """Compute a metric; if it fails, log a warning once per process and return None.
 
-    `of_sample` means that `compute` is about a single sample, without which the metric is still logged.
+    With `of_sample`, `compute` reads a single sample, and the warning says that the metric leaves this sample out.
     """
     try:
         return compute()
@@ -531,7 +531,7 @@ class FinishedSample:
 
     @property
     def is_missing(self) -> bool:
-        """True if the infrastructure made the episode or its reward fail, so that the sample counts nowhere."""
+        """True if the episode failed or was aborted, or its reward has no verdict: no score counts such a sample."""
         return self.status in ("failed", "aborted") or self.is_ungraded
 
     @property

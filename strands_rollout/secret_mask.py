@@ -80,7 +80,7 @@ def mask_settings(value: object, secret_key: re.Pattern[str] = _NAME) -> Json:
 
 
 def _find_in_arguments(words: Iterable[Any]) -> Iterator[tuple[Any, str]]:
-    """Yield each word of a command and the secret in it, known by its name or by the flag before it; else ""."""
+    """Yield each word of a command with its secret, named in the word or by the flag before it; "" without a secret."""
     is_awaited = False  # True if the previous word is the name of a secret
     for word in words:
         bare = word.strip("\"'") if isinstance(word, str) else ""

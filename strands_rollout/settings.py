@@ -292,7 +292,7 @@ class EpisodeWorkers(_Settings):
     @classmethod
     def _expand_count(cls, given: object) -> Json:
         if isinstance(given, Mapping):
-            return {"count": None, **given} if given else given  # without a count, a mapping is not count 0
+            return {"count": None, **given} if given else given  # a mapping without a count means null, not 0
         return {"count": given} if isinstance(given, int) and not isinstance(given, bool) else given
 
     @property
@@ -522,7 +522,7 @@ class RolloutSettings(_Settings):
 
     @property
     def needs_labels(self) -> bool:
-        """True if each row needs a label, because only the grading scores."""
+        """True if each row needs a label, because this package's grading compares answers with labels."""
         parts = self.reward.all_parts.values()
         is_graded = any(part.function is None and part.judge is None and part.evaluator is None for part in parts)
         plays_environment = self.environment is not None or self.environment_config is not None

@@ -33,7 +33,7 @@ def add_config_folder(path: str | Path | None) -> None:
     own = [] if path is None else [Path(path).absolute().parent, Path(path).resolve().parent]
     folders = list(dict.fromkeys([*own, Path.cwd()]))
     if folders != _folders[: len(folders)]:
-        # without a configuration, the folders of earlier ones stay before the working directory
+        # without a configuration, the folders of earlier configurations stay before the working directory
         _folders[:] = dict.fromkeys([*folders, *_folders] if own else [*_folders, *folders])
     sys.path[:0] = [str(folder) for folder in folders if str(folder) not in sys.path]
 
@@ -86,7 +86,7 @@ def source_file(path: str) -> Path | None:
 def suggest_name(name: str, owner: object) -> str:
     """Return a hint for a missing attribute: the closest public name, else the module's file and what it defines.
 
-    The file shows whether the module is the user's or another one of the same name.
+    The file shows whether the module is the user's or another module of the same name.
     """
     inside = [module.name for module in pkgutil.iter_modules(getattr(owner, "__path__", ()))]
     public = [known for known in [*dir(owner), *inside] if not known.startswith("_")]

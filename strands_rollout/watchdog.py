@@ -29,8 +29,8 @@ def watch_running_loop() -> None:
     """Watch the running loop, and log each line that blocks it, once.
 
     A loop counts as blocked if its timer is late while the same call of the same task is at the same line in several
-    checks. A busy loop or machine doesn't count: then checks see other calls, the watching thread is late itself, or
-    the call has waited for the processor instead of using it.
+    checks. A busy loop or machine doesn't count as blocked: then the checks see different calls, the watching thread
+    is late itself, or the call has waited for the processor instead of using it.
     """
     loop = asyncio.get_running_loop()
     if loop not in _WATCHED:

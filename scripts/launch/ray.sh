@@ -13,7 +13,7 @@ ray_settings() {
   setting SUBMISSION_ID "" "name of the job in Ray; default: RUN_NAME and the time"
 }
 
-# Print the URL of the dashboard, which accepts jobs. RAY_ADDRESS may also have Ray's own port, which doesn't.
+# Print the URL of the dashboard, which accepts jobs. RAY_ADDRESS may also have Ray's own port, which accepts no jobs.
 job_address() {
   local host="${RAY_ADDRESS:-127.0.0.1}"
   case "$host" in
@@ -207,7 +207,7 @@ _has_other_jobs() {
   _with_timeout ray job list --address="$(job_address)" 2>/dev/null | grep -qE 'status=<JobStatus\.(RUNNING|PENDING)'
 }
 
-# Stop the job if it may still run, then the Ray that this script has started. Runs at any end of the script.
+# Stop the job if it may still run, then the Ray that this script has started. Runs however the script ends.
 _clean_up() {
   local status=$?
   trap - EXIT

@@ -52,8 +52,8 @@ read_options() {
   done
 }
 
-# _is_option WORD NAME: succeed if WORD is NAME's option, as --some-name is SOME_NAME's. bash 3.2 can't change case without a process,
-# but it can ignore it.
+# _is_option WORD NAME: succeed if WORD is NAME's option; for example, --some-name is the option of SOME_NAME. bash 3.2 needs
+# another process to change the case of a word, but can compare words without regard to case.
 _is_option() {
   local same=1
   shopt -s nocasematch

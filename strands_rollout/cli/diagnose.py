@@ -305,7 +305,7 @@ def _print_dumps(dumps: Mapping[str, Path], samples: Collection[int], retokenise
 
 
 def _name_dumps(dumps: Sequence[Path]) -> dict[str, Path]:
-    """Return the dumps by their names on the page; raises BadParameter if one is given twice, or there are too many."""
+    """Return the dumps by their names on the page; raise BadParameter for a dump given twice or too many dumps."""
     from strands_rollout.view.page import MAX_RUNS, run_names
 
     by_name = dict(zip(run_names(dumps), dumps, strict=True))
@@ -315,9 +315,9 @@ def _name_dumps(dumps: Sequence[Path]) -> dict[str, Path]:
 
 
 def _load_retokeniser(folder: Path | None, dumps: Sequence[Path]) -> Retokeniser | None:
-    """Return the object that marks drift, with the tokenizer in `folder` or else the recorded one.
+    """Return the object that marks drift, with the tokenizer in `folder` or else the recorded tokenizer.
 
-    None if the recorded tokenizer is not on this machine, or no dump has tokens.
+    Returns None if the recorded tokenizer is not on this machine, or no dump has tokens.
 
     Raises:
         ConfigError: `folder` holds another policy's tokenizer.
@@ -423,7 +423,7 @@ def export(
 def _send_traces(
     dump: Path, endpoint: str | None, start: datetime | None, reward_key: str, *, with_contents: bool
 ) -> str:
-    """Send a trace per sample and return what was sent, in words."""
+    """Send a trace per sample and return a text that says what was sent."""
     from strands_rollout.integrations.traces import otlp_exporter, send_dump
 
     if start is not None and start.tzinfo is None:
@@ -439,7 +439,7 @@ def _send_traces(
 
 
 def _log_table(dump: Path, project: str | None, reward_key: str, *, with_contents: bool) -> str:
-    """Log a table of the samples to wandb and return what was sent, in words."""
+    """Log a table of the samples to wandb and return a text that says what was sent."""
     from strands_rollout.integrations import table as tables
 
     tables.check_wandb("--to wandb")

@@ -57,7 +57,7 @@ class GroupedCommand(TyperCommand):
         return [re.sub("[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        """Parse the arguments; rephrase pydantic's errors, which typer raises for values, as got and expected."""
+        """Parse the arguments; rephrase the pydantic errors that typer raises for values as "got ...; expected ..."."""
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as e:
@@ -304,7 +304,7 @@ def _format_fields(settings: BaseModel, indent: str) -> Iterator[str]:
     adapter = TypeAdapter[Any](Any)
     for name, field in type(settings).model_fields.items():
         value, default = getattr(settings, name), field.get_default(call_default_factory=True)
-        if isinstance(value, tuple | dict):  # only the fields that are set of MCP servers and reward parts
+        if isinstance(value, tuple | dict):  # of MCP servers and reward parts, only the fields that are set
             value, default = (json.loads(adapter.dump_json(item, exclude_defaults=True)) for item in (value, default))
         description = wrap(str(field.description), _COMMENT_WIDTH - len(indent), break_on_hyphens=False)
         yield from (f"{indent}# {line}" for line in description)

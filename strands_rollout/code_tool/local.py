@@ -90,7 +90,7 @@ def _entries(distribution: metadata.Distribution) -> Iterator[tuple[str, str]]:
 
 logger = logging.getLogger(__name__)
 
-_ANSWER_GRACE_S: Final = 90.0  # beyond the code's time limit, before a silent supervisor counts as dead
+_ANSWER_GRACE_S: Final = 90.0  # a supervisor that is silent for so long after the code's time limit counts as dead
 _CPU_LIMIT_S: Final = 24 * 3600
 _MAX_SPARES: Final = 8
 _MAX_CODE_CHARS: Final = 16_000_000
@@ -99,11 +99,11 @@ _MAX_CODE_CHARS: Final = 16_000_000
 class LocalExecutor(CodeExecutor):
     """Runs each piece of code in its own confined process on this machine.
 
-    The first call (or `start`) starts a supervisor process. It keeps a fork server with numpy and sympy in memory and
-    forks it for each call. Code gets a clean environment, an empty stdin, a directory of its own, and limits on time,
-    memory, disk, files, threads and output. It can read only Python's own files, the libraries and shared objects,
-    and write only in its directory. It can't use the network, start programs or processes, signal other processes or
-    raise its limits.
+    The first call (or `start`) starts a supervisor process, which keeps a fork server with numpy and sympy in memory
+    and forks it for each call. Code gets a clean environment, an empty stdin, a directory of its own, and limits on
+    time, memory, disk, files, threads and output. The code can read only Python's own files, the libraries and shared
+    objects, and write only in its directory. It can't use the network, start programs or processes, signal other
+    processes or raise its limits.
 
     At the start, probes in a real child test what the kernel enforces; if that is less than `isolation` demands, no
     code is run. Kernel exploits are not covered: for deliberately hostile code, use a remote backend.

@@ -35,7 +35,7 @@ from strands_rollout.errors import ConfigError
 
 _ENDPOINT: Final = "/run_code"
 _COMPILE_TIMEOUT_S: Final = 10.0  # required by the server, unused for Python
-_ANSWER_MARGIN_S: Final = 30.0  # beyond the server's own limit, before a server counts as hanging
+_ANSWER_MARGIN_S: Final = 30.0  # a server that is silent for so long after its own limit counts as hanging
 # below the 64 KiB of a pipe and of asyncio's reader: the server reads only after the script has ended
 _MAX_REPORT_BYTES: Final = 60_000
 _COOLDOWN_S: Final = 5.0
@@ -50,8 +50,8 @@ class _Fault:
     """The reason why a server gave no result.
 
     Attributes:
-        message: For the error of the call.
-        wait_s: Seconds that the server asked to wait (Retry-After), None if it did not.
+        message: Text for the error of the call.
+        wait_s: Seconds that the server asked to wait (Retry-After); None if it named no time.
         is_retryable: The same server may succeed at a second attempt.
     """
 
@@ -99,7 +99,7 @@ class SandboxFusionExecutor(LoopExecutor):
     and a failed first attempt.
 
     Args:
-        urls: `http://host:port` of each server, or of a single one; a trailing `/run_code` is removed.
+        urls: `http://host:port` of each server, or of a single server; a trailing `/run_code` is removed.
         timeout_s: Default limit in wall-clock seconds; a call may set its own.
         max_output_chars: Characters kept of stdout and of stderr, half from each end; fewer if the server's pipes
             can't carry that much.

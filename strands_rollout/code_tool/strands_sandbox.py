@@ -62,8 +62,8 @@ class StrandsSandboxExecutor(LoopExecutor):
     the stream (the local one does); otherwise, as with `docker exec`, it ends at its time limit.
 
     Args:
-        sandbox: An instance, not owned; or the dotted path of an instance, or of a class or function that makes one.
-            Must be a POSIX system with Python 3.8 or newer.
+        sandbox: An instance, which the caller owns; or the dotted path of an instance, or of a class or function that
+            makes an instance. The sandbox must be a POSIX system with Python 3.8 or newer.
         timeout_s: Default limit in wall-clock seconds; a call may set its own.
         max_output_chars: Characters kept of stdout and of stderr, half from each end.
         max_concurrency: Calls that run at once; further calls wait.
@@ -159,7 +159,7 @@ class _Output:
         self.stderr = max(self.stderr, stderr, key=len)
 
 
-_READ_BYTES: Final = 12_000  # in base64 below the 20 000 characters of output that executors keep by default
+_READ_BYTES: Final = 12_000  # their base64 fits into the 20,000 characters of output that executors keep by default
 _WRITE_BYTES: Final = 48_000
 _MAX_FILE_BYTES: Final = 64 << 20
 _MAX_ERRNO: Final = 4096

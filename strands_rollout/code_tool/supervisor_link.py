@@ -36,7 +36,8 @@ _LOCK_DELAY_S: Final = 60.0  # a directory younger than this may not be locked b
 class ScratchRoot:
     """Owns the directory of an executor's files, locked while the executor lives.
 
-    The directory is made in `parent`, else in the temporary directory, or in /tmp where other users can't enter that.
+    The directory is made in `parent`, else in the temporary directory. For root, it is made in /tmp if other
+    users can't enter the temporary directory.
 
     Raises:
         SandboxError: No directory can be made there, or the disk is almost full.

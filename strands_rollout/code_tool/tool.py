@@ -233,7 +233,7 @@ async def episode_code_tool(settings: RolloutSettings, calls: CodeCalls) -> Asyn
         calls: Totals to add each call to; those of a resumed episode include the calls before the abort.
 
     Raises:
-        ConfigError: The executor can't be made, or `code_session` is set and it keeps no sessions.
+        ConfigError: The executor can't be made, or `code_session` is set and the executor keeps no sessions.
         SandboxError: The executor can't start.
     """
     if CODE_TOOL_PATH not in settings.tools or settings.environment_plays:

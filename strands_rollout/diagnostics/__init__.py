@@ -215,7 +215,7 @@ class Diagnosis:
         """Print the findings; skipped findings about training share one line."""
         from rich.text import Text
 
-        # skipped warnings keep their remedy: only those about training have one
+        # a skipped finding has a remedy only if it was a warning about training
         about_training = [finding for finding in self.findings if finding.status == "skipped" and finding.remedy]
         shown = [finding for finding in self.findings if finding not in about_training]
         if about_training:

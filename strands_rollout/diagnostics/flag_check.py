@@ -134,7 +134,7 @@ def _requote_ansi(quoted: re.Match[str]) -> str:
 
 
 def _is_flag(word: str) -> bool:
-    """Return whether argparse takes a word for a flag: it begins with a hyphen and is not a number.
+    """Return whether argparse reads a word as a flag: it begins with a hyphen and is not a number.
 
     slime's parsers have no flag that looks like a negative number, so -1 is a value; -1e-5 is not (CPython's argparse
     up to 3.13).
@@ -202,7 +202,8 @@ def load_flag_table(
     failed = answer["failed"]
     recorded = [flag for flag in map(Flag.model_validate, record["flags"]) if flag.system in failed]
     recorded_names = {(name, flag.parser) for flag in recorded for name in flag.names}
-    # without Megatron-LM, the probe reports its flags whose default slime changes as slime's: the record's row counts
+    # use the recorded row of a Megatron-LM flag whose default slime changes: without Megatron-LM, the probe reports
+    # such a flag as slime's
     probed = [
         flag
         for flag in map(Flag.model_validate, answer["flags"])
@@ -309,10 +310,10 @@ def report_flags(
     slime_dir: Path | None = None,
     megatron_dir: Path | None = None,
 ) -> bool:
-    """Check `arguments` and those of a launch script, a file or stdin ("-"), and print the problems.
+    """Check `arguments` and the arguments of a launch script, a file or stdin ("-"), and print the problems.
 
     Returns:
-        Whether there is no error.
+        True if there is no error.
 
     Raises:
         ConfigError: There is no flag, or no slime in `slime_dir`; or the script can't be read, is not a script of this

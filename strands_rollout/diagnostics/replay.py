@@ -178,7 +178,7 @@ class ReplayedTurn:
     recorded: list[int]
     again: list[int]  # tokens that the engine samples now; at most as many as recorded
     same: int  # number of equal tokens at the beginning
-    finish: str  # finish reason of the engine: "length" if it reached as many tokens
+    finish: str  # the engine's finish reason: "length" if it sampled as many tokens as recorded
     gaps: list[float]  # for each equal token, the logprob now minus the recorded logprob; empty if none were recorded
 
     @property
@@ -215,7 +215,8 @@ async def recorded_gaps(
 
     Uses SGLang's `logprob_start_len`: the engine reads the whole episode and returns the logprob of each input token
     (`meta_info.input_token_logprobs`, sglang/srt/managers/tokenizer_manager.py). Returns None if no logprobs were
-    recorded, or the engine returns none, as the embedded engine. Ids must be below `vocab_size`; None skips this check.
+    recorded, or if the engine returns none, like the embedded engine. Ids must be below `vocab_size`; None skips this
+    check.
 
     Raises:
         TrajectoryError: An id is outside the vocabulary; nothing was sent.
@@ -318,7 +319,7 @@ async def run_replay(
 
 
 def _params(episode: DumpedEpisode, temperature: float | None, seed: int | None) -> dict[str, Json]:
-    """Return the requested sampling parameters, else the recorded ones if they fix the tokens, else greedy ones."""
+    """Return the requested sampling parameters, else the recorded ones if they fix the tokens, else greedy sampling."""
     own = _recorded_params(episode)
     if _fix_tokens(own) and temperature is None and seed is None:
         return {**slime_sampling_params(1.0, 1), **own}

@@ -1,10 +1,10 @@
 r"""`rescore` scores saved samples with another reward; `validate` checks that a reward accepts a data set's labels.
 
-A reward with slime's signature (`--custom-rm-path`: `async def reward(args, sample)`) is called directly, any other
-through `reward_func`, as the setting `reward` of a run. A reward for `--group-rm` takes the samples of a group and
-returns as many rewards. `validate` writes each row's ground truth as a policy would: as `\boxed{label}` and as the line
-`Answer: label`. Each form must score 1, for each alternative of the label. To a reward that reads the facts of an
-episode, such an answer looks like an episode that answers in its first turn and calls no tools.
+A reward with slime's signature (`--custom-rm-path`: `async def reward(args, sample)`) is called directly. Any other
+reward is called through `reward_func`, like the setting `reward` of a run. A reward for `--group-rm` takes the samples
+of a group and returns as many rewards. `validate` writes each row's ground truth as a policy would: as `\boxed{label}`
+and as the line `Answer: label`. Each form must score 1, for each alternative of the label. To a reward that reads the
+facts of an episode, such an answer looks like an episode that answers in its first turn and calls no tools.
 """
 
 import asyncio
@@ -177,7 +177,7 @@ class GroundTruth:
 async def check_ground_truths(
     ground_truths: Sequence[GroundTruth], reward: RewardCall, answer_forms: Sequence[str] = ANSWER_FORMS
 ) -> list[str]:
-    """Return for each ground truth why the reward gives it less than 1; "" if it gives 1 or more.
+    """Return, for each ground truth, the reason why the reward gives it less than 1; "" if it gives 1 or more.
 
     Scores each text in each of the `answer_forms`, all in one call of `RewardCall.rewards`.
     """
@@ -335,7 +335,7 @@ async def run_validate(
 
 
 def _row_settings_fault(row: Row, settings: RolloutSettings | None) -> str:
-    """Return why the settings in a row would fail its episode; "" if they are valid.
+    """Return the reason why the settings in a row would fail its episode; "" if they are valid.
 
     Without a configuration that has tools, the row's tools are not checked.
     """
@@ -395,7 +395,7 @@ def _ground_truth(row: Row, reward: RewardCall) -> GroundTruth:
 
 @dataclass(frozen=True, slots=True)
 class Rescored:
-    """A sample of a dump with the numbers of its old and new reward; None if there is none.
+    """A sample of a dump with the numbers of its old and new reward; None for a reward without a number.
 
     A sample without a new number was not scored: it was aborted, or `error` says why.
     """
@@ -416,7 +416,7 @@ class Rescored:
 
 
 async def rescore(path: Path, reward: RewardCall) -> AsyncIterator[tuple[DumpRecord, Rescored]]:
-    """Yield the samples of a dump, in order, with the new reward; a sample that can't be scored keeps its old one.
+    """Yield the samples of a dump, in order, with the new reward; a sample that can't be scored keeps its old reward.
 
     The reward receives each sample as from slime, without a reward. Aborted samples are not scored, as in slime.
     """
@@ -460,7 +460,7 @@ def _batches(records: Iterable[DumpRecord]) -> Iterator[list[DumpRecord]]:
 
 
 def _scored(record: DumpRecord, unscored: Rescored, answer: object, reward: RewardCall) -> tuple[DumpRecord, Rescored]:
-    """Return the record with its new reward and the result; with the old reward if the new one can't be used."""
+    """Return the record with its new reward (the old reward if the new reward can't be used), and the result."""
     if isinstance(answer, Exception):
         return record, replace(unscored, error=f"{type(answer).__name__}: {answer}")
     if reward.is_own and isinstance(answer, Mapping) and answer["method"] in FAILED_METHODS:

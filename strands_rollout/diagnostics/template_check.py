@@ -87,10 +87,10 @@ def read_json_object(file: Path) -> dict[str, Json]:
 
 
 def read_template(file_or_name: Path) -> str:
-    """Return the text of a template file; the name of a template of this package is returned as it is.
+    """Return the text of a template file; the name of a template of this package is returned unchanged.
 
     Raises:
-        ConfigError: It is neither.
+        ConfigError: There is no such file, and no template of this name.
     """
     if str(file_or_name) in SHIPPED_TEMPLATES:
         return str(file_or_name)
@@ -119,7 +119,7 @@ def check_template(
     kwargs = {} if chat_template is None else {"chat_template": chat_template}
     rule, advice = "template", template_advice(chat_template or tokenizer.chat_template)
     try:
-        (template := make_renderer(tokenizer, kwargs)).render([_USER_TURN])  # conversations begin with a user
+        (template := make_renderer(tokenizer, kwargs)).render([_USER_TURN])  # some templates need a user first
         rule = "end of turn"
         end_of_turn = probe.find_end_of_turn(template)
     except TemplateError as e:

@@ -216,7 +216,7 @@ class Engine:
                 self.worker.post(lambda scheduler: scheduler.cancel(generation))
 
     def abort(self, rid: str | None) -> None:
-        """Abort the generations whose rid begins with `rid` if `rid` itself is in flight, or all (None).
+        """Abort the generations whose rid begins with `rid`, if `rid` itself is in flight; None aborts all generations.
 
         See `Scheduler.abort`. Generations held back by a pause or an update keep waiting.
         """
@@ -229,7 +229,7 @@ class Engine:
         await self.worker.call(lambda scheduler: scheduler.pause(mode))
 
     async def resume(self) -> None:
-        """End `pause`."""
+        """Continue after `pause`."""
         self.is_paused = False
         await self.worker.call(Scheduler.resume)
 

@@ -496,8 +496,8 @@ class DecodeBatch:
 def _random_numbers(seed: int, position: int, count: int) -> Doubles:
     """Return the random numbers with which `seed` samples `count` tokens from `position` on.
 
-    They depend on seed and position only, like SGLang's, whose numbers differ: a request that continues a partial
-    output gets the same tokens as the uninterrupted generation.
+    As in SGLang, whose numbers differ from these, they depend only on seed and position: a request that continues a
+    partial output gets the same tokens as the uninterrupted generation.
     """
     bits = np.random.PCG64(seed)
     bits.advance(position)

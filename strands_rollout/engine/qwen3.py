@@ -32,8 +32,8 @@ _MAX_HEADER_BYTES = 16_000_000
 Number = TypeVar("Number", bound=np.generic)
 # Stores a layer's keys and values and attends: (layer, q, k, v) -> [tokens, heads * head_dim].
 Attend: TypeAlias = Callable[[int, Floats, Floats, Floats], Floats]
-# BLAS chooses kernels, with other last bits, by the number of rows. All products with weights have this many rows, so
-# that a token's logits don't depend on the other tokens of a step.
+# BLAS chooses a kernel by the number of rows, and kernels differ in the last bits. All products with weights have this
+# many rows, so that a token's logits don't depend on the other tokens of a step.
 _TILE_ROWS = 4
 
 
@@ -293,7 +293,7 @@ def _transpose_scaled(weight: Floats, norm: Floats | None = None) -> Floats:
 
 
 class Qwen3:
-    """A Qwen3 model with its weights; keys and values are in the `KvRows` that each call is given."""
+    """A Qwen3 model with its weights; each call gets the `KvRows` that hold keys and values."""
 
     def __init__(self, config: ModelConfig, weights: ModelWeights, context_length: int) -> None:
         self.config = config
@@ -404,7 +404,7 @@ _RAGGED_WASTE = 1.25
 
 
 def tokens_at_once(group: int, head_dim: int) -> int:
-    """Return the number of tokens whose queries this machine's BLAS can multiply in one product, bit for bit.
+    """Return how many tokens' queries BLAS can multiply in one product with the same bits as in separate products.
 
     Some BLAS kernels sum a row's products in an order that depends on the number of rows, and BLAS chooses the kernel.
     So this function tries products of attention's shapes: `group` queries of `head_dim` dimensions per key and token.

@@ -16,9 +16,9 @@ from strands_rollout.files.json_codec import Json
 
 Encode: TypeAlias = Callable[[str], list[int]]
 TOP_K_ALL = 1 << 30
-# Maximum prompts times n of one call: each generation takes memory, also in the queue.
+# Maximum generations of one call, that is, prompts times n: each takes memory, also in the queue.
 MAX_GENERATIONS = 1024
-# SGLang reserves a token of the context for itself and one for each request, and five more of a prompt.
+# SGLang reserves two tokens of the context. A prompt must have fewer tokens than the context less _PROMPT_RESERVE.
 _CONTEXT_RESERVE = 2
 _PROMPT_RESERVE = 6
 # Upper bound on characters per token in any text: a text is too long if its first _CHARS_PER_TOKEN * context_length
@@ -259,7 +259,7 @@ def encode_within_limits(text: str, limits: RequestLimits, encode: Encode) -> li
     """Return the ids of a text; refuse a far too long text early, since encoding it takes seconds and gigabytes."""
     head = text[: limits.context_length * _CHARS_PER_TOKEN]
     ids = encode(head)
-    # The last tokens of the head may differ in the whole text, but never half of them.
+    # In the whole text, the last tokens of the head may be other tokens, but never half of the head's tokens.
     if len(head) < len(text) and len(ids) >= 2 * limits.context_length:
         raise _too_long(f"more than {len(ids)}", limits)
     return ids if len(head) == len(text) else encode(text)

@@ -80,7 +80,7 @@ class PrefixCache:
             self._evict(int(self.capacity_tokens * _EVICTION_TARGET_SHARE))
 
     def _walk(self, tokens: Ints) -> list[tuple[_CacheNode, int]]:
-        """Return the nodes along `tokens`, each with the number of its tokens that match: all, except for the last."""
+        """Return the nodes along `tokens`, each with its number of matching tokens; only the last may match in part."""
         self._clock += 1
         path: list[tuple[_CacheNode, int]] = []
         node, done = self._root, 0
@@ -230,7 +230,7 @@ class Scheduler:
         self.paused = True
 
     def resume(self) -> None:
-        """End `pause`."""
+        """Continue after `pause`."""
         self.paused = False
         self._release_held()
 
@@ -257,10 +257,10 @@ class Scheduler:
         self.weight_version = version
 
     def abort(self, rid: str | None) -> None:
-        """Abort each generation whose rid begins with `rid`, or all (None), as SGLang does.
+        """Abort each generation whose rid begins with `rid`, as SGLang does; None aborts all generations.
 
-        Queued generations end immediately. Running ones end with the next token, so after `resume` if paused. Those
-        held back by a pause or an update are not aborted.
+        Queued generations end immediately. Running generations end with their next token; during a pause, that is
+        after `resume`. Generations held back by a pause or an update are not aborted.
         """
         self._abort_now([g for g in self._waiting if rid is None or g.request.rid.startswith(rid)])
         self._aborted.update(g for g in self._running() if rid is None or g.request.rid.startswith(rid))
@@ -336,7 +336,7 @@ class Scheduler:
         if self._aborted:
             last = [row for row in range(rows.start, rows.stop) if self._batch.generations[row] in self._aborted]
             endings |= dict.fromkeys(last, abort_finish())
-        # Backwards, so that the last row, which is moved into the gap, is never a row that ends, too.
+        # In descending order: the batch's last row moves into the gap, and must not be a row that still has to end.
         for row in sorted(endings, reverse=True):
             self._end_row(row, endings[row])
 

@@ -16,7 +16,7 @@ _LONG_INTEGER: Final = b"0" * 19  # shorter numbers have no more than 64 bits
 
 
 def encode_json(value: Json) -> bytes:
-    """Return the JSON text of a value or dataclass; integers may have any size, strings lone surrogates.
+    """Return the JSON text of a value or dataclass; integers may have any size, strings may have lone surrogates.
 
     Raises:
         TypeError, ValueError: The value has no form in JSON, is nested too deeply, or has an integer of more than 4,300
@@ -31,7 +31,7 @@ def encode_json(value: Json) -> bytes:
 
 
 def decode_json(text: bytes | str, *, is_finite: bool = True) -> Json:
-    """Return the value of a JSON text; integers may have any size, strings lone surrogates.
+    """Return the value of a JSON text; integers may have any size, strings may have lone surrogates.
 
     Args:
         text: The JSON text; bytes are UTF-8.

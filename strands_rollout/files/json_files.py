@@ -18,7 +18,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON file atomically.
 
     Raises:
-        ConfigError: It can't be written.
+        ConfigError: The file can't be written.
     """
     try:
         with replaced(path) as temporary:

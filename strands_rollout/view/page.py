@@ -27,7 +27,7 @@ from strands_rollout.slime_plugin.reward_groups import normalize_rewards
 from strands_rollout.view.sample import Retokeniser, to_plain, view_sample
 from strands_rollout.view.tokens import TurnHabits, learn_habits
 
-MAX_RUNS: Final = 4  # side by side, each in a color of its own
+MAX_RUNS: Final = 4  # runs side by side, each in a color of its own
 _HABIT_SAMPLES: Final = 200
 _POSITION: Final = re.compile(r"(:\d+|\[\d+\])$")
 _STEP: Final = re.compile(r"(?:(.*)_)?(\d{1,9})")  # rollout_000003, eval-aime_000003, 3

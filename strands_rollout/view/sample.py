@@ -74,7 +74,7 @@ def view_sample(
     Args:
         record: The sample.
         habits: Habits of the sample's dump.
-        retokeniser: Marks drift and knows texts of tokens; None for the record's texts alone, without drift.
+        retokeniser: Marks drift and knows texts of tokens; None shows the record's own texts, without drift.
     """
     lists = TokenLists.from_record(record)
     marks = retokeniser.marks(lists) if retokeniser is not None and record.has_tokens else None
@@ -178,7 +178,7 @@ def _grade(record: DumpRecord) -> Mapping[str, Any]:
 
 
 def _parts(grade: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a reward beside `score` and `acc`, by name."""
+    """Return the numbers of a reward besides `score` and `acc`, by name."""
     numbers = {name: _number(value) for name, value in grade.items() if name not in ("score", "acc")}
     parts = {str(to_plain(name)).removeprefix("parts/")[:_PART_CHARS]: number for name, number in numbers.items()}
     return {name: number for name, number in list(parts.items())[:_MAX_PARTS] if number is not None}

@@ -24,7 +24,7 @@ _CONTROL: Final = re.compile(
     rb"<(?:\||\xef\xbd\x9c).+(?:\||\xef\xbd\x9c)>|</?(?:[a-z]+_[a-z_]+|think|arg_key)>|\[/?[A-Z_]{3,}\]"
 )
 _MAJORITY: Final = 0.5
-# share of turns that a rare end token must end: some families end turns with calls by a token of their own
+# minimum share of turns that an end token ends: some families have a separate token that ends turns with calls
 _MIN_END_SHARE: Final = 0.1
 
 
@@ -46,7 +46,7 @@ class TokenLists:
         prompt_length: Tokens of the prompt, at least 0.
         loss_mask: One value per response token in a valid sample; all 1 if the sample has no mask, as in slime.
         logprobs: One value per response token in a valid sample; empty if the sample has none.
-        spans: Sampled tokens, in order: the episode's spans, else those that the mask trains.
+        spans: Sampled tokens, in order: the episode's spans, else the tokens that the mask trains.
         spans_recorded: True if the episode's facts have the spans.
     """
 
@@ -161,7 +161,7 @@ class TurnHabits:
     Attributes:
         ends_of_turn: Tokens that close a turn; empty if unknown.
         opening: Token that begins each message, and the next token of the policy's messages; None if unknown.
-        sampled_controls: Control tokens that the policy writes and most contexts lack, such as those of calls.
+        sampled_controls: Control tokens that the policy writes and most contexts lack, such as the tags of calls.
     """
 
     ends_of_turn: frozenset[int] = frozenset()
@@ -214,7 +214,7 @@ def learn_habits(records: Sequence[DumpRecord], controls: frozenset[int] | None 
 
 
 def _ends_of_turn(turns: Sequence[list[int]], controls: frozenset[int]) -> frozenset[int]:
-    """Return the control tokens that end turns and are rare inside turns; none if they end less than half of all."""
+    """Return the control tokens that end turns and are rare inside turns; none if they end less than half."""
     ends = Counter(turn[-1] for turn in turns)
     inside = Counter(token for turn in turns for token in controls.intersection(turn[:-1]))
     found = {token for token in controls if ends[token] >= max(1, inside[token], _MIN_END_SHARE * len(turns))}
@@ -222,7 +222,7 @@ def _ends_of_turn(turns: Sequence[list[int]], controls: frozenset[int]) -> froze
 
 
 def _message_opening(contexts: Sequence[list[int]], controls: frozenset[int]) -> tuple[int, int] | None:
-    """Return a context's last control token with a token after it, and that token, if most contexts agree."""
+    """Return the last control token of a context that another token follows, and that token, if most contexts agree."""
     openings = Counter(
         next(pair for pair in reversed(list(pairwise(context))) if pair[0] in controls)
         for context in contexts

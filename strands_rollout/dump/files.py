@@ -97,7 +97,7 @@ class UnreadSample:
 def read_dump(path: Path) -> Iterator[DumpRecord]:
     """Yield the samples of a file, or of all dumps in a folder, one at a time; slime's files are read whole.
 
-    An incomplete last line of a file is skipped; so are files in a folder whose first line is not a sample: other logs.
+    An incomplete last line of a file is skipped. In a folder, files whose first line is not a sample are skipped too.
 
     Args:
         path: A file of this package's (`.jsonl`, `.jsonl.gz`) or slime's (any other name), or a folder.

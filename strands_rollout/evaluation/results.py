@@ -120,7 +120,7 @@ class SampleResult(_ResultModel):
     turns: NonNegativeInt
     tool_calls: NonNegativeInt
     tool_errors: NonNegativeInt
-    unknown_tools: NonNegativeInt = 0  # runs of older versions have neither
+    unknown_tools: NonNegativeInt = 0  # runs of older versions lack this field and the next
     nonzero_exits: NonNegativeInt = 0
     seconds: float
     weight_versions: list[str]
@@ -254,7 +254,7 @@ class ResultsFile:
         return SampleResult.from_line(line)
 
     def _claim(self, identity_path: Path, identity: dict[str, Any]) -> None:
-        """Make the folder this run's, or raise ConfigError if it is another run's."""
+        """Reserve the folder for this run; raise ConfigError if it belongs to another run."""
         if self._log.is_empty:
             # without results of another run, its identity may be replaced
             write_json(identity_path, identity)

@@ -1,4 +1,4 @@
-"""The commands `eval`, which saves results as they arrive and a report, and `demo`, which prints them and a transcript.
+"""The commands `eval` (saves results as they arrive, then a report) and `demo` (prints results and a transcript).
 
 Start reading at `run_evaluation`.
 """

@@ -1,8 +1,8 @@
 """The command `try`: play a row through `generate` and `reward_func` and print the transcript as it runs.
 
-Start reading at `run_try`. The policy may also be a script, a person or an OpenAI-compatible API. A server at
-`/generate` then answers with their turns, written in the chat template's format, so that template, tokens, tool parser,
-tools and reward run as in training.
+Start reading at `run_try`. The policy may also be a script, a person or an OpenAI-compatible API. A local
+server at `/generate` then answers with that policy's turns, written in the chat template's format, so that template,
+tokens, tool parser, tools and reward run as in training.
 """
 
 from __future__ import annotations
@@ -360,7 +360,7 @@ class PolicyServer:
     """An HTTP server that answers `/generate` with a policy's turns, in SGLang's format, with logprobs of 0.
 
     Attributes:
-        error: The error that ended the policy, whose last request was answered as aborted; None before.
+        error: The error that ended the policy; None before. The request that caused it was answered as aborted.
     """
 
     def __init__(self, policy: WrittenPolicy, folder: Path, settings: RolloutSettings, transcript: Transcript) -> None:

@@ -1,4 +1,4 @@
-r"""Grading: an assistant's text and a label in, a verdict out, without slime, samples and scores.
+r"""Grading: the comparison of an assistant's answer with a label, without slime and samples.
 
 `extraction` finds the assistant's text without reasoning, tool calls and tool output, and the answer in this text.
 `labels` finds the answers that a label allows, and `grade` compares them. Extraction takes time linear in the text.

@@ -115,7 +115,10 @@ def _reduce_choice_in_prediction(prediction: Notation, label: Notation) -> Notat
 
 
 def _reduce_choice_in_label(label: Notation, prediction: Notation) -> Notation:
-    """Reduce a label "(C) 12" to the letter if the prediction is a letter, else to the rest, unless letters differ."""
+    """Reduce a label "(C) 12" to the letter if the prediction is a letter, else to the rest.
+
+    A label stays if the prediction is such a choice with another letter.
+    """
     choice, predicted = _LABELLED_CHOICE.fullmatch(label.text), _CHOICE.fullmatch(prediction.text)
     if choice is None or _LETTER.search(choice["rest"]) or _OTHER_SIGN.search(choice["rest"]):
         return label
@@ -126,7 +129,7 @@ def _reduce_choice_in_label(label: Notation, prediction: Notation) -> Notation:
 
 
 def _without_base(prediction: Notation, label: Notation) -> tuple[Notation, Notation]:
-    """Return both without the base if the label has one and the prediction the same or none.
+    """Return both without the base if the label has a base and the prediction has the same base or no base.
 
     If only the prediction has a base and the label is a number, the prediction's value replaces it.
     """

@@ -36,7 +36,7 @@ _BAR: Final = "|"
 _TIMES: Final = frozenset({"*", r"\cdot", r"\times"})
 _OVER: Final = frozenset({"/", r"\div"})
 _NO_PRODUCTS: Final = frozenset({"or", "and", "not", "if", "mod"})  # words, not products of letters
-_MAX_LETTER_RUN: Final = 3  # so many letters side by side may be a product; a longer run is a word
+_MAX_LETTER_RUN: Final = 3  # at most this many adjacent letters may be a product; a longer run is a word
 
 
 class NotAnExpressionError(ValueError):
@@ -161,7 +161,7 @@ class _Parser:
         return Expression("negative", (product,)) if minus else product
 
     def _begins_factor(self) -> bool:
-        """Return whether a factor without a sign follows; a number is none: `4 2` and `x2` are not products."""
+        """Return whether a factor without a sign follows; a number does not count: `4 2` and `x2` are not products."""
         if self.next == _BAR:
             return self._bars == 0
         is_end = self.next in _CLOSING.values() or self.next in _TIMES | _OVER
@@ -425,9 +425,10 @@ def split_unit(text: str) -> tuple[str, str]:
 
 
 def _is_unit(unit: str, *, after_space: bool) -> bool:
-    r"""Return whether a text is a unit: a known unit, or any word of three letters after a space, four without.
+    r"""Return whether a text after a number is a unit: a known unit, or a long enough unknown word.
 
-    Shorter words are products, as in 5 ab and 5m; so is a known unit of one letter without the space.
+    An unknown word needs three letters after a space and four without a space; shorter words are products, as in 5 ab.
+    A known unit of one letter is a product without a space, as in 5m.
     """
     for word in (part for part in _UNIT_PART.findall(unit) if part[0].isalpha()):
         forms = word, _singular(word)

@@ -119,7 +119,7 @@ def _replace_escape(escape: re.Match[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ContainerLabel:
-    """The way in which a label is read that looks like a printed list or mapping.
+    """The reading of a label that looks like a printed list or mapping.
 
     Attributes:
         meaning: A predicate for a message, such as "is the text of a list, read as '34'".

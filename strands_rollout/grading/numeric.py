@@ -108,9 +108,9 @@ def are_equal(first: Expression, second: Expression, budget: Budget) -> bool:
 
 
 def are_proportional(first: Expression, second: Expression, budget: Budget, *, positively: bool = False) -> bool:
-    """Return whether a formula is another times a constant other than 0, a positive constant with `positively`.
+    """Return whether one formula is the other times a constant that is not 0; with `positively`, a positive constant.
 
-    So are the differences of the sides of two equations with the same solutions, for example.
+    For example, the differences of the sides of two equations with the same solutions are proportional.
     """
     if not first.symbols() or first.symbols() != second.symbols():
         return False
@@ -124,7 +124,7 @@ def are_proportional(first: Expression, second: Expression, budget: Budget, *, p
 
 
 def value_of(node: Expression, budget: Budget, symbols: Mapping[str, Fraction] | None = None) -> Value | None:
-    """Return the real value of a formula for these values of its variables; None if it has none."""
+    """Return the real value of a formula for these values of its variables; None without a real value."""
     try:
         value = _Evaluation(budget, symbols or {}).of(node)
     except _UndefinedError:
@@ -166,7 +166,7 @@ def _interpretations(first: Expression, second: Expression, budget: Budget) -> I
 def _values_at_points(
     first: Expression, second: Expression, budget: Budget, *, decimal_log: bool
 ) -> Iterator[tuple[Value, Value]]:
-    """Yield the values of both formulas at all points where both have one.
+    """Yield the values of both formulas at all points where both have a value.
 
     If there is no such point, as for (-1)^n, points with whole numbers are tried.
     """

@@ -17,7 +17,7 @@ _SO: Final = (
     r"|perciò|итак|значит)[,:]? "
     r"|(?:所以|因此|故|那么|于是|よって|したがって|ゆえに|従って|따라서|그러므로)[,、\uFF0C ]? ?)?"
 )
-# not in English: this package's English prompts ask for a box or "Answer:", and a policy is to learn that form
+# not in English: this package's English prompts ask for a box or "Answer:", and a policy should learn that form
 _IS: Final = (
     r"la (?:respuesta|solución)(?: final| correcta)? es",
     r"la (?:réponse|solution)(?: finale| correcte)? est",
@@ -33,14 +33,14 @@ _IS: Final = (
 _MARKUP: Final = r"[\s*_`]"
 
 ANSWER_LABEL: Final = re.compile(rf"(?:{_WORDS}){_MARKUP}{{0,8}}[:\uFF1A]{_MARKUP}*", re.IGNORECASE)
-"""A word for an answer with a colon, and the white space and Markdown after it, also further lines."""
+"""A word for "answer" with a colon, and the white space, line ends and Markdown after it."""
 ANSWER_SENTENCE: Final = re.compile(
     rf"(?:^|[.!?;。\uFF01\uFF1F\uFF1B]){_MARKUP}*{_SO}(?:{'|'.join(_IS)}){_MARKUP}{{0,8}}[:\uFF1A]?{_MARKUP}*",
     re.IGNORECASE,
 )
 """Beginning of a sentence that gives the answer, within a line."""
 LEAD_IN: Final = re.compile(rf"{_SO}(?:{'|'.join(_IS)}|(?:{_WORDS}) ?:) ?:? ?(?=\S)", re.IGNORECASE)
-"""Beginning of an answer that is itself such a sentence, in NFKC."""
+"""Beginning of an answer that repeats such words, as in "la respuesta es 42"; for texts in NFKC."""
 SENTENCE_END: Final = re.compile(r" ?(?:です|である|となる|になります|입니다|이다|예요|이에요)?[.。\uFF0E]?$")
 """End of a sentence after the answer, in languages whose verbs stand last."""
 NEGATION: Final = re.compile(

@@ -1,1 +1,1 @@
-"""Conversions of finished samples for other trainers and tools: a file for each; none of them is a dependency."""
+"""Conversions of finished samples for other trainers and tools, a file for each; none of these is a dependency."""

@@ -369,7 +369,7 @@ def _check_arguments(input_mode: str, num_samples: int | None, *, generate: bool
 
 
 def _strings(values: Iterable[object], name: str) -> list[str]:
-    """Return the values if all are strings; those of other modalities and of unknown containers are not."""
+    """Return the values; raise ExportError if a value is not a string, as with images or unknown containers."""
     strings = list(values)
     if not all(isinstance(value, str) for value in strings):
         raise ExportError(f"got {name} of {', '.join({type(value).__name__ for value in strings})}; expected str")

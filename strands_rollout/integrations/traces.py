@@ -49,7 +49,7 @@ _REQUEST_PARAMS: Final = {
     "presence_penalty": "presence_penalty",
     "sampling_seed": "seed",
 }
-# of the last turn by the episode's stop reason; for other stop reasons the turn's is unknown
+# the finish reason of the last turn, by the episode's stop reason; unknown for other stop reasons
 _FINISH_REASONS: Final = {"completed": "stop", "turn_length": "length"}
 _CALL_ID: Final = re.compile(r"call_(\d{1,9})_\d+")
 _ERROR_TYPE: Final = re.compile(r"\w+(?=: |$)")

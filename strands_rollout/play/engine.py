@@ -107,7 +107,7 @@ async def start_executor(setting: str | Mapping[str, Any]) -> str:
 async def load_settings(
     config: Path | None, changes: Sequence[str] | None, base_url: str | None, model: Path | None
 ) -> RolloutSettings:
-    """Read the settings of --config and --set; use `SHIPPED_MODEL_EXECUTOR` for the shipped model if they name none."""
+    """Read the settings of --config and --set; without an executor, the shipped model gets `SHIPPED_MODEL_EXECUTOR`."""
     settings = await read_checked_config(config, changes)
     if base_url is None and model is None and "executor" not in settings.model_fields_set:
         return settings.model_copy(update={"executor": SHIPPED_MODEL_EXECUTOR})

@@ -225,7 +225,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalOptions:
-    """Options of the command `eval`. With None, the engine or this package chooses."""
+    """Options of the command `eval`. The engine or this package chooses the value of an option that is None."""
 
     data: Annotated[
         list[Path],

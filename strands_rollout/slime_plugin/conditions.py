@@ -60,8 +60,8 @@ _PROBE_TEXT: Final = "The quick  brown\n\tfox: 1234567 x**2 — naïve Größe �
 def episode_conditions(call: GenerateCall, settings: RolloutSettings) -> dict[str, str]:
     """Return the digest of each condition by its name.
 
-    The seed is not a condition, since turns that are sampled later draw again. Nor is the prompt, which an aborted
-    sample has with it.
+    The seed is not a condition, since later turns are sampled anew. The prompt is not a condition either, since an
+    aborted sample holds it.
 
     Args:
         call: The call of `generate`.
@@ -86,7 +86,7 @@ def episode_conditions(call: GenerateCall, settings: RolloutSettings) -> dict[st
 
 
 def row_values(sample: SampleLike) -> list[object]:
-    """Return a data set's row as plain values: the prompt, the label, and the metadata without attempts' keys."""
+    """Return a data set's row as plain values: prompt, label, and metadata without the keys that attempts write."""
     metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
     of_row = {str(name): value for name, value in metadata.items() if name not in _ATTEMPT_KEYS}
     return [sample.prompt, sample.label, of_row]

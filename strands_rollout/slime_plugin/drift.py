@@ -1,4 +1,4 @@
-"""Measure drift, the tokens that training on text would change, and mismatch, context that no template wrote.
+"""Measure drift (tokens that training on text would change) and mismatch (context that the template would not write).
 
 Drift is measured in two ways: by encoding each turn again by itself, and by encoding the whole conversation again as
 one text, as a trainer that gets text does.
@@ -57,7 +57,7 @@ _PLACEHOLDER: Final = "probed-{}-of-{}"
 _PLACEHOLDER_ID: Final = "Probed{:03d}"  # 9 letters and digits, which some templates require
 _PLACEHOLDERS: Final = re.compile(r"probed-[a-z]+-of-\d+|Probed\d{3,}")
 _SHOWN_TOKENS: Final = 12  # shown from a mismatch on
-_MAX_USER_TURNS: Final = 2  # that may follow a turn in a row
+_MAX_USER_TURNS: Final = 2  # consecutive user turns that may follow a turn
 _CALLS: Final = (parsers.ToolCall, parsers.ParseFailure)
 _COUNTS: Final = ("sampled_tokens", "turn_drift", "text_drift", "off_policy")  # counts of an EpisodeDrift
 
@@ -245,7 +245,7 @@ class RenderCheck:
         return None if at == len(context) else _Difference(at, len(context) - at, "the policy's turn")
 
     def _matches_piece(self, ids: Sequence[int], piece: Piece, *, has_free_start: bool) -> bool:
-        """Return whether the ids are the piece: its control token, or its text with any texts as its placeholders."""
+        """Return whether the ids are the piece: its control token, or its text with any text for each placeholder."""
         if isinstance(piece, int):
             return list(ids) == [piece]
         if any(map(self._encoder.is_control, ids)):
@@ -386,8 +386,8 @@ class EpisodeDrift:
         index: The sample's own index.
         turn_drift: Sampled tokens that would differ if each turn were encoded again by itself.
         text_drift: Sampled tokens that would differ if the whole conversation were encoded again.
-        off_policy: Sampled tokens after the first difference of the whole text; the policy wrote them after other
-            tokens than a trainer on text would show it.
+        off_policy: Sampled tokens after the first difference of the whole text; before them, the policy
+            read other tokens than a trainer on text would show.
         classes: Drifted tokens by kind; "template" counts context tokens in the whole text.
         first: The first difference of the whole text.
         mismatches: Context that differs from the template's rendering; None if it was not compared.

@@ -60,8 +60,8 @@ async def play_sample(
 
     Args:
         call: slime's call, or the call that a worker was sent.
-        sink: Keeps the records of the episode's steps, and holds those of an attempt whose process died. By default the
-            journal in the folder of the setting `journal_dir`.
+        sink: Stores the records of the episode's steps, and has the records of an earlier attempt whose process died.
+            Default: the journal in the folder of the setting `journal_dir`.
         settings: The settings of the run, if the caller has read them from `call.args` already.
 
     Returns:
@@ -91,7 +91,7 @@ async def play_sample(
 
 
 def fail_sample(call: GenerateCall, error: Exception) -> SampleLike | list[SampleLike]:
-    """Make a sample valid whose episode could not be played or written, even if args can't be read.
+    """Fill the sample of an episode that could not be played or written, even if args can't be read.
 
     Raises:
         ConfigError: The sample can't be filled.
@@ -114,13 +114,13 @@ def fail_sample(call: GenerateCall, error: Exception) -> SampleLike | list[Sampl
     try:
         with exits_as_errors("reading args", RuntimeError):
             sample_writer.fill_batch_fields(args, sample, call.sampling_params)
-    except Exception:  # as above
+    except Exception:  # args may be unreadable
         logger.debug("args can't be read", exc_info=True)
     return [sample] if sample_writer.is_fan_out(sample, rules) else sample
 
 
 def _fans_out(call: GenerateCall, settings: RolloutSettings) -> bool:
-    """Return whether slime gets a list, as the settings of the run, not of the row, decide.
+    """Return whether slime gets a list of samples; the settings of the run decide this, not the row's.
 
     slime takes lists from all episodes or from none.
     """
@@ -135,7 +135,7 @@ async def _play_and_fill(job: RolloutJob) -> SampleLike | list[SampleLike]:
         ended = await _run_episode(job)
     episode = ended.episode
     log_episode(call.sample, episode)
-    # an agent that was made outside of a tool call has the id "": it succeeded if the episode did
+    # the id "" stands for agents that were made outside of a tool call; they succeeded if the episode did
     succeeded = episode.tools.succeeded | ({""} if episode.stop_reason is StopReason.COMPLETED else set())
     segments = sample_writer.sibling_segments(ended.model, ended.sub_agents, succeeded)
     obstacle = _resume_obstacle(job, ended, has_siblings=bool(segments))
@@ -157,7 +157,7 @@ async def _play_and_fill(job: RolloutJob) -> SampleLike | list[SampleLike]:
 
 
 def _restarted_job(job: RolloutJob, error: Exception) -> RolloutJob:
-    """Return the job without the aborted attempt that the environment did not repeat; reset its sample."""
+    """Reset the sample and return a job that starts afresh; the environment did not repeat the aborted attempt."""
     logger.warning("aborted sample starts afresh index=%s reason=%s", job.call.sample.index, error)
     resume = job.start.resume
     sampled = 0 if resume is None else sum(resume.trajectory.loss_mask)
@@ -262,7 +262,10 @@ async def _run_episode(job: RolloutJob) -> EndedEpisode:
 def _build_journal(
     job: RolloutJob, model: SGLangModel, sub_agents: AgentModels, code_calls: CodeCalls
 ) -> EpisodeJournal | None:
-    """Return the journal, closed at once if no other process could continue the episode; None without a sink."""
+    """Return the episode's journal; None without a sink or without the setting `resume_aborted`.
+
+    If no other process could continue the episode, the journal is closed immediately.
+    """
     if job.sink is None or not job.settings.resume_aborted:
         return None
     journal = EpisodeJournal(job.sink, model, code_calls, sub_agents.created, fans_out=job.fans_out, start=job.start)
@@ -334,7 +337,7 @@ async def _play_agent(
 
 async def _play_environment(job: RolloutJob, model: SGLangModel, context: EpisodeContext) -> Episode:
     settings = job.settings
-    # the defaults are this package's; the environment has limits of its own
+    # apply only limits that the settings name: the other values are defaults, and the environment has its own limits
     limits = EpisodeLimits(
         **{
             limit.name: getattr(settings, limit.name) if limit.name in settings.model_fields_set else None
@@ -421,10 +424,11 @@ def log_failure(sample: SampleLike, error: Exception) -> None:
 
 
 def _engine_grace_s(args: SlimeArgs, settings: RolloutSettings, sent_at: float) -> float:
-    """Return the seconds to await the answer to an aborted request; slime aborts every 3 s until the engines are idle.
+    """Return the seconds to wait for the answer to an aborted request.
 
-    The engines learn of an abort before an episode worker does. No abort reaches a request that the worker sent in
-    between; only closing its connection ends it.
+    slime aborts all requests every 3 s until the engines are idle. An episode worker learns of an abort later than the
+    engines. No abort reaches a request that the worker sends in between; only closing its connection ends that request,
+    so the wait for it is short.
     """
     are_samples_collected = getattr(args, "partial_rollout", False) or settings.should_abort is not None
     grace_s = _PARTIAL_GRACE_S if settings.resume_aborted and are_samples_collected else ABORT_GRACE_S

@@ -15,8 +15,8 @@ def freeze_long_lived() -> None:
 
     Call it before the first episode, so that no object of an episode is frozen. Frozen objects are still freed when
     their reference count drops to zero; only cycles of them are no longer found. Full collections become rarer because
-    each scans the objects of all running episodes. A higher threshold that the process has set, or full collections
-    that it has disabled, with `gc.set_threshold`, stay as they are.
+    each scans the objects of all running episodes. If the process has set a higher threshold or disabled full
+    collections (`gc.set_threshold`), that setting stays.
     """
     gc.collect()
     gc.freeze()

@@ -29,10 +29,10 @@ async def generate(
     """Play one agent episode and fill the sample from it; slime's `--custom-generate-function-path`.
 
     Args:
-        args: slime's args; docs/settings.md lists the ones that are read.
+        args: slime's args; docs/settings.md lists the arguments that are read.
         sample: slime's `Sample`, or `strands_rollout.Sample` where slime is absent.
-        sampling_params: slime's; not changed. `max_new_tokens` is the budget of the whole response, tool results
-            included.
+        sampling_params: slime's sampling parameters, which are not changed. `max_new_tokens` is the budget of the
+            whole response, tool results included.
         evaluation: True for an evaluation rollout, which has its own context limit.
 
     Returns:
@@ -44,7 +44,7 @@ async def generate(
         asyncio.CancelledError: The caller was cancelled.
         ConfigError: `sample` is not a Sample, so no outcome can be written to it.
         FailedGroupsError: Too many groups of training samples failed in a row; the run must end.
-            Nothing else is raised, since it would end slime's run.
+            Every other failure is written to the sample, because an exception would end slime's run.
     """
     if not hasattr(type(sample), "Status") or not hasattr(sample, "response_length"):
         raise errors.ConfigError(

@@ -146,7 +146,7 @@ async def find_load_errors(settings: RolloutSettings, *, connects: bool = False)
 
 
 def _check_environment_config(settings: RolloutSettings) -> None:
-    """Check the file of the setting `environment_config` by the function `check_config` of the program's module."""
+    """Check the file of the setting `environment_config` with the function `check_config` of the program's module."""
     if not isinstance(settings.environment_config, str):
         return
     path = find_file(settings.environment_config)
@@ -209,8 +209,8 @@ def to_episode_prompt(
             processor.
 
     Raises:
-        PromptError: The prompt is empty, already rendered, no chat that ends with a user's turn, or holds other content
-            than text and images.
+        PromptError: The prompt is empty or already rendered, is a chat that does not end with a user's turn, or holds
+            other content than text and images.
         ConfigError: The prompt has images, and Pillow is not installed.
     """
     images = _loaded_images(loaded or {})
@@ -427,7 +427,7 @@ def with_row_settings(settings: RolloutSettings, metadata: object) -> RolloutSet
     logged once, lists names that the run's settings lack.
 
     Raises:
-        ConfigError: The row's settings are no mapping, or hold a setting that rows can't have, a tool that the run
+        ConfigError: The row's settings are not a mapping, or hold a setting that rows can't have, a tool that the run
             lacks, or a bad value.
     """
     if not isinstance(metadata, Mapping):

@@ -169,7 +169,7 @@ def continue_from_journal(start: EpisodeStart, sink: RecordSink | None, settings
             ) from e
         logger.warning("an episode of the journal starts afresh: %s", e)
         return start
-    # a program repeats all of its calls, finished ones too, which `resumable: replay` allows
+    # a program repeats all of its calls, finished calls too, which `resumable: replay` allows
     if sink.may_have_acted and not settings.repeat_interrupted_tools and not settings.has_program:
         _check_unfinished_calls(loaded.state.progress, settings)
     dropped = start.dropped_tokens + loaded.dropped
@@ -183,7 +183,7 @@ async def open_journal(
 
     Records are found by the sample's index, its row and the conditions of the episode: records of an episode on another
     row or under other conditions are not this sample's. An aborted sample holds a newer state than such records, so
-    they are removed. Each process reads the records that dead processes left once, in a thread. Records that another
+    they are removed. Each process reads the records of dead processes only once, in a thread. Records that another
     episode of the same sample has open are not shared.
     """
     folder = settings.journal_dir

@@ -198,7 +198,7 @@ def _log_step(rollout_id: int, args: SlimeArgs, samples_by_prefix: Mapping[str, 
 def _measure_drift(args: SlimeArgs, samples: Sequence[FinishedSample], prefix: str, rollout_id: int) -> Metrics:
     """Return the metrics of drift, and of mismatch in the first step or with `mismatch_check: every_step`.
 
-    Return none if no sample records which of its tokens were sampled.
+    Return no metrics if no sample records which of its tokens were sampled.
     """
     first = next((sample for sample in samples if sample.turn_bounds), None)
     if first is None:
@@ -214,7 +214,7 @@ def _measure_drift(args: SlimeArgs, samples: Sequence[FinishedSample], prefix: s
     if meter.template_fault is not None:
         log_once(logger, logging.WARNING, "context is not compared with the chat template: %s", meter.template_fault)
     for drift in drifts:
-        if drift.mismatches:  # every one is logged, since a correct run has none
+        if drift.mismatches:  # every mismatch is logged, since a correct run has none
             logger.warning(
                 "context is not what the chat template renders sample_index=%s token=%d tokens=%d: run "
                 "`strands-rollout drift` on a dump of the sample for details",
@@ -352,7 +352,7 @@ def weight_metrics(samples: Samples) -> Metrics:
 
 
 def answer_metrics(samples: Samples) -> Metrics:
-    """Return the number of samples without a graded answer, and the accuracy of the others if they have an `acc`."""
+    """Return the number of samples without a graded answer, and the accuracy of the others if rewards have an `acc`."""
     answers = [finite(sample.graded.get("acc")) for sample in samples if not sample.is_missing]
     missing = {"missing": float(sum(sample.is_missing for sample in samples))} if samples else {}
     return missing | _mean("accuracy", [answer for answer in answers if answer is not None])

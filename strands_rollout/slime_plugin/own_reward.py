@@ -427,7 +427,10 @@ def _judge_model(judge: Judge) -> Model:
 
 
 def _limit_model(model: Model, judge: Judge) -> Model:
-    """Return a copy of a model whose replies time out and end with the reward, even in an evaluator's thread."""
+    """Return a copy of a model that gives up on a reply after the judge's timeout, or once the reward has ended.
+
+    This also holds for calls in an evaluator's thread, which can't be stopped.
+    """
     stream, limited = cast("Callable[..., AsyncIterator[Any]]", model.stream), copy.copy(model)
 
     async def stream_with_limits(*args: object, **kwargs: object) -> AsyncIterator[Any]:

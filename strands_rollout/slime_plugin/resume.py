@@ -72,7 +72,7 @@ def prepare_sample(sample: SampleLike, conditions: Mapping[str, str] | None, *, 
         dropped += (facts.sampled_tokens or 0) if was_aborted else 0
         reset_sample(sample)
         return EpisodeStart(aborts=aborts, resumes=resumes, dropped_tokens=dropped)
-    # slime may have masked tokens of older weights in between; masked tokens have no logprobs
+    # since the abort, slime may have masked tokens of older weights; masked tokens have no logprobs
     sample.rollout_log_probs = [
         logprob if mask else 0.0 for mask, logprob in zip(sample.loss_mask, sample.rollout_log_probs, strict=True)
     ]

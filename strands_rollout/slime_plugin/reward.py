@@ -1,6 +1,7 @@
 """slime's reward function: it takes a sample and returns a number, or a dict of plain JSON values.
 
-It raises only what must end the run; every other failure is a reward with the reason. `reward_func` is the entry.
+It raises an error only if the run must end; after any other failure it returns a reward that holds the reason.
+`reward_func` is the entry.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
     Raises:
         asyncio.CancelledError: The caller was cancelled.
         FailedGroupsError: Too many groups of training samples in a row have nothing to train on, for example while a
-            judge is down; the run must end (see `FailedGroups`). Nothing else is raised, since it would end slime's
-            run.
+            judge is down; the run must end (see `FailedGroups`). Every other failure becomes a reward, because an
+            exception would end slime's run.
     """
     del kwargs
     if not isinstance(sample, list | tuple):
@@ -120,7 +121,7 @@ class _GradedSample:
 
 
 async def _grade(args: object, sample: object) -> _GradedSample:
-    """Grade one sample; its training episode counts as running until then, since it may still succeed."""
+    """Grade one sample; until it is graded, a training episode counts as running, since it may still succeed."""
     try:
         with exits_as_errors("the sample", RuntimeError):
             is_counted, number = not _is_evaluation(sample), take_episode_number(sample)
@@ -179,7 +180,7 @@ def _to_slime_reward(args: object, sample: SampleLike, details: RewardDict) -> R
 
 
 def _reads_reward_key(args: object, sample: object) -> bool:
-    """Return whether slime reads a key of this sample's reward; a reward function has to conclude it from the args."""
+    """Return whether slime reads a key from this sample's reward, as slime's args show."""
     if not (hasattr(args, "reward_key") or hasattr(args, "eval_reward_key")) or getattr(args, "reward_key", None):
         return True  # an evaluation without a key of its own reads the key of training
     if not getattr(args, "eval_reward_key", None):
@@ -190,7 +191,7 @@ def _reads_reward_key(args: object, sample: object) -> bool:
 def _is_evaluation(sample: object) -> bool:
     """Return whether the sample belongs to an evaluation."""
     facts = facts_of(sample)
-    # this package's `generate` records it; for other samples: slime gives a group only to those for training
+    # this package's `generate` records it; among other samples, only training samples have slime's group index
     return bool(facts.evaluation) if facts.stop_reason is not None else getattr(sample, "group_index", None) is None
 
 
@@ -223,7 +224,7 @@ async def grade_ahead(args: object, sample: SampleLike) -> None:
 
 
 async def _compute_reward(args: object, sample: object) -> RewardDict:
-    """Return the reward of one sample; the score for a wrong answer, with the error, if the reward fails."""
+    """Return the reward of one sample; if the reward fails, the score of a wrong answer with the error."""
     settings = RewardSettings()
     try:
         with exits_as_errors("the sample", RuntimeError):
@@ -303,8 +304,8 @@ def _grade_sample(sample: object, cpu_s: float) -> Grade:
 def is_cut_answer(sample: object) -> bool:
     """Return whether the last turn was cut before its end.
 
-    The facts say so. A foreign sample has only its status: a truncated episode may have a whole last turn, but its
-    answer is not trusted.
+    The episode's facts record this. A foreign sample has only its status: if it is truncated or aborted, its answer is
+    not trusted, although its last turn may be whole.
     """
     facts = facts_of(sample)
     if facts.final_is_cut is not None:
@@ -326,14 +327,17 @@ def answer_text(sample: object) -> str:
 
 
 def _remove_reasoning(turn: str, tool_parser: str | None, *, in_reasoning: bool) -> str:
-    """Return a turn's `spoken_text`; its parser finds the text if reasoning has other tags than `<think>`."""
+    """Return a turn's text without reasoning and calls.
+
+    `spoken_text` finds the text, or the turn's parser if its reasoning has other tags than `<think>`.
+    """
     parser = get_parser(tool_parser) if tool_parser in parser_names() else None
     if parser is None or getattr(parser, "open_reasoning", "") == "<think>":
         return spoken_text(turn, in_reasoning=in_reasoning)
     parts: Sequence[Segment] = ()
     try:
         parts = parser.segments(turn, in_reasoning)
-    except Exception:  # a user's parser may raise anything; the policy must not avoid training by provoking that
+    except Exception:  # a user's parser may raise anything; the policy must not avoid training by provoking an error
         _LOGGER.debug("a parser failed", exc_info=True)
     texts = [part.text for part in parts if isinstance(part, Text)]
     return "".join(texts).strip() if parts and isinstance(parts[-1], Text) else ""

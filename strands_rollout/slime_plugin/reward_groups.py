@@ -1,7 +1,9 @@
 """Rewards by group: normalisation, the dynamic sampling filter, and the end of a run in which all groups fail.
 
-slime treats a failed sample as a finished one. While an engine or a judge is down, it would draw prompts without end
-with a dynamic filter, and train on nothing without a filter. Therefore `FailedGroups` counts failures and ends the run.
+slime treats a failed sample as a finished sample. While an engine or a judge is down, a run with a dynamic filter would
+draw prompts without end, and a run without a filter would train on nothing. Therefore `FailedGroups` counts failures
+and ends the run.
+
 An exception from `generate` or the reward ends slime's synchronous rollout, except in a surplus group that slime no
 longer awaits; the fully-async rollout logs the exception and loses the group. An exception from `log_rollout` or
 `normalize_rewards` ends both.
@@ -73,10 +75,10 @@ def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[flo
     outcome is the mean of its trained samples' rewards. For groups of equal size without fan-out and excluded samples,
     the result equals slime's default.
 
-    The statistics exclude a sample with `remove_sample` or the status FAILED; all siblings of a main agent that FAILED,
-    which an infrastructure fault caused; and a rollout without a usable reward, which is a finite number in float32.
-    The normalised reward of excluded samples is 0.0. An unusable reward is logged as an error and not raised, since an
-    exception would end the training run.
+    The statistics exclude a sample with `remove_sample` or the status FAILED; all siblings of a FAILED main sample,
+    since an infrastructure fault caused the failure; and a rollout without a usable reward, that is, a finite number in
+    float32. The normalised reward of excluded samples is 0.0. An unusable reward is logged as an error and not raised,
+    since an exception would end the training run.
 
     With the setting `max_sample_staleness`, samples that are too old get `remove_sample` first. slime calls this
     function last before it trains, and in its fully-async rollout finished samples may wait long for their step.
@@ -241,7 +243,7 @@ def _log_unusable(samples: Sequence[Any], rollouts: Sequence[Rollout]) -> None:
 class FilterVerdict:
     """A stand-in for slime's DynamicFilterOutput.
 
-    It is truthy if the group is kept, since slime uses the truth value of an output of another class.
+    Its truth value is `keep`, since slime uses the truth value of outputs of other classes.
 
     Attributes:
         keep: Whether the group is kept.
@@ -263,7 +265,7 @@ def keep_informative_groups(args: SlimeArgs, samples: Sequence[Any], **kwargs: o
     slime's `--dynamic-sampling-filter-path`. Rollouts, excluded samples and rewards are those of `normalize_rewards`:
     the siblings of a fan-out are one rollout, and a failed sample does not count as a rollout, so that an outage does
     not make a group informative. A group to which a foreign reward function gives no number counts as failed, since
-    slime would draw prompts without end.
+    slime would otherwise draw prompts without end.
 
     Args:
         args: slime's args; `reward_key` is read.
@@ -348,7 +350,10 @@ class FailedGroups:
 
     @contextmanager
     def running_episode(self, number: int | None = None) -> Iterator[int]:
-        """Count an episode as running within the block, and yield its number; pass `number` while it is graded."""
+        """Count an episode as running within the block, and yield its number.
+
+        Pass the `number` of an earlier call to count the same episode again, while it is graded.
+        """
         with self._lock:
             if number is None:
                 self._episodes_begun += 1
@@ -371,8 +376,8 @@ class FailedGroups:
         """Count an episode that failed, or whose reward failed, after its `running_episode()` has ended.
 
         Returns:
-            The error if the caller must raise it: only once for all concurrent episodes, and again when episodes fail
-            that began later, because the run continued.
+            The error if the caller must raise it, else None. Of concurrent episodes, only one gets it. An episode that
+            began later and fails gets it again, because the run has continued.
         """
         with self._lock:
             if self._newest_at_first_failure is None:

@@ -1,4 +1,4 @@
-"""Write a finished episode into slime's samples: one, or with `fan_out` one for each trajectory of its agents.
+"""Write a finished episode into slime's samples: one sample, or with `fan_out` a sample per trajectory.
 
 Only this module fills slime's Sample: tokens, mask, logprobs, status, and the facts of the episode in its metadata.
 Start at `write_episode`.
@@ -65,7 +65,7 @@ class EndedEpisode:
         score: The environment's score.
         question: The environment's question, which replaced the row's prompt.
         evaluated: The record that evaluators read.
-        gateway: The facts of the gateway's endpoint, if a program in another process played.
+        gateway: The facts of the gateway's endpoint, if a program in another process played the episode.
     """
 
     model: SGLangModel
@@ -108,7 +108,9 @@ def write_episode(
     rules: WritingRules,
     segments: Sequence[SiblingSegment] = (),
 ) -> list[SampleLike]:
-    """Fill a sample, which `prepare_sample` has prepared, from an episode; append to the tokens of a resumed sample.
+    """Fill a sample from an episode; a resumed sample keeps its tokens, and the new tokens are appended.
+
+    `prepare_sample` must have prepared the sample.
 
     Returns:
         The sample and, with `rules.fans_out`, a sibling for each segment, unless the episode failed or was aborted.
@@ -147,7 +149,7 @@ def write_episode(
 
 
 def write_failure(sample: SampleLike, error: BaseException, stop_reason: StopReason, rules: WritingRules) -> None:
-    """Make a sample valid whose episode could not be played or written."""
+    """Fill the sample of an episode that could not be played or written."""
     write_untrained(sample, [], 0)
     sample.status = _status(sample, stop_reason, may_abort=rules.may_abort)
     facts = EpisodeFacts(
@@ -170,7 +172,7 @@ def write_facts(sample: SampleLike, facts: EpisodeFacts) -> None:
 def write_trajectory(
     args: SlimeArgs, sample: SampleLike, model: SGLangModel, trajectory: Trajectory, max_staleness: int | None
 ) -> int:
-    """Append the tokens of a trajectory that the sample lacks, and set its response text.
+    """Append to a sample the trajectory's tokens that it lacks, and set the sample's response text.
 
     Returns:
         The number of tokens that were masked because their weights were too old.
@@ -210,7 +212,7 @@ def _engine_aborts(ended: EndedEpisode) -> int:
 
 
 def write_untrained(sample: SampleLike, prompt_ids: Sequence[int], filler_id: int) -> None:
-    """Fill the sample of an episode without any sampled token: with the prompt, and a masked filler token as response.
+    """Fill the sample of an episode that sampled no token: the prompt, then a masked filler token as response.
 
     slime's trainer needs at least one prompt token and one response token.
     """
@@ -223,7 +225,7 @@ def write_untrained(sample: SampleLike, prompt_ids: Sequence[int], filler_id: in
 
 
 def fill_batch_fields(args: SlimeArgs, sample: SampleLike, sampling_params: Mapping[str, Any]) -> None:
-    """Fill the fields that every sample of a batch must have with some of slime's arguments.
+    """Fill the fields that some of slime's arguments require of every sample in a batch.
 
     These are the number of turns (`--log-multi-turn`) and the replay data. A sample that failed before its first token
     gets empty replay data of the right shape; without it the batch could not be built.
@@ -253,7 +255,7 @@ def is_unfinished(sample: SampleLike) -> bool:
 
 
 def exclude_from_training(sample: SampleLike) -> None:
-    """Mask all tokens and set `remove_sample`: slime would train a FAILED sample like others."""
+    """Mask all tokens and set `remove_sample`, because slime would otherwise train on a FAILED sample."""
     sample.loss_mask = [0] * sample.response_length
     sample.rollout_log_probs = [0.0] * sample.response_length
     sample.remove_sample = True
@@ -337,7 +339,7 @@ def may_fan_out(args: SlimeArgs, sample: object, *, evaluation: bool) -> bool:
     """Return whether slime can take a list of samples from an episode; warn once if the configuration forbids it.
 
     slime 0.3 expects one sample, not a list, for each element of a group when it collects partial rollouts, in its
-    fully-async rollout and with --group-rm. Before slime 0.3.0 a Sample has no field for the rollout that it belongs
+    fully-async rollout and with --group-rm. Before 0.3.0, slime's Sample has no field for the rollout that it belongs
     to.
     """
     if evaluation:
@@ -372,14 +374,14 @@ def _fan_out_obstacle(args: SlimeArgs, sample: object) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class SiblingSegment:
-    """A branch of an episode other than that of its main sample.
+    """A branch of an episode's conversations that the main sample does not hold.
 
     Attributes:
         kind: "segment" for a history that was rewritten later, "aside" for a side conversation, "agent" for a
             sub-agent.
         model: The model that sampled it.
         segment: The branch, with at least one sampled token.
-        is_cut: Whether it is a sub-agent's that was interrupted in a tool call.
+        is_cut: Whether the branch belongs to a sub-agent that was interrupted in a tool call.
     """
 
     kind: str
@@ -442,7 +444,8 @@ _DROP_REASONS: Final = {
 def is_fan_out(sample: SampleLike, rules: WritingRules) -> bool:
     """Return whether slime gets the samples of this episode as a list.
 
-    slime takes an aborted sample back alone, never in a list. If one episode returns a list, all others must, too.
+    slime takes an aborted sample back alone, never in a list. If one episode of a run returns a list, every other
+    episode that was not aborted must, too.
     """
     return rules.fans_out and sample.status is not statuses_of(sample).ABORTED
 
@@ -527,7 +530,7 @@ def _episode_facts(
 
 
 def _agent_facts(model: SGLangModel, segment: Branch, stop_reason: StopReason) -> dict[str, Any]:
-    """Return the facts of one segment of an agent's conversation, by name: its turns and tokens."""
+    """Return the facts about the turns and tokens of one segment of an agent's conversation, by name."""
     trajectory = segment.trajectory
     turn_s = [turn.latency_s for turn in trajectory.turns]
     spans = [(number, span) for number, turn in enumerate(trajectory.turns) for span in turn.weight_spans]

@@ -143,7 +143,7 @@ def hub_unreachable_reason() -> str | None:
 
 
 def vocab_size_of(args: SlimeArgs) -> int | None:
-    """Return the number of rows of the model's embedding, which may exceed the tokenizer's; None without its config."""
+    """Return the number of rows of the model's embedding, which may exceed the tokenizer's; None if unknown."""
     checkpoint = getattr(args, "hf_checkpoint", None)
     if not checkpoint:
         return None

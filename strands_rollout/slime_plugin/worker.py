@@ -47,7 +47,7 @@ Packed = tuple[bytes, list[Any]]
 _DRIVER_SETTINGS: Final = ("episode_workers", "journal_dir", "should_abort")  # have no effect in a worker
 _LOG_LINES: Final = 20
 _MIN_BUFFER_BYTES: Final = 64_000  # smaller arrays are pickled with the value
-_RAY_DELAY_S: Final = 5.0  # Ray counts freed resources up to this late
+_RAY_DELAY_S: Final = 5.0  # Ray reports freed resources up to this late
 _MAX_BATCH_WAIT_S: Final = 0.05  # a batch waits for more messages while many arrive
 _BATCH_WAIT_PER_MESSAGE_S: Final = 0.002
 _BATCH_BYTES: Final = 1_000_000
@@ -207,7 +207,7 @@ class _RunningEpisode:
 
 
 class _Outbox:
-    """Collects records and results for the driver into batches: a message to it costs the same for one as for many."""
+    """Collects records and results into batches for the driver: many entries in a message cost as much as one."""
 
     def __init__(self) -> None:
         self._records: list[tuple[int, bytes]] = []
@@ -240,7 +240,7 @@ class _Outbox:
     async def next_batch(self) -> tuple[list[tuple[int, bytes]], list[Result]]:
         """Wait for records and results, and return them; return empty lists after `_HEARTBEAT_S` seconds.
 
-        A call means that the driver has the last batch, so it releases the waiters for that batch's records.
+        The driver asks for a batch only once it has the last batch, so a call ends the `commit`s that wait for that.
         """
         for commit in self._sent_commits:
             if not commit.done():
@@ -321,7 +321,7 @@ class EpisodeWorker:
         self._last_clear_at = self._measured_at
 
     async def start(self, number: int, args: bytes) -> WorkerInfo:
-        """Prepare for these args, and check that the code that they name can be loaded.
+        """Prepare the process for slime's args; the result lists code that the settings name and that can't be loaded.
 
         The constructor does not do this, since Ray hides the errors of constructors.
         """
@@ -377,7 +377,7 @@ class EpisodeWorker:
                 self._running[key].task.cancel()
 
     async def _run(self, assignment: Assignment, state: DriverState) -> None:
-        """Play an episode and send its result; a cancelled episode sends none."""
+        """Play an episode and send its result; a cancelled episode sends no result."""
         key = assignment.key
         try:
             call: RemoteCall = unpack(assignment.data, assignment.buffers)

@@ -1,8 +1,8 @@
 """The driver's side of episode workers: the process that calls `generate` assigns episodes to actors on Ray.
 
 Each episode goes to the least busy worker. The driver keeps the records of the episode's steps, so that another worker
-can continue it if the first one dies. All calls to Ray are made in one thread with an event loop of its own; callers
-wait in theirs.
+can continue it if the first one dies. All calls to Ray are made in the pool's thread, which has its own
+event loop; callers wait in their own event loops.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _SEND_DELAY_S: Final = 0.005  # collects several messages into one call of an ac
 _SEND_ABORT_TIMEOUT_S: Final = 0.5
 _MAX_GROUPS: Final = 4096
 _MAX_ARGS: Final = 8
-_SIBLING_SLACK: Final = 1.25  # factor by which a sibling's worker may be busier and still be chosen
+_SIBLING_SLACK: Final = 1.25  # factor by which the worker of the group's last episode may be busier and still be chosen
 _SMOOTHING: Final = 0.1
 _ANSI_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _NO_ABORT: Final = AbortSignals(slime=False, user=None)
@@ -217,9 +217,9 @@ class _EpisodeJob:
         Args:
             left: The records in the worker's file; None if it can't be read.
         """
-        # the worker sends a turn's record to the driver first, then writes it to its file, then runs the turn's tools;
-        # it writes a tool's result to the file first. So if the driver has exactly one record more than the file, the
-        # turn's tools had not begun
+        # a turn's record goes to the driver, then to the worker's file, and only then do the turn's tools run; the
+        # record of a tool's result goes to the file first. So if the driver has exactly one record more than the
+        # file, the turn's tools had not begun
         ahead = 0 if left is None else len(self.new_records) - len(left)
         records = self.new_records if left is None or ahead > 0 else [*left]
         self.attempts = 0 if records else self.attempts + 1
@@ -247,7 +247,7 @@ class _Worker:
         actor: Ray's handle of the current actor.
         info: The actor's process; None until the actor has started.
         jobs: The episodes that it plays, by key.
-        assignments: Pending messages for the next call of `EpisodeWorker.assign`, as are `notices` and `cancelled`.
+        assignments: For the next call of `EpisodeWorker.assign`, which also sends `notices` and `cancelled`.
         args_numbers: The numbers of the `ArgsSnapshot`s that the actor has, in the order in which they were sent; a
             dict for its order.
         deaths: The times of the last deaths, by `time.monotonic`.
@@ -281,7 +281,7 @@ class _Worker:
         self.episode_s += (seconds - self.episode_s) * (_SMOOTHING if self.episode_s else 1.0)
 
     def load(self) -> float:
-        """Return the seconds of work that it would have with one more episode; the least loaded worker gets it."""
+        """Return the seconds of work that the worker would have with one more episode."""
         return (len(self.jobs) + 1) * (self.episode_s or 1.0)
 
 
@@ -391,7 +391,7 @@ class WorkerPool:
             self.loop.close()
 
     def _pack_args(self, args: SlimeArgs) -> ArgsSnapshot:
-        """Return a snapshot of the args, a new one if they have changed since the last call."""
+        """Return a snapshot of the args; a new snapshot if the args have changed since the last call."""
         with self._args_lock:
             snapshot = self._args.get(id(args))
             if snapshot is None or not snapshot.belongs_to(args):
@@ -512,7 +512,7 @@ class WorkerPool:
         starting = self.loop.create_task(self._start_worker(worker))
         try:
             # wait until any worker on the dead worker's node can read the records there: without them, a finished tool
-            # would count as one that may be running, and its episode would be lost
+            # would count as a tool that may be running, and its episode would be lost
             while self._worker_on_node_of(dead) is None and not starting.done() and await self._is_node_alive(dead):
                 await asyncio.wait({starting}, timeout=_NODE_POLL_S)
             if dead is not None and (reader := self._worker_on_node_of(dead)) is not None:
@@ -535,7 +535,7 @@ class WorkerPool:
         return next((worker for worker, info in ready if dead is not None and info.node == dead.node), None)
 
     async def _take_left_records(self, worker: _Worker, dead: WorkerInfo) -> dict[int, Sequence[bytes]] | None:
-        """Let a worker on the same node read the records in a dead worker's files, since the driver may lack the last.
+        """Let a worker on the same node read a dead worker's records; the driver may lack the last record.
 
         Returns:
             The records by episode; None if they can't be read.
@@ -578,7 +578,10 @@ class WorkerPool:
                 self._schedule_send(worker)
 
     def _choose_worker(self, job: _EpisodeJob) -> _Worker | None:
-        """Return the least loaded free worker, or a sibling's if it is hardly busier; None if no worker is free."""
+        """Return a free worker: the least loaded, or the worker of the group's last episode if it is hardly busier.
+
+        Return None if no worker is free.
+        """
         limit = self._setting.max_episodes
         free = [worker for worker in self._workers if worker.is_ready and (limit is None or len(worker.jobs) < limit)]
         if not free:
@@ -595,7 +598,7 @@ class WorkerPool:
         return chosen
 
     def _schedule_send(self, worker: _Worker) -> None:
-        """Send a worker's pending messages, with those of the next `_SEND_DELAY_S`, in one call."""
+        """Send a worker's messages after `_SEND_DELAY_S`; messages that are added in the meantime share the call."""
         # only the first message schedules the call, which takes the later ones with it
         if len(worker.assignments) + len(worker.notices) + len(worker.cancelled) == 1:
             self.loop.call_later(_SEND_DELAY_S, self._send, worker, worker.actor)

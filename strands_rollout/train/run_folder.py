@@ -1,7 +1,7 @@
 """The folder of a training run (log, checkpoints, weights), and the run's reports: progress, wandb, curves.
 
 A folder belongs to one run: a run with other options is refused, so that steps are never mixed. A checkpoint is written
-atomically, and then the earlier ones are removed. Only the environment configures wandb (WANDB_MODE, WANDB_PROJECT
+atomically, and then earlier checkpoints are removed. Only the environment configures wandb (WANDB_MODE, WANDB_PROJECT
 ...).
 """
 

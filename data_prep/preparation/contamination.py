@@ -25,7 +25,7 @@ STOCK_PHRASE_ROWS: Final = 10
 """Number of different rows above which a run that they share is a stock phrase."""
 
 COPY_SHARE: Final = 0.5
-"""Share of a problem's runs from which on a row always counts, even if the runs are stock phrases."""
+"""Share of a problem's runs at which a row counts even if the runs are stock phrases."""
 
 _WORD: Final = re.compile(r"[^\W_]+")
 _EXAMPLES: Final = 3
@@ -137,7 +137,7 @@ def words_of(problem: str) -> list[str]:
 class _Search:
     """Collects the rows that share a run of words with an evaluation file.
 
-    Problems are identified by their words, joined with spaces, as are runs.
+    Problems and runs are identified by their words, joined with spaces.
     """
 
     def __init__(self, path: Path, ngram_words: int) -> None:

@@ -26,7 +26,7 @@ class Rejection:
     """Rows with the same problem and label that are left out.
 
     Attributes:
-        row: The number of the first of them.
+        row: The number of the first such row.
         times: The number of these rows, without removed duplicates.
         kind: The cause: "prompt", "label" or "conflict".
         reason: The reason, for the user.

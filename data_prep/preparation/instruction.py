@@ -3,8 +3,8 @@ r"""Find a data set's answer instruction at the beginning or end of a message, a
 The package's system prompt asks for `\boxed{}`. A prompt that asks for an "Answer:" line contradicts it, and a prompt
 that asks for a box repeats it. Only whole, known sentences are removed, so that nothing of a problem is lost.
 
-The wordings `_LAST_LINE` and `_OWN_LINE` are those of the row that slime shows (docs/en/get_started/usage.md); it was
-not checked that the published dapo-math-17k has them. The others are in common use.
+The wordings `_LAST_LINE` and `_OWN_LINE` come from the row that slime shows (docs/en/get_started/usage.md); it was not
+checked that the published dapo-math-17k has them. The other wordings are in common use.
 """
 
 import functools
@@ -127,7 +127,7 @@ def without_instruction(text: str) -> tuple[str, frozenset[str]]:
     """Return the text without the instructions at its edges, "" if nothing is left, and their `KINDS`."""
     found: set[str] = set()
     previous = None
-    while text != previous:  # an instruction may end where another one was removed
+    while text != previous:  # an instruction may end where another instruction was removed
         previous = text
         for sentence in _SENTENCES:
             shorter = sentence.cut_from(text)

@@ -40,8 +40,8 @@ def prepare(request: Request, *, force: bool = False) -> Prepared:
 
     Raises:
         ConfigError: See `check_usage`.
-        PreparationError: The source can't be read, or too many rows can't be used. No data file is written then, and
-            an existing file stays.
+        PreparationError: The source can't be read, or too many rows can't be used. In both cases no data file is
+            written, and an existing file stays.
     """
     check_usage(request, force=force)
     arguments = arguments_of(request)
@@ -111,7 +111,7 @@ def _survey(source: Source, columns: Columns) -> tuple[Survey, list[dict[str, An
 
 
 def _write_rejected(source: Source, choice: Choice, request: Request) -> None:
-    """Write each rejected row with its reason; remove an earlier run's file if there are none."""
+    """Write each rejected row with its reason; without rejected rows, remove an earlier run's file."""
     if not choice.rejections:
         request.rejected_file.unlink(missing_ok=True)
         return

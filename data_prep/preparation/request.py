@@ -100,7 +100,7 @@ def check_usage(request: Request, *, force: bool) -> None:
     """Check that no input and no file of another origin would be overwritten, and that the options agree.
 
     Raises:
-        ConfigError: They don't; the message has the remedy.
+        ConfigError: A check fails; the message has the remedy.
     """
     inputs = {path.resolve(): "--against" for path in request.against}
     if request.path is not None:

@@ -1,6 +1,6 @@
 """Open a data set on the hub, at a mirror or in local files.
 
-Nothing else may import `datasets` or `huggingface_hub` before: they read the endpoint from the environment once.
+No other module may import `datasets` or `huggingface_hub` earlier: they read the endpoint from the environment once.
 """
 
 import glob
@@ -121,7 +121,7 @@ def _load_hub(request: Request, revision: str | None, *, is_offline: bool) -> An
         return datasets.load_dataset(
             request.dataset, request.config, split=request.split, revision=revision or request.revision
         )
-    except Exception as e:  # the errors above, and those of the HTTP library, which differs between versions
+    except Exception as e:  # the errors above, and errors of the HTTP library, which differs between versions
         if is_offline:
             raise PreparationError(
                 f"HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) is set, and {request.dataset} is not in the cache of an "

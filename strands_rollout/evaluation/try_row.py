@@ -491,7 +491,7 @@ async def _try(options: TryOptions) -> int:
 
 
 def _exit_code(outcome: Outcome, policy: WrittenPolicy | None) -> int:
-    sample = outcome.sample  # a truncated episode succeeds like a completed one, if it has tokens to train on
+    sample = outcome.sample  # a truncated episode with tokens to train on is a success, too
     if sample.remove_sample or sample.status is Sample.Status.ABORTED or _list_errors(outcome, of_episode=False):
         return EXIT_FAILED
     if isinstance(policy, Script):

@@ -58,7 +58,7 @@ def grade(text: str, label: object, cpu_s: float = CPU_LIMIT_S, *, is_cut: bool 
         is_cut: Whether the text ends in the middle; see `extract_answer`.
     """
     pred = extract_answer(text, is_cut=is_cut)
-    # before the label is read as the text of a list, since such a text may itself be the answer
+    # compare before the label is parsed as a list: the text of a list may itself be the answer
     if pred and isinstance(label, str) and pred == label.strip():
         return Grade(correct=True, pred=pred, label=pred, method="exact")
     labels = label_texts(label) or ("",)

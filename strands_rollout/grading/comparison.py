@@ -261,7 +261,7 @@ def _is_reals(key: Key) -> bool:
 
 def _equal_groups(first: ValueGroup, second: ValueGroup, budget: Budget) -> bool:
     named = values.named_values(first), values.named_values(second)
-    if (named[0] is None) != (named[1] is None):  # only one group has names, which the other omits
+    if (named[0] is None) != (named[1] is None):  # one group has names, and the other omits them
         first, second = named[0] or first, named[1] or second
     if not (first.is_set and second.is_set):
         brackets = {first.brackets, second.brackets}

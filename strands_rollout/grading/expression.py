@@ -600,7 +600,7 @@ def tidy(answer: str) -> str:
     text = _UNICODE_FRACTION.sub(_fraction_to_latex, text)
     text = _UNICODE_POWER.sub(lambda m: f"^{{{m[0].translate(_SUPERSCRIPTS)}}}", text).translate(_UNICODE)
     text = unicodedata.normalize("NFKC", text).translate(_UNICODE)
-    if text.replace(r"\$", "").count("$") != 1:  # around formulas; money has a single one, or `\$5`
+    if text.replace(r"\$", "").count("$") != 1:  # dollars around formulas; money has a single dollar, or `\$5`
         text = re.sub(r"(?<!\\)\$", "", text)
     text = _DROPPED.sub(" ", text.replace(r"\$", "$"))
     text = _INFIX.sub(lambda m: rf"\{_PREFIXED[m[2]]}{{{m[1]}}}{{{m[3]}}}", text)

@@ -24,7 +24,7 @@ _MATH_SPAN: Final = re.compile(r"\$\$?([^$]+)\$?\$|\\\((.+?)\\\)|\\\[(.+?)\\\]")
 _SIGN: Final = re.compile(r"(?:^|(?<=\s))[-−±<>≤≥]$")  # noqa: RUF001 - a minus
 _UNIT: Final = re.compile(r"\s?[%‰°]")
 _MARKUP: Final = " \t*_`"
-_SEARCHED_CHARS: Final = 50_000  # only the end of a text is searched, which bounds the cost of a very long one
+_SEARCHED_CHARS: Final = 50_000  # only the end of a text is searched, which bounds the cost of very long texts
 _MAX_LINE_CHARS: Final = 1000  # a longer line is not searched for a formula or a sentence
 
 

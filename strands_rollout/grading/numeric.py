@@ -39,7 +39,7 @@ class _Local(threading.local):
 
     @functools.cached_property
     def mp(self) -> Value:
-        from mpmath.ctx_mp import MPContext  # imported at the first formula, because most answers are none
+        from mpmath.ctx_mp import MPContext  # imported at the first formula, because most answers are not formulas
 
         context = MPContext()
         context.dps = _DIGITS

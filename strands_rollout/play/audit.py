@@ -45,7 +45,7 @@ class Exchange:
 
     @property
     def sequence(self) -> list[int]:
-        """The ids of the request plus those of the answer."""
+        """The ids of the request plus the ids of the answer."""
         return [*self.input_ids, *(self.output_ids or [])]
 
 
@@ -92,7 +92,7 @@ class WireRecorder:
 
 
 def _end_to_end(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return headers without those that belong to a single connection."""
+    """Return the headers that a proxy must forward; the others apply to a single connection."""
     return {name: value for name, value in headers.items() if name.lower() not in _HOP_HEADERS}
 
 

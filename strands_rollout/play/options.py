@@ -186,7 +186,7 @@ class TryOptions:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling parameters of an evaluation; the defaults are those of slime's evaluation.
+    """Sampling parameters of an evaluation, with the defaults of slime's evaluation.
 
     Attributes:
         samples: Episodes of each problem.

@@ -360,7 +360,7 @@ def _tool_use(call: object, position: int, number: int) -> dict[str, Any]:
 
 
 def _read_arguments(function: Mapping[str, Any]) -> str | Mapping[str, Any] | None:
-    """Return a call's arguments, {} if the row leaves them empty; None if they are neither an object nor its JSON.
+    """Return a call's arguments, {} if the row leaves them empty; None unless they are an object or an object's JSON.
 
     JSON stays as it is written, since templates render it unchanged. Other arguments are refused, since the template
     would show the policy a call that it could never make.

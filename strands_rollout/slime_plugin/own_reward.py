@@ -145,7 +145,7 @@ async def _within_limits(timeout_s: float, judge: Judge | None) -> AsyncIterator
 def _weighted_sum(parts: Mapping[str, RewardPart], results_by_part: Mapping[str, RewardResult]) -> RewardResult:
     values = {name: result.score for name, result in results_by_part.items()}
     nested = {f"{name}/{key}": value for name, result in results_by_part.items() for key, value in result.parts.items()}
-    # an evaluator's `acc` counts only if no other part has one
+    # an evaluator's `acc` counts only if no other part has an `acc`
     by_rank = sorted(results_by_part.items(), key=lambda item: parts[item[0]].evaluator is not None)
     return RewardResult(
         sum(parts[name].weight * value for name, value in values.items()),
@@ -159,7 +159,7 @@ def parse_score(value: object, name: str) -> RewardResult:
     """Convert a number, or a mapping with the key `score`, whose further numbers become parts.
 
     Raises:
-        RolloutError: The value is neither; `name` is its name in the message.
+        RolloutError: The value is neither a number nor such a mapping; `name` is its name in the message.
     """
     entries = value if isinstance(value, Mapping) else {"score": value}
     numbers = {str(key): number for key, entry in entries.items() if (number := usable_number(entry)) is not None}
@@ -487,7 +487,7 @@ def _case_class() -> type[Any]:
 def _build_case(answer: AnswerToGrade, *, reads_session: bool) -> object:
     """Return the episode as strands_evals' EvaluationData.
 
-    The trajectory is a Session, or a list of tool names if the row's `expected_trajectory` is one.
+    The trajectory is a Session, or a list of tool names if the row's `expected_trajectory` is such a list.
     """
     facts, label = facts_of(answer.sample), answer.label
     record = facts.evaluated
@@ -528,7 +528,7 @@ def _build_session(record: Mapping[str, Json], response: str) -> object:
     """Return the messages as strands_evals' Session: a trace for each user's turn, with the calls before its answer."""
     from strands_evals.types import trace
 
-    clock = itertools.count()  # of the spans' start times only the order matters
+    clock = itertools.count()  # only the order of the spans' start times matters
     specs = [(spec["name"], spec.get("description"), spec["inputSchema"]["json"]) for spec in record["tools"]]
     tools = [trace.ToolConfig(name=name, description=text, parameters=schema) for name, text, schema in specs]
 

@@ -132,7 +132,7 @@ def _exclude_stale(args: SlimeArgs, samples: Sequence[Any]) -> None:
     stale = [sample for sample, versions in zip(samples, staleness, strict=True) if versions > limit]
     for sample in stale:
         sample.remove_sample, sample.loss_mask = True, [0] * sample.response_length
-        if sample.rollout_log_probs is not None:  # the trainer expects none where the mask is 0
+        if sample.rollout_log_probs is not None:  # the trainer expects 0.0 where the mask is 0
             sample.rollout_log_probs = [0.0] * sample.response_length
     if stale:
         message = "samples are too old to be trained samples=%d of=%d oldest=%s max_sample_staleness=%d"

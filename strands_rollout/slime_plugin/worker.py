@@ -268,8 +268,8 @@ class _Outbox:
 class _WorkerRecordSink:
     """Writes an episode's records to a file, in case this process dies, and to the driver, in case the node is lost.
 
-    Implements `journal.RecordSink`. The driver keeps the records of the last attempt until this attempt has sent one,
-    since the first record holds the whole episode.
+    Implements `journal.RecordSink`. The driver keeps the records of the last attempt until this attempt has sent its
+    first record, which holds the whole episode so far.
     """
 
     outbox: _Outbox

@@ -39,15 +39,15 @@ class Task:
 
     Attributes:
         messages: Strands messages that the agent starts with; the last is the user's.
-        system_prompt: The row's system prompt, else the configured system prompt; None without either.
+        system_prompt: The row's system prompt, otherwise the configured system prompt; None if neither is set.
         label: The row's label.
         metadata: The row's metadata, without the keys that this package writes.
-        index: The sample's index; None if it has none.
+        index: The sample's index; None for a sample without index.
         evaluation: True in an evaluation, False in training.
-        tools: The configured tools and the environment's, as `strands.Agent(tools=...)` takes them.
+        tools: The configured tools and the environment's tools, as `strands.Agent(tools=...)` takes them.
         resources: Open resources by their names in the setting `resources`.
         environment: The object that the setting `environment` made; None without the setting.
-        environment_config: Path of the file in the setting of this name; None without one.
+        environment_config: Path of the file in the setting of this name; None without the setting.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -98,7 +98,7 @@ def current_task() -> Task:
 
 @contextmanager
 def task_scope(task: Task) -> Iterator[None]:
-    """Make `current_task` return this task in all that the block calls, awaits or starts."""
+    """Make `current_task` return this task in everything that the block calls, awaits or starts."""
     scope = _TaskScope(task)
     token = _CURRENT.set(scope)
     try:
@@ -135,7 +135,7 @@ async def call_user_code(
 
     Args:
         call: The function. A coroutine function runs on the loop, any other in a thread, since it may block.
-        given: Its arguments.
+        given: The arguments of the function.
         loop: Loop that runs coroutines; None for the running loop.
         in_thread: Runs a sync function. By default, each call has a thread of its own: in the loop's pool, a function
             that never returns would occupy a worker forever.
@@ -191,7 +191,7 @@ class EpisodeContext:
         timeout_s: Maximum seconds of each call of the environment, and of opening each resource.
         control: The episode's control; an abort cancels running calls.
         loop: Loop of the user's coroutines: connections that they open are bound to it. None for the running loop.
-        prompt: User message of the environment's `prepare`; None if the row's is used.
+        prompt: User message that the environment's `prepare` returned; None if the row's message is used.
 
     Raises:
         EnvironmentFaultError: From each method, if the environment fails or returns an unexpected value.
@@ -235,7 +235,7 @@ class EpisodeContext:
             raise errors.EnvironmentFaultError(message) from e
 
     async def prepare(self) -> Self:
-        """Call the environment's `prepare`; return a context whose task begins with its message, if it returned any."""
+        """Call the environment's `prepare`; return a context whose task begins with the returned message, if any."""
         if not hasattr(self.task.environment, "prepare"):
             return self
         text = await self._call_method("prepare")
@@ -276,7 +276,7 @@ class EpisodeContext:
 
 
 def checked_score(given: object, what: str) -> dict[str, Any]:
-    """Return a score of the user's code as a mapping with `score`; `what` names its function in error messages.
+    """Return a score of the user's code as a mapping with `score`; `what` names the code in error messages.
 
     Raises:
         EnvironmentFaultError: The score is neither a finite number nor a mapping of plain JSON with `score`.

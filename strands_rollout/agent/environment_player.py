@@ -1,4 +1,4 @@
-"""Episodes that an environment plays with an agent of its own, such as an environment of another library.
+"""Episodes that an environment plays with its own agent, for example an environment of another library.
 
 `play_environment` calls the environment's `play` within the episode's limits. The hooks that it passes make that agent
 part of the episode: they bind it to the record, bound and count its tools, and notice aborts and failed model calls.
@@ -54,10 +54,10 @@ class PlayedEpisode:
     """The end of an episode that an environment has played.
 
     Attributes:
-        stop_reason: The reason of its end, as the environment sees it.
+        stop_reason: The reason why the episode ended, as the environment sees it.
         error: The fault that ended the agent's turns; None for an ordinary end.
-        scoring_error: The fault for which there is no score; None if there is one, or the environment has none.
-        score: The environment's score, a mapping with `score`; None if it has none, so that the settings' reward
+        scoring_error: The fault that prevented a score; None if scoring succeeded or the environment does not score.
+        score: The environment's score, a mapping with `score`; None if it does not score, so that the settings' reward
             grades the answer.
         facts: Facts of the environment, as plain JSON.
     """
@@ -84,7 +84,7 @@ async def play_environment(
     Args:
         model: The episode's model.
         context: The context, whose environment has the method `play`.
-        limits: Limits that apply beside the environment's own.
+        limits: Limits that apply in addition to the environment's own limits.
         hooks: Further Strands hooks for the environment's agent.
         tool_span: Context manager entered around each tool call.
         progress: State of an aborted attempt, which the environment repeats and continues; the model was resumed from
@@ -124,7 +124,7 @@ class _EnvironmentRun:
 
     async def play(self) -> Episode:
         hide_reported_failures()
-        deadline = self.control.deadline(model=self.model)  # of aborts alone; see `_time_left_s`
+        deadline = self.control.deadline(model=self.model)  # notices only aborts; see `_time_left_s`
         played: PlayedEpisode | None = None
         raised: Exception | None = None
         try:
@@ -139,7 +139,7 @@ class _EnvironmentRun:
         if self.model.conversation.drop_new_branch():
             self.model.conversation.branch.forget_history()
         history: Sequence[Mapping[str, Any]] = () if self.seat.agent is None else self.seat.agent.messages
-        if self.begun is not None and self.model.is_replaying:  # it was aborted before it had repeated all
+        if self.begun is not None and self.model.is_replaying:  # aborted before the whole attempt was repeated
             history = self.begun.messages
         progress = EpisodeProgress(
             messages=history,
@@ -166,7 +166,7 @@ class _EnvironmentRun:
         )
 
     async def _play(self) -> PlayedEpisode:
-        """Call the environment. If it is cancelled, its cleanup gets `CLOSE_TIMEOUT_S` before it is left behind."""
+        """Call the environment. After a cancellation, wait up to `CLOSE_TIMEOUT_S` for the environment's cleanup."""
         environment, task = self.context.task.environment, self.context.task
         playing = asyncio.ensure_future(
             call_user_code(environment.play, self.model, self.hooks, loop=self.context.loop)
@@ -200,8 +200,8 @@ class _EnvironmentRun:
         """Wait until the agent begins or ends its turns, or the environment has ended.
 
         Raises:
-            EnvironmentFaultError: The environment takes too long before or after the agent's turns. The time is the
-                environment's then, not the policy's.
+            EnvironmentFaultError: The environment takes too long before or after the agent's turns, so the policy is
+                not at fault.
         """
         limit_s = self._time_left_s()
         self.seat.changed.clear()
@@ -212,9 +212,9 @@ class _EnvironmentRun:
             raise errors.EnvironmentFaultError(f"the environment took more than {limit_s:g} s {self.seat.phase}")
 
     def _time_left_s(self) -> float | None:
-        """Return the limit of the environment's next step.
+        """Return the time limit of the environment's next step, in seconds; None for no limit.
 
-        `environment_timeout_s` limits all that it does before and after the agent's turns. `episode_timeout_s` limits
+        `environment_timeout_s` limits its work before and after the agent's turns. `episode_timeout_s` limits
         the agent's turns, in `_AgentHook`, and the time before them.
         """
         if self.seat.is_playing:  # older versions of Strands can't cut the turns themselves
@@ -233,7 +233,7 @@ class _EnvironmentRun:
         return stop_reason_of(fault, cut_by=None, has_turns=True), fault
 
     def _ending_of_agent(self, played: PlayedEpisode | None) -> tuple[StopReason, Exception | None]:
-        """Return the stop reason and error of the agent's turns; an environment error without an error if none ran."""
+        """Return the stop reason and error of the agent's turns; no error if only the environment failed."""
         model, seat = self.model, self.seat
         has_turns, cut_by = model.conversation.turn_count > 0, model.cut_by
         is_completed = played is not None and played.stop_reason is StopReason.COMPLETED
@@ -269,10 +269,10 @@ class _AgentHook(HookProvider):
     Attributes:
         agent: The first agent on the episode's model; None before it is invoked.
         error: The exception of the last model call, or of a hook before it; None if it succeeded.
-        is_playing: True between the agent's first model call and its answer, in which the time is the policy's.
+        is_playing: True during the agent's invocation, when the policy uses the time.
         changed: Set when `is_playing` changes.
         is_out_of_time: True if the agent's turns were cut at `episode_timeout_s`.
-        engine_fault: The engine's fault at that time, if it was failing.
+        engine_fault: The engine's fault when the turns were cut; None if the engine was not failing.
     """
 
     def __init__(self, run: _EnvironmentRun) -> None:
@@ -331,7 +331,7 @@ class _AgentHook(HookProvider):
             self.error = error
 
     async def _cut_at_timeout(self, context: Any, call_next: CallNext) -> AsyncGenerator[Any, None]:  # noqa: ANN401
-        """Middleware that ends the agent's turns at `episode_timeout_s`, after which the environment still scores them.
+        """Middleware that ends the agent's turns at `episode_timeout_s`; the environment still scores these turns.
 
         Raises:
             TimeoutError: The time is up.

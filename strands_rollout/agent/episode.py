@@ -1,7 +1,7 @@
 """Run one episode: `run_episode` builds a Strands agent, runs it within its limits and returns an `Episode`.
 
-Strands logs each exception of its loop as an error, also hundreds of aborted generations at the end of each step. A log
-filter drops these lines, since each sample reports its episode's failure once.
+Strands logs each exception of its loop as an error, including hundreds of aborted generations at the end of each step.
+A log filter drops these lines, since each sample reports the failure of its episode once.
 """
 
 import logging
@@ -56,9 +56,9 @@ class ProgramOutcome:
     """The outcome of an episode that a program played.
 
     Attributes:
-        text: Returned text, which is the final answer instead of the policy's last turn; None if it returned none.
-        score: Returned number as `{"score": number}`, or the returned mapping with `score`; None if it returned
-            neither.
+        text: Returned text, which replaces the policy's last turn as the final answer; None if no text was returned.
+        score: Returned number as `{"score": number}`, or the returned mapping with `score`; None if neither was
+            returned.
         facts: Facts of the endpoint's requests and of the program's process.
         dropped_tokens: Tokens of an earlier attempt that this attempt did not repeat; None without an earlier attempt.
     """
@@ -74,8 +74,8 @@ class Episode:
     """A finished episode; its tokens are in `model.trajectory`.
 
     Attributes:
-        stop_reason: The reason of its end.
-        error: The exception that ended it; None for an ordinary end.
+        stop_reason: The reason why the episode ended.
+        error: The exception that ended the episode; None for an ordinary end.
         tool_iterations: Turns whose tools were run.
         tool_calls: Calls that were run.
         tools: Times and errors of the tools.
@@ -135,15 +135,15 @@ class EpisodeSetup:
         limits: The episode's limits.
         control: The episode's control. An abort ends the episode immediately; a running generation keeps the tokens
             that the engine has sampled.
-        self_timed_tools: Names of tools without the limit `tool_timeout_s`: they apply their own, which doesn't count
-            the time in their queue.
+        self_timed_tools: Names of tools to which `tool_timeout_s` is not applied from outside: they time their calls
+            themselves, without the time that a call waits in a queue.
         hooks: Further Strands hooks; they run before the hooks of the limits.
         tool_span: Context manager entered around each tool call.
         conversation_manager: Strands conversation manager, which may drop or summarize messages; the model must begin a
             new segment then. None keeps all messages.
-        progress: State to continue from; `messages` are not read then.
-        team: Agents of a user's factory. `tools` and `conversation_manager` are not used then, and `system_prompt` only
-            if the agent has none.
+        progress: State to continue from; the messages given to `run_episode` are ignored then.
+        team: Agents of a user's factory. With a team, `tools` and `conversation_manager` are not used, and
+            `system_prompt` is used only if the agent has no system prompt.
         next_message: Returns the user's reply to an answer of the policy; a reply of None ends the episode.
         journal: Stores each step from which another process could continue the episode.
     """
@@ -163,7 +163,7 @@ class EpisodeSetup:
 
 
 async def run_episode(model: SGLangModel, messages: Sequence[Mapping[str, Any]], setup: EpisodeSetup) -> Episode:
-    """Build an agent, run it on `messages` until no `next_message` follows, and return the finished episode.
+    """Build an agent, run it on `messages` and on each `next_message`, and return the finished episode.
 
     Args:
         model: A model whose trajectory is empty, or was resumed with the same `setup.progress`.
@@ -205,7 +205,7 @@ class _AgentRun:
         # Strands calls hooks in the order of their registration
         self.all_hooks = [*setup.hooks, *own_hooks, self.loop]
         self.team: Team | None = None
-        self.main: Agent | None = None  # the agent of the last answer; before it, the first candidate
+        self.main: Agent | None = None  # the agent that answered last; at first, the first candidate
         self.limiters: dict[Agent, ToolLimiter] = {}
         self.visits = VisitLog()
         self.user_turns = 0
@@ -226,7 +226,7 @@ class _AgentRun:
             reason, error = self._end_at_deadline(deadline) if deadline.expired() else self._end_with_error(e)
         is_resumable = self.team is None or self.team.is_single_agent
         history = self.start.messages if self.main is None else self.main.messages
-        if self.model.conversation.drop_new_branch():  # the rewritten history of a request that failed
+        if self.model.conversation.drop_new_branch():  # left by a failed request with a rewritten history
             self.model.conversation.branch.forget_history()
         in_tools = bool(history) and any("toolUse" in block for block in history[-1]["content"])
         progress = self.progress(history, in_tools=in_tools)
@@ -281,7 +281,7 @@ class _AgentRun:
             self.model.bind_tools(conversation, main.tool_registry.get_all_tool_specs())
 
     async def _turn(self, team: Team) -> StopReason | None:
-        """Let the agents answer `next_prompt`; return the stop reason, None if another user message follows."""
+        """Let the agents answer `next_prompt`; return the stop reason, or None if another user message follows."""
         if isinstance(team.runner, Agent):
             refuse_interrupts(await self.loop.run(team.runner, self.next_prompt))
         else:
@@ -313,7 +313,7 @@ class _AgentRun:
         return None
 
     def _settle_main(self, team: Team, runner: MultiAgentBase) -> None:
-        """Make the candidate that answered last the main agent: its answer is the swarm's or graph's."""
+        """Make the candidate that answered last the main agent: its answer is the answer of the swarm or graph."""
         record = self.model.record
         conversations = {
             agent: conversation
@@ -399,7 +399,7 @@ _OWN_ERRORS: Final = frozenset(
 
 
 class _ReportedFailureFilter(logging.Filter):
-    """Drops log records of failed cycles whose error is one of this package's."""
+    """Drops log records of failed cycles whose error is an error class of this package."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return False for a record to drop."""

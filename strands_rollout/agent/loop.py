@@ -219,7 +219,7 @@ class DirectInvocation:
             self._agent.event_loop_metrics.end_cycle(self._started, self._trace)
 
     async def _call_model_with_retry(self) -> Answer:
-        """Return an answer; hooks see answers and failures, and may request a retry after either."""
+        """Return an answer; hooks see answers and failures, and may request a retry after both."""
         self._add_child_trace("stream_messages")
         while True:
             try:
@@ -244,7 +244,7 @@ class DirectInvocation:
         metrics.update_metrics(cast("Any", answer.metrics))
 
     async def _call_model(self) -> tuple[Answer, bool]:
-        """Return the policy's answer, or one by a hook that cancelled the call; and True if a hook requests a retry."""
+        """Return the answer of the policy, or of a hook that cancels the call; and True if a hook requests a retry."""
         agent, state = self._agent, self._state
         tokens = await self._projected_tokens() if self._is_observed and self._needs_token_estimate() else None
         before = hooks.BeforeModelCallEvent(agent=agent, invocation_state=state, projected_input_tokens=tokens)
@@ -257,8 +257,8 @@ class DirectInvocation:
             text, blocks = split_system_prompt(agent.system_prompt_content)
             specs = self._current_specs() if self._is_observed else self._specs
             model = cast("SGLangModel", agent.model)
-            # only this loop has changed the messages since the last answer, so the record need not compare them; the
-            # comparison takes about 3% of the CPU at 20 turns and 7% at 80
+            # only this loop has changed the messages since the last answer, so the record need not compare them, which
+            # would take about 3% of the CPU at 20 turns and 7% at 80
             only_grew = self._has_answer and not self._is_observed
             answer = await model.answer(agent.messages, specs or None, text, blocks, agent, only_grew=only_grew)
             self._has_answer = True
@@ -282,7 +282,7 @@ class DirectInvocation:
         return answer, after.retry
 
     def _needs_token_estimate(self) -> bool:
-        """Return True if a hook may read a model call's projected tokens; Strands' hooks of most agents don't."""
+        """Return True if a hook may read a model call's projected tokens; Strands' own hooks usually don't."""
         if getattr(self._agent.conversation_manager, "_compression_threshold", None) is not None:
             return True
         listening = self._callbacks_for(hooks.BeforeModelCallEvent(agent=self._agent))
@@ -342,7 +342,7 @@ class DirectInvocation:
                 message = cast("Message", _assistant_message(agent._cancel_message))
                 await self.append(message)
             return "cancelled", message, None
-        # the older way in which a tool ends the loop; the tool `stop` of strands-agents-tools uses it
+        # the older way for a tool to end the loop; the tool `stop` of strands-agents-tools uses it
         return ("tool_use", message, None) if self._state["request_state"].get("stop_event_loop") else None
 
     async def _run_calls(
@@ -514,7 +514,7 @@ class DirectInvocation:
         return [*interrupts.values()]
 
     def _callbacks_for(self, event: hooks.BaseHookEvent) -> Iterable[Any]:
-        """Return the callbacks of an event in their order. Those of listeners don't change, and are cached."""
+        """Return the callbacks of an event in their order. Callbacks of listeners don't change, and are cached."""
         found = self._callbacks.get(type(event))
         if found is not None:
             return found
@@ -528,7 +528,7 @@ class DirectInvocation:
 
 
 def can_run_directly(agent: Agent) -> bool:
-    """Return True if `DirectInvocation` can do the agent's next step; any hook or tool may change the answer."""
+    """Return True if `DirectInvocation` can do the agent's next step; check again after each hook and tool."""
     features = (agent._session_manager, agent._background_tasks, agent._checkpointing, agent._interrupt_state.activated)
     return (
         isinstance(agent.model, SGLangModel)

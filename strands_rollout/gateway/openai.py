@@ -250,7 +250,7 @@ class Responses(ApiProtocol):
 
 
 def _join_items(earlier: Sequence[Item], new: Sequence[Item]) -> list[Item]:
-    """Return the items of an earlier response, then the new items; items that a client sends again are not repeated.
+    """Return the items of an earlier response, then the new items, without duplicates.
 
     Strands' agents send their whole history again.
     """
@@ -263,7 +263,7 @@ def _join_items(earlier: Sequence[Item], new: Sequence[Item]) -> list[Item]:
 
 
 _Tools = dict[str, tuple[dict[str, str], dict[str, Any]]]
-"""Name that the policy uses -> the fields that name the tool in a call of the API, and the tool's specification."""
+"""Tool name for the policy -> the API's fields that name the tool in a call, and the tool's specification."""
 
 
 def _output_items(reply: Reply, tools: _Tools) -> list[dict[str, Any]]:
@@ -284,7 +284,7 @@ def _output_items(reply: Reply, tools: _Tools) -> list[dict[str, Any]]:
 
 
 def _item_events(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the events of an output item, without its index."""
+    """Yield the events of an output item; the events lack the item's index."""
     kind, item_id = item["type"], item["id"]
     if kind == "function_call":
         yield {"type": "response.output_item.added", "item": {**item, "arguments": "", "status": "in_progress"}}
@@ -318,7 +318,7 @@ def _response_tools(body: Item) -> _Tools:
 
 
 def _full_name(named: Item) -> object:
-    """Return the name that the policy uses: the namespace, if any, is its prefix."""
+    """Return the tool name for the policy: the name with its namespace, if any, as prefix."""
     return f"{named['namespace']}__{named.get('name')}" if named.get("namespace") else named.get("name")
 
 

@@ -1,7 +1,7 @@
 """Episodes that a user's program plays against the gateway, which records the policy's exact tokens.
 
-A program is a function or a command. `play_program` runs it within the episode's limits; for a command, the function is
-`play_command`, which runs the command's process.
+A program is a function or a command. `play_program` runs a program's function within the episode's limits. The function
+of a command is `play_command`, which runs the command's process.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class Program:
 
     Attributes:
         name: Name in messages, as in the settings.
-        play: The function that plays.
-        may_replay: True if the program may be started again, to repeat an aborted attempt against its record.
+        play: The function that plays the episode.
+        may_replay: True if the program may be started again to repeat an aborted attempt from its record.
         loop: The loop that runs the program's coroutines; None for the running loop.
     """
 
@@ -104,9 +104,9 @@ class ProcessEnd:
     """The end of a process.
 
     Attributes:
-        exit_code: Its exit code.
-        output: The end of its output.
-        escaped: Number of its descendants that had left its process group and were killed.
+        exit_code: Exit code of the process.
+        output: The last part of its output.
+        escaped: Number of killed descendants that had left the process group.
     """
 
     exit_code: int
@@ -229,7 +229,7 @@ class _ProgramRun:
             if status == "success":
                 self.stats.succeeded.add(use_id)
         self.stats.waited_s += (waited_s or 0.0) if new else 0.0
-        # a user turn brings new messages without results; the repeated request of an interrupted turn brings none
+        # a user turn brings new messages without results; a repeated request of an interrupted turn has no message
         if waited_s is not None and messages and not results and conversation is self.session.main:
             limit = self.limits.max_user_turns
             if limit is not None and self.user_turns >= limit:
@@ -271,7 +271,7 @@ class _ProgramRun:
         self.must_end.set()
 
     def on_restart(self, conversation: Conversation, messages: StrandsMessages, kept: Sequence[Reply]) -> None:
-        """Replace the counts of an earlier attempt by those of its turns that are kept."""
+        """Replace the counts of an earlier attempt with the counts of the turns that are kept."""
         calls = [len(reply.calls) for reply in kept]
         self.counts[conversation] = [sum(count > 0 for count in calls), sum(calls)]
         blocks = [block for message in messages for block in message["content"]]
@@ -302,7 +302,7 @@ class _ProgramRun:
             must_end.cancel()
             playing.cancel()
             await gateway.remove(key, SessionEndedError("its program has ended, or was stopped"))
-            # a program that ignores its cancellation is left running, with a key that is refused
+            # a program that ignores its cancellation is left running; the gateway refuses its key
             await asyncio.wait([playing], timeout=_CANCEL_TIMEOUT_S)
             if playing.done() and not playing.cancelled():
                 outcome = playing.exception() or playing.result()
@@ -353,7 +353,7 @@ class _ProgramRun:
 
 
 def _count_user_turns(messages: Sequence[Mapping[str, Any]], turns: int) -> int:
-    """Return the number of user turns, without tool results, after the first of the policy's last `turns` turns."""
+    """Return the number of user turns without tool results after the first of the policy's last `turns` turns."""
     answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     policy_answers = answers[max(0, len(answers) - turns) :]
     replies = [messages[begin + 1 : end] for begin, end in pairwise((*policy_answers, len(messages)))]
@@ -364,7 +364,7 @@ def _count_user_turns(messages: Sequence[Mapping[str, Any]], turns: int) -> int:
 
 
 class CommandError(errors.ConfigError):
-    """A process can't be started, or failed.
+    """A process could not be started, or failed.
 
     Attributes:
         process: The end of the process; None if it was not started.
@@ -376,7 +376,7 @@ class CommandError(errors.ConfigError):
 
 
 async def play_command(command: AgentCommand, task: Task, endpoint: Endpoint) -> ProcessEnd:
-    """Run a command's process in a session, process group and scratch folder of its own, which end with it.
+    """Run a command's process in its own session, process group and scratch folder; clean these up afterwards.
 
     Raises:
         CommandError: The process can't be started, or ends with an unexpected exit code.
@@ -397,7 +397,7 @@ async def play_command(command: AgentCommand, task: Task, endpoint: Endpoint) ->
         env |= {name: fill(os.path.expandvars(value)) for name, value in command.env.items()}
         cwd = str(find_file(command.cwd)) if command.cwd is not None else scratch
         ended = await _run_process(argv, env, cwd, fill(command.stdin), mark)
-    finally:  # in a thread, since the policy may have left many files
+    finally:  # removed in a thread, since the policy may have left many files
         await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
     if ended.exit_code not in command.exit_codes:
         raise CommandError(
@@ -432,9 +432,9 @@ async def _run_process(argv: Sequence[str], env: Mapping[str, str], cwd: str, st
 
 
 def _kill_marked(mark: str, group: int) -> int:
-    """Kill processes outside of a group that have an episode's mark; return their number (Linux only)."""
+    """Kill processes that have an episode's mark and left its group; return their number (Linux only)."""
     found = 0
-    for _ in range(3):  # each pass kills processes that were started during the last
+    for _ in range(3):  # each pass kills processes that were started during the previous pass
         alive = 0
         for entry in Path("/proc").glob("[0-9]*/environ"):
             with suppress(OSError):

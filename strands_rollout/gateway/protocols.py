@@ -1,4 +1,4 @@
-"""The parts that all APIs share, which convert requests to Strands messages, and Anthropic's Messages API.
+"""Anthropic's Messages API, and the code that all APIs share to convert requests to Strands messages.
 
 A field that can change tokens is honoured, refused, or ignored and listed in the session's facts; docs/gateway.md has
 the table. Fields that can't change tokens are accepted.
@@ -164,13 +164,13 @@ class TurnRequest:
 
     Attributes:
         messages: The history as Strands messages, ending with a user message.
-        system: The system prompt; None for none.
+        system: The system prompt; None without a system prompt.
         tools: Strands tool specifications.
         params: Sampling parameters by SGLang's names.
         model: The model's name, which the answer repeats.
         streams: True if the answer is to be streamed.
         with_usage: True if the stream is to end with the usage, in an API with that choice.
-        body: The fields that a later request inherits if it refers to this request's answer.
+        body: The fields that a later request inherits if that request refers to this request's answer.
         template_kwargs: Arguments of the chat template, which must be equal to the policy's.
         ignored_fields: Further fields that would change tokens in other servers; they are ignored here.
     """
@@ -188,7 +188,7 @@ class TurnRequest:
 
     @property
     def grammar(self) -> Mapping[str, Any]:
-        """The parameters that constrain the turn by a grammar; a recorded answer counts for the same grammar only."""
+        """The parameters that constrain the turn by a grammar; a recorded answer is reused for this grammar only."""
         return {name: self.params[name] for name in GRAMMARS if name in self.params}
 
     def is_repeated_by(self, other: TurnRequest) -> bool:
@@ -202,8 +202,8 @@ class _Body:
 
     Attributes:
         raw: The body.
-        parsed: Its JSON.
-        end: Position in `raw` where its list of items ends; 0 until a longer body has revealed it.
+        parsed: The parsed JSON of the body.
+        end: Position in `raw` at which the list of items ends; 0 until a longer body has revealed the position.
     """
 
     raw: bytes
@@ -211,7 +211,7 @@ class _Body:
     end: int = 0
 
     def extended(self, raw: bytes, name: str) -> _Body | None:
-        """Return `raw`, parsed, if it only adds items to this body's list of the given name; None otherwise."""
+        """Parse `raw` if it differs from this body only by items added to the list `name`; otherwise return None."""
         end = self.end or _first_difference(self.raw, raw)
         tail, items = self.raw[end:], self.parsed.get(name)
         if raw[end : end + 1] != b"," or not raw.endswith(tail) or not raw.startswith(memoryview(self.raw)[:end]):
@@ -281,7 +281,7 @@ class ItemCache:
         self._bodies: list[_Body] = []
 
     def parsed(self, raw: bytes, name: str) -> object:
-        """Return a body's JSON. If it adds items to the list `name` of an earlier body, only those are parsed.
+        """Return a body's JSON. If the body adds items to the list `name` of an earlier body, parse only the new items.
 
         Without this, an episode takes 4% more CPU at 20 tool turns, and 10% more at 80; see docs/performance.md.
 
@@ -303,7 +303,7 @@ class ItemCache:
     ) -> tuple[str | None, list[Message]]:
         """Convert a request's items to the system prompt, which begins with the texts of `system`, and the messages.
 
-        Messages that an earlier request had are the same objects, so that comparing them is fast.
+        Messages that an earlier request also had are the same objects, so that comparisons are fast.
 
         Raises:
             PromptError: The history does not end with a user's message or a tool's result.
@@ -334,7 +334,7 @@ class ApiProtocol(ABC):
 
     Attributes:
         items_name: Name of the field with the history.
-        ping: Bytes that are sent while a stream waits for its answer.
+        ping: Bytes that the server sends while a stream waits for its answer.
     """
 
     items_name: ClassVar[str] = "messages"
@@ -342,10 +342,10 @@ class ApiProtocol(ABC):
     _MAX_REMEMBERED: ClassVar[int] = 256
 
     def __init__(self) -> None:
-        self._remembered: dict[str, Mapping[str, Any]] = {}  # by the ids of answers
+        self._remembered: dict[str, Mapping[str, Any]] = {}  # stored fields, by the ids of answers
 
     def remember(self, answer_id: str, body: Mapping[str, Any]) -> None:
-        """Store the fields that requests inherit which refer to this answer; the oldest are dropped."""
+        """Store the fields that a request inherits if it refers to this answer; drop the oldest stored fields."""
         self._remembered[answer_id] = body
         while len(self._remembered) > self._MAX_REMEMBERED:
             del self._remembered[next(iter(self._remembered))]
@@ -354,7 +354,7 @@ class ApiProtocol(ABC):
         """Return the fields that were stored for an answer's id.
 
         Raises:
-            PromptError: There are none, or they were dropped.
+            PromptError: No fields are stored for this id, or they were dropped.
         """
         if not isinstance(answer_id, str) or answer_id not in self._remembered:
             raise PromptError(
@@ -403,7 +403,7 @@ def new_id(prefix: str) -> str:
 
 
 def field_of(body: Item, name: str, kind: type, expected: str) -> Any:  # noqa: ANN401 - JSON
-    """Return a field of this type; an empty value if it is absent or null."""
+    """Return a field of this type; an empty value of the type if the field is absent or null."""
     value = body.get(name)
     if value is None:
         return kind()
@@ -413,7 +413,7 @@ def field_of(body: Item, name: str, kind: type, expected: str) -> Any:  # noqa: 
 
 
 def objects(body: Item, name: str) -> list[dict[str, Any]]:
-    """Return a list of objects; an empty list if it is absent or null."""
+    """Return a field that is a list of objects; an empty list if the field is absent or null."""
     values: list[dict[str, Any]] = field_of(body, name, list, "a list of objects")
     if not set(map(type, values)) <= {dict}:
         raise PromptError(f"got {name} with items that are not objects; expected a list of objects")
@@ -456,7 +456,7 @@ def find_ignored_fields(body: Item, tools: Iterable[Item] = ()) -> dict[str, Any
     """
     known = HONOURED | HARMLESS
     found = {name: value for name, value in body.items() if name not in known and value not in (None, "", [], {})}
-    # those of `REFUSED` are false or empty here
+    # fields of `REFUSED` are false or empty here
     found = {name: value for name, value in found.items() if name not in REFUSED}
     for outer in ("text", "output_config"):
         inner = field_of(body, outer, dict, "an object")
@@ -554,7 +554,7 @@ def system_texts(blocks: Sequence[Block]) -> list[str]:
 
 
 def client_tools(tools: list[dict[str, Any]], tool_type: str) -> list[dict[str, Any]]:
-    """Return the tools, which must be of this type, that of tools that the client runs, or have no type."""
+    """Return the tools; refuse a tool whose type is not `tool_type`, the API's type of tools that the client runs."""
     for tool in tools:
         if tool.get("type", tool_type) != tool_type:
             raise PromptError(f"got the tool {tool!r:.100}; expected a tool of the client's own, of type {tool_type}")
@@ -716,7 +716,7 @@ def _content_blocks(reply: Reply) -> list[dict[str, Any]]:
 
 
 def _start_and_deltas(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return a block as its stream begins with it, and the deltas that follow."""
+    """Return the block with which a stream begins, and the deltas that follow it."""
     if block["type"] == "text":
         return {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
     if block["type"] == "tool_use":

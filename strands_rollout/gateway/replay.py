@@ -22,11 +22,11 @@ class Replay:
 
     Args:
         model: The model, which was resumed with that conversation.
-        messages: The conversation's messages, with the policy's usage in their metadata.
+        messages: The conversation's messages; the policy's answers have their usage in the metadata.
 
     Attributes:
         conversation: The resumed conversation.
-        branch: Its only branch.
+        branch: The only branch of the conversation.
         is_over: True once the program has repeated the whole record, or departed from it.
         position: `Node.position` of the last turn that was answered from the record; None before the first.
     """
@@ -56,7 +56,7 @@ class Replay:
     async def difference(self, request: ClientRequest) -> str:
         """Describe where a request departs from the record; "" if it repeats or continues it, or is a side request."""
         branch = self.branch
-        if branch.head is None:  # not saved: the first request that renders to the recorded prompt has it
+        if branch.head is None:  # the head is not saved; the first request that renders to the recorded prompt has it
             has_same_prompt = await self._has_same_prompt(request)
             if self.is_over:  # a concurrent request ended the replay
                 return ""
@@ -66,7 +66,7 @@ class Replay:
         match = request.match(self.conversation, branch)
         if not match.has_same_head:
             is_at_end = match.length == len(branch.messages)
-            # past the last repeated turn, this is the agent's own next request, unless it lacks the agent's tools
+            # a request past the last repeated turn is the agent's own next request, unless it lacks the agent's tools
             is_past_repeats = self.position is not None and match.length > self.position
             is_agents_request = is_past_repeats and bool(request.head.tools or not branch.head.tools)
             return _OTHER_HEAD if is_at_end or is_agents_request else ""
@@ -86,7 +86,7 @@ class Replay:
         return prompt_ids == branch.prompt_ids
 
     def _is_side_request(self, request: ClientRequest) -> bool:
-        """Return whether a request with another first prompt comes from beside the agent, such as one for a title."""
+        """Return whether a request with another first prompt is not the agent's, such as a request for a title."""
         has_calls = any("toolUse" in block for _, content in self.branch.messages for block in content)
         shares_nothing = not request.match(self.conversation, self.branch).length
         return not request.head.tools and (has_calls or shares_nothing)
@@ -96,7 +96,7 @@ class Replay:
 
         Args:
             model: The model.
-            kept_messages: Number of messages to keep; the last is an answer. 0 keeps nothing.
+            kept_messages: Number of messages to keep, the last of which is an answer; 0 keeps nothing.
 
         Returns:
             The turns of the record that were kept.

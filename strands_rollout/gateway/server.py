@@ -1,4 +1,4 @@
-"""The endpoint over HTTP: find the session of a request by its API key, and answer in the format of its API."""
+"""The endpoint over HTTP: find the session of a request by the API key, and answer in the format of its API."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from strands_rollout.record.agent_request import AgentRequest
 logger = logging.getLogger(__name__)
 
 KEY_HEADER: Final = "X-Strands-Rollout-Key"
-"""Header of an episode's key, for clients that send a key of their own in the header of their API."""
+"""Header of an episode's key, for clients that send another key in the header of their API."""
 MAX_BODY_BYTES: Final = 64 * 2**20
 _LONG_BODY_BYTES: Final = 4 * 2**20
 _PING_INTERVAL_S: Final = 10.0
@@ -72,7 +72,7 @@ class Gateway:
         session.end(error)
         await session.finish()
         running = [handler for handler in handlers if handler is not None]
-        if running:  # they send the error, which takes long only if a client does not read
+        if running:  # the handlers send the error, which takes long only if a client does not read
             await asyncio.wait(running, timeout=_SHUTDOWN_TIMEOUT_S)
         for handler in running:
             handler.cancel()
@@ -85,7 +85,7 @@ class Gateway:
         ]
 
     async def session_of(self, request: web.Request) -> tuple[str, Session] | None:
-        """Return the key and session of a request; None if its key, in one of three headers, is not known."""
+        """Return the key and session of a request; None if its key is unknown and no `anonymous` session exists."""
         headers = request.headers
         bearer = headers.get("Authorization", "").removeprefix("Bearer ")
         key = headers.get(KEY_HEADER) or headers.get("x-api-key") or bearer
@@ -120,7 +120,7 @@ class Gateway:
         """Parse a request and answer it with `answer`; answer every failure in the API's format."""
         kind = _PROTOCOLS[request.path]
         found = await self.session_of(request)
-        if found is None:  # checked first, so that the body of a stranger is not read
+        if found is None:  # checked first: without a known key, the body is not read
             return _error_response(kind(), _NO_KEY)
         key, session = found
         protocol, cache = session.protocols.setdefault(kind.__name__, (kind(), ItemCache()))
@@ -183,7 +183,7 @@ def problem_of(error: BaseException | None) -> Problem:
     kinds: list[tuple[type[Exception], int, str]] = [
         (errors.PromptError, 400, "invalid_request"),
         (errors.TemplateError, 400, "invalid_request"),
-        (errors.ConfigError, 400, "invalid_request"),  # such as an image for a text model
+        (errors.ConfigError, 400, "invalid_request"),  # for example, an image for a text model
         (errors.UnsendableTextError, 400, "unsendable_text"),
         (BusySessionError, 429, "too_many_requests"),
         (SessionEndedError, 503, "episode_ended"),
@@ -265,7 +265,7 @@ class SharedGateway:
         """Return the gateway of this event loop; start it first if it is not running.
 
         Raises:
-            ConfigError: It can't listen on any port.
+            ConfigError: The gateway can't listen on any port.
         """
         shared = cls._CACHE.get(None, cls)
         if shared._starting is None:

@@ -38,11 +38,11 @@ _BAD_REQUEST: Final = (400, 422)
 
 
 class SessionEndedError(RolloutError):
-    """The session's episode is over, or reached one of its limits: the session samples nothing more."""
+    """The session's episode is over or has reached a limit, so the session samples nothing more."""
 
 
 class BusySessionError(RolloutError):
-    """The session has as many concurrent requests, or histories, as it may have."""
+    """The session has reached its maximum number of concurrent requests or of histories."""
 
 
 @dataclass(slots=True)
@@ -50,17 +50,17 @@ class SessionFacts:
     """Counts of a session's requests.
 
     Attributes:
-        requests: Requests that could be read.
+        requests: Requests that could be parsed.
         repeats: Requests that were answered from the record.
-        forks: Requests whose history, system prompt or tools no branch had.
+        forks: Requests whose history, system prompt or tools matched no branch.
         changed_calls: Calls that the client gave back with changed values under their own ids, for instance with
             defaults filled in, and calls that it omitted. The record keeps them as the policy wrote them.
         differences: Descriptions of where the first forks and changed calls differ from the record.
         refused: Refused requests by kind of error.
-        overridden: By name, fields of requests that the session fixes or that have no effect, with the first value.
-        diverged: Where a program that was started again departed from the record of its earlier attempt; "" if it did
-            not.
-        dropped_tokens: Tokens that the earlier attempt had sampled and that were dropped for that reason.
+        overridden: Request fields that the session fixes or that have no effect: the first value sent, by field name.
+        diverged: Description of how a restarted program departed from the record of its earlier attempt; "" if it did
+            not depart from the record.
+        dropped_tokens: Sampled tokens of the earlier attempt that were dropped because the program departed.
     """
 
     requests: int = 0
@@ -111,15 +111,15 @@ class Session:
     """The requests of one episode, or of one client.
 
     Args:
-        model: A model with many conversations, for this session alone.
+        model: A model with `conversations="many"`, for this session alone.
         observer: Follows the session.
 
     Attributes:
         facts: Counts of the requests.
-        protocols: Class name of an API's protocol -> its protocol in this session, and the cache of parsed requests.
+        protocols: By class name of an API's protocol: its instance for this session, and the cache of parsed requests.
         error: The last error of the episode itself; None after a request that succeeded.
         last_used_at: Time of the last request, by `time.monotonic`.
-        context: The episode's context variables, for requests that the server's handlers answer.
+        context: The episode's context variables, in which the server's handlers answer requests.
     """
 
     def __init__(self, model: SGLangModel, observer: SessionObserver | None = None) -> None:
@@ -175,7 +175,7 @@ class Session:
         self.settle_main()
 
     def settle_main(self) -> None:
-        """Make the session's main conversation that of the model's record."""
+        """Make the session's main conversation the main conversation of the model's record, too."""
         self.model.record.promote(self.main)
 
     def end_replay(self) -> None:
@@ -216,8 +216,8 @@ class Session:
 
         Args:
             request: The client's request.
-            is_gone: Returns true once the client has disconnected. If it then sends the same request again, that is
-                answered with the turn that is being sampled.
+            is_gone: Returns true once the client has disconnected. If the client then repeats the request, the repeat
+                gets the turn that is being sampled.
 
         Raises:
             SessionEndedError: The episode is over.
@@ -432,7 +432,7 @@ class Session:
             self.facts.differences.append(f"request {self.facts.requests}: {description}")
 
     def _note_fork(self, request: TurnRequest, place: BeginBranch) -> None:
-        """Count a request whose history, system prompt or tools no branch has.
+        """Count a request whose history, system prompt or tools match no branch.
 
         Raises:
             BusySessionError: There are too many histories.
@@ -450,6 +450,6 @@ class Session:
 
 
 def _release(conversation: Conversation) -> None:
-    """Undo entering a conversation for a turn that is not sampled."""
+    """Undo `Record.enter` for a turn that is not sampled."""
     conversation.is_busy = False
     conversation.drop_new_branch()

@@ -1,4 +1,4 @@
-"""Read sampled turns: decode a turn's tokens, parse its tool calls, and convert it to a Strands message."""
+"""Read sampled turns: decode a turn's tokens, parse its tool calls, and convert the turn to a Strands message."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ def _segments(
 ) -> list[Segment]:
     """Split a turn with a method of its parser; if that raises, return one failure with the whole text.
 
-    A parser reads sampled text only. If its error ended the episode, the sample would not be trained, so the policy
-    could choose which of its samples are trained.
+    A parser reads only sampled text. If a parser's error ended the episode, the sample would not be trained, and the
+    policy could choose which of its samples are trained.
     """
     try:
         return split(text, in_reasoning=in_reasoning)
     except MemoryError:
         raise
     except Exception as e:  # a user's parser may raise anything
-        kind = (type(parser), type(e))  # one traceback each, since a policy may repeat such a text
+        kind = (type(parser), type(e))  # one traceback per kind, since a policy may repeat such a text
         message = "bug in a tool parser parser=%s: it raised an exception on sampled text"
         log_once(logger, logging.ERROR, message, kind[0].__name__, key=kind, exc_info=e)
         return [ParseFailure(text, f"the turn can't be read: {type(e).__name__}")]
@@ -89,7 +89,8 @@ class AnswerReader:
     Attributes:
         template: The policy's chat template.
         parser: The parser of tool calls.
-        conversation: The conversation's number, which is part of tool-use ids: a history may have calls of several.
+        conversation: The conversation's number, which is part of tool-use ids, since a history may have calls of
+            several conversations.
     """
 
     template: ChatTemplate
@@ -123,7 +124,7 @@ class AnswerReader:
         return turn_answer(read, call_prefix, turn)
 
     def read_all(self, branch: Branch) -> None:
-        """Read the turns of a resumed branch, except an open one."""
+        """Read the turns of a resumed branch, except an open turn."""
         branch.parse_failures.clear()
         for node in branch.nodes:
             if branch.trajectory.turns[node.turn].finish_reason != "abort":
@@ -131,7 +132,7 @@ class AnswerReader:
 
 
 def call_id(call_prefix: str, index: int, segment: Segment) -> str:
-    """Return the tool-use id of a turn's segment; the id alone marks a call that could not be parsed."""
+    """Return the tool-use id of a turn's segment; only the id marks a call that could not be parsed."""
     return f"{call_prefix}{index}{UNPARSED if isinstance(segment, ParseFailure) else ''}"
 
 
@@ -148,7 +149,7 @@ def turn_answer(read: ReadTurn, call_prefix: str, turn: Turn) -> Answer:
 
     Args:
         read: The turn as text.
-        call_prefix: Prefix of its tool-use ids.
+        call_prefix: Prefix of the turn's tool-use ids.
         turn: The turn's tokens and times.
     """
     blocks = [_block(segment, call_prefix, at) for at, segment in enumerate(read.segments)]
@@ -201,7 +202,7 @@ def _start_and_delta(block: dict[str, Any]) -> tuple[dict[str, Any], dict[str, A
 
 
 def validated_output(output_model: type[T], message: dict[str, Any], tool_name: str) -> T:
-    """Return the instance in an answer: the arguments of its call of this tool, or JSON text.
+    """Return the instance in an answer: the arguments of the call of the tool `tool_name`, or JSON text.
 
     Raises:
         StructuredOutputException: The answer has no valid instance.

@@ -49,7 +49,7 @@ async def turn_context(
         ConfigError: A message has an image, and there is no processor for it.
     """
     branch = place.branch
-    branch.chat_tools = branch.chat_tools or to_chat_tools(head.tools)  # they are not saved for a resume
+    branch.chat_tools = branch.chat_tools or to_chat_tools(head.tools)  # a resumed branch has none
     chat = to_chat_messages(place.new_messages, branch.calls.tools, answered=place.answer)
     if not chat:
         raise TrajectoryError(
@@ -121,7 +121,10 @@ def _fit_turn_ids(
 
 
 async def token_count(template: ChatTemplate, request: AgentRequest) -> int:
-    """Return the exact number of tokens of Strands messages; tool results alone count as the turn that they open."""
+    """Return the exact number of tokens of Strands messages.
+
+    Messages that begin with a tool result are counted as the context after an answer, other messages as a first prompt.
+    """
     chat = to_chat_messages(request.messages)
     images = await _read_images(template, chat)
     tools = to_chat_tools(request.tool_specs)
@@ -135,12 +138,12 @@ async def token_count(template: ChatTemplate, request: AgentRequest) -> int:
 
 
 async def _read_images(template: ChatTemplate, chat: Sequence[ChatMessage]) -> list[ReadImage]:
-    """Return the images of new messages; [] for the usual messages of text only."""
+    """Return the images of new messages; [] for messages of text only, the usual case."""
     return [] if all(isinstance(message["content"], str) for message in chat) else await read_images(template, chat)
 
 
 async def _off_loop_if_long(chat: Sequence[ChatMessage], encode: Callable[[], list[int]]) -> list[int]:
-    """Return the result of `encode`, called in a thread if the messages are so long that it would block the loop."""
+    """Return the result of `encode`; call it in a thread if long messages would block the loop."""
     if sum(map(_char_count, chat)) < LONG_TEXT_CHARS:
         return encode()
     return await asyncio.to_thread(encode)

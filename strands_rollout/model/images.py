@@ -42,8 +42,8 @@ class PlacedImage:
     """An image among the context tokens of a trajectory.
 
     Attributes:
-        start: Index in `Trajectory.token_ids` of its first token.
-        end: Index after its last token; all tokens between them are `token_id`.
+        start: Index in `Trajectory.token_ids` of the image's first token.
+        end: Index after the image's last token; all of the image's tokens are `token_id`.
         token_id: The model's image token.
         data_url: The image as a PNG data URL, for SGLang's `image_data`.
         train_inputs: Outputs of the model's processor by name: arrays whose first axis runs over images.
@@ -61,7 +61,7 @@ class PlacedImage:
 def train_inputs_of(images: Sequence[PlacedImage]) -> dict[str, Any] | None:
     """Return the processor's outputs of all images, joined by name; None without images.
 
-    They are joined along the first axis, as in slime's examples/geo3k_vlm_multi_turn. They are PyTorch tensors if torch
+    The outputs are joined along the first axis, as in slime's examples/geo3k_vlm_multi_turn: PyTorch tensors if torch
     is installed, else NumPy arrays, which slime turns into tensors (slime/observability/rollout_data_utils.py).
 
     Raises:
@@ -88,7 +88,7 @@ def read_rgb(data: bytes) -> Image:
     """Return the image of a file's bytes, in RGB.
 
     Raises:
-        PromptError: The bytes are no image.
+        PromptError: The bytes are not an image.
         ConfigError: Pillow is not installed.
     """
     pillow = _pillow()
@@ -120,7 +120,7 @@ def image_block(source: object) -> dict[str, Any]:
             or `{"bytes": ..., "path": ...}`, as `datasets` stores images in Parquet.
 
     Raises:
-        PromptError: It is none of these, or no image.
+        PromptError: The source has none of these forms, or is not an image.
         ConfigError: Pillow is not installed.
     """
     pillow = _pillow()
@@ -175,7 +175,7 @@ class ReadImage:
     """An image as the model reads it.
 
     Attributes:
-        token_count: Number of image tokens that stand for it, at least 1.
+        token_count: Number of image tokens that stand for the image, at least 1.
         data_url: The image as a PNG data URL.
         train_inputs: See `PlacedImage`.
     """
@@ -212,8 +212,8 @@ class ImageTokens:
         """Read a file's bytes; block while the processor works.
 
         Raises:
-            PromptError: The bytes are no image.
-            ConfigError: The processor refuses the image, or returns other tokens than image tokens.
+            PromptError: The bytes are not an image.
+            ConfigError: The processor refuses the image, or returns tokens other than image tokens.
         """
         from transformers.utils import is_torch_available
 
@@ -236,7 +236,7 @@ class ImageTokens:
 
 
 def image_tokens_of(processor: ProcessorMixin) -> ImageTokens:
-    """Return the `ImageTokens` of a processor, or of its folder or hub id, loaded once per process; block meanwhile.
+    """Return the `ImageTokens` of a processor, or of its folder or hub id, loaded once per process; the load blocks.
 
     Raises:
         ConfigError: There is no processor, or it does not read images.
@@ -256,7 +256,7 @@ def load_processor(checkpoint: str) -> ProcessorMixin:
     """Return the processor of a folder or hub id, loaded once per process.
 
     Raises:
-        ConfigError: It can't be loaded.
+        ConfigError: The processor can't be loaded.
     """
     from transformers import AutoProcessor
 
@@ -272,15 +272,15 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def image_fields(images: Sequence[PlacedImage]) -> dict[str, Any]:
-    """Return a request's field of images; {} without images."""
+    """Return the field of a request that holds its images; {} without images."""
     return {"image_data": [image.data_url for image in images]} if images else {}
 
 
 def collapsed_ids(ids: Sequence[int], images: Sequence[PlacedImage], decode: Decode) -> list[int]:
     """Return the ids with one token for each image, which the engine expands again (`_expand_input_ids`).
 
-    The engine searches the decoded text for image tokens, and never answers if it finds more of them than images. It
-    fails if it finds a token of another medium.
+    The engine searches the decoded text for image tokens, and never answers if it finds more image tokens than
+    images. It fails if it finds a token of another medium.
 
     Args:
         ids: Ids of the whole request, with all tokens of each image.
@@ -288,8 +288,8 @@ def collapsed_ids(ids: Sequence[int], images: Sequence[PlacedImage], decode: Dec
         decode: Returns the text of ids.
 
     Raises:
-        UnsendableTextError: The ids contain the text of a media token without an image for it, which the policy or an
-            untrusted text wrote.
+        UnsendableTextError: The ids contain the text of a media token that stands for no image: the policy or an
+            untrusted text wrote it.
     """
     found: list[int] = []
     position = 0
@@ -324,8 +324,8 @@ def check_image_answer(generation: Generation, images: Sequence[PlacedImage], le
 
     Raises:
         EngineResponseError: The engine read another number of tokens.
-        UnsendableTextError: The policy sampled the token of an image or another medium. slime's trainer fails on it,
-            since there is no image for it.
+        UnsendableTextError: The policy sampled the token of an image or another medium. slime's trainer fails on
+            this token, since no image belongs to it.
     """
     if not generation.output_ids:
         return
@@ -378,7 +378,7 @@ async def _read(processor: ProcessorMixin, data: bytes) -> ReadImage:
 
 
 def further_tokens(images: Sequence[ReadImage]) -> int:
-    """Return the number of image tokens beyond the one that a template writes for each image."""
+    """Return the number of image tokens in excess of the single token that a template writes for each image."""
     return sum(image.token_count - 1 for image in images)
 
 

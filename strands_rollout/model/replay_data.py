@@ -1,7 +1,7 @@
 """Replay data, from which a trainer repeats the engine's choices: routed experts and kept top-p ids.
 
-A request asks for replay data, and its answer must have it. slime's Sample decodes it; for older releases of slime,
-`joined_experts` decodes the routed experts.
+If a request asks for replay data, its answer must have them. slime's Sample decodes replay data; for older releases of
+slime, `joined_experts` decodes the routed experts.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ _INT32_BYTES: Final = 4
 
 
 def request_fields(extra: Mapping[str, Any], *, known_tokens: int) -> dict[str, Any]:
-    """Return the further fields of a request, so that it asks for routed experts of new tokens only.
+    """Return the extra fields of a request, which ask only for the routed experts of new tokens.
 
-    SGLang answers with one row per token from `routed_experts_start_len` to the last but one. Without a start, each
-    turn would send the rows of the whole conversation again, and replace those of tokens that older weights sampled.
+    SGLang answers with one row per token from `routed_experts_start_len` to the second-to-last token. Without a start,
+    each turn would send the rows of the whole conversation again, and replace those rows whose tokens older weights
+    sampled.
 
     Args:
         extra: The configured fields.
-        known_tokens: Tokens of the trajectory so far; all but the last have their rows.
+        known_tokens: Tokens of the trajectory so far; every token except the last already has its row.
     """
     if not extra.get(RETURN_EXPERTS) or not known_tokens:
         return dict(extra)
@@ -59,8 +60,8 @@ def missing_replay_data(
 def located_experts(meta_info: Mapping[str, Any], *, start: int, total: int, layers: int, top_k: int) -> dict[str, Any]:
     """Return `meta_info` with the token index at which its routed experts begin.
 
-    SGLang's answer does not repeat the requested start, and older versions ignore it, so it is found from the number of
-    rows.
+    SGLang's answer does not repeat the requested start, and older versions ignore the start. Therefore the index is
+    derived from the number of rows.
 
     Args:
         meta_info: The answer's `meta_info`. Without routed experts, the result has no index.
@@ -70,7 +71,7 @@ def located_experts(meta_info: Mapping[str, Any], *, start: int, total: int, lay
         top_k: Experts per token.
 
     Raises:
-        EngineResponseError: The rows are neither the requested ones nor those of the whole sequence.
+        EngineResponseError: The rows are neither the requested rows nor the rows of the whole sequence.
     """
     located = {key: value for key, value in meta_info.items() if key != EXPERTS_START}
     payload = located.get(EXPERTS)
@@ -89,10 +90,10 @@ def located_experts(meta_info: Mapping[str, Any], *, start: int, total: int, lay
 
 
 def joined_experts(meta_info: Mapping[str, Any], known: Any, *, layers: int, top_k: int) -> Any:  # noqa: ANN401 - arrays
-    """Join the routed experts of a sequence as slime's Sample does, for releases whose Sample does not.
+    """Join the routed experts of a sequence as slime's Sample does, for releases of slime whose Sample does not.
 
     Args:
-        meta_info: The last answer's, from `located_experts`.
+        meta_info: The last answer's `meta_info`, as `located_experts` returns it.
         known: int32 array of shape (rows, layers, top_k) of earlier answers, or None.
         layers: Number of the model's layers.
         top_k: Experts per token.

@@ -26,8 +26,8 @@ from strands_rollout.record.weight_versions import KNOWN_VERSIONS
 logger = logging.getLogger(__name__)
 
 RequestSpan = Callable[[int | None], AbstractContextManager[Callable[[Mapping[str, Any]], object] | None]]
-"""Returns a context manager around a request, given its `max_new_tokens`. If the manager yields a function, that is
-called with the answer's `meta_info`."""
+"""Returns a context manager around a request, given its `max_new_tokens`. If the manager yields a function, the
+function is called with the answer's `meta_info`."""
 
 # sampling parameters that constrain a turn by a grammar; SGLang applies a grammar from its start in each request
 GRAMMARS: Final = ("json_schema", "regex", "ebnf", "structural_tag")
@@ -59,7 +59,7 @@ def config_after(config: SGLangModelConfig, spent: int) -> SGLangModelConfig:
     """Return the settings with the response budget that `spent` tokens of earlier branches leave.
 
     Raises:
-        BudgetExhaustedError: Nothing is left.
+        BudgetExhaustedError: No token is left.
     """
     limits = config["limits"]
     if limits.max_response_tokens is None or not spent:
@@ -78,7 +78,7 @@ def updated_config(config: SGLangModelConfig, changes: Mapping[str, Any]) -> SGL
     """Return a copy of `config` with `changes`.
 
     Raises:
-        ConfigError: A name is unknown; the message names the nearest known one.
+        ConfigError: A name is unknown; the message names the nearest known name.
     """
     for name in changes:
         if name not in config:
@@ -107,8 +107,8 @@ class SamplingRequest:
         trajectory: Receives the context and every accepted answer.
         context_ids: New context tokens; none if the trajectory's last turn is open.
         images: Images in the context.
-        control: Once the rollout is aborted, no request is sent, and an aborted turn stays open. Without
-            `config["continue_aborted"]`, an aborted turn always stays open.
+        control: The episode's control. Once the rollout is aborted, no request is sent, and an aborted turn stays open.
+            Without `config["continue_aborted"]`, an aborted turn always stays open.
         span: A context manager around each request; see `RequestSpan`.
     """
 
@@ -126,11 +126,11 @@ class TurnSampler:
 
     Args:
         vocab_size: Upper bound of context ids, exclusive.
-        end_ids: Tokens that end a turn, beside those of the sampling parameters.
+        end_ids: Tokens that end a turn, besides the `stop_token_ids` of the sampling parameters.
         decode: Returns the text of ids, which is searched for stop strings if a turn is aborted.
 
     Attributes:
-        cut_by: The limit that cut the last turn: "turn", "response" or "context"; None if none did.
+        cut_by: The limit that cut the last turn: "turn", "response" or "context"; None if the turn was not cut.
         engine_aborts: Requests that the engine aborted and that were continued from their own tokens.
         flight: The state of the in-flight request.
         is_closed: True once further requests are refused.
@@ -167,8 +167,8 @@ class TurnSampler:
     async def learn_context(self, client: SGLangClient) -> None:
         """Fetch the engine's context length, unless this very engine has already reported it.
 
-        An engine that reports none reveals it when it first refuses a long request. If the engine can't be reached
-        within the client's patience, the next request raises that error.
+        If the engine reports no context length, its first refusal of a long request reveals it. If the engine can't be
+        reached within the client's patience, the next request raises the `EngineUnavailableError`.
         """
         if self._connection_epoch == client.connection_epoch:
             return
@@ -235,7 +235,7 @@ class TurnSampler:
                 await asyncio.sleep(_EMPTY_ABORT_WAITS.backoff_s(empty_aborts - 1))
 
     def _after_abort(self, generation: Generation, extra: Mapping[str, Any], params: Mapping[str, Any]) -> Generation:
-        """Return an aborted answer without tokens that can't be used; as a complete answer if the turn had ended."""
+        """Remove unusable tokens from an aborted answer; return it as a complete answer if the turn had ended."""
         ids = generation.output_ids
         if not ids:
             return generation
@@ -246,7 +246,7 @@ class TurnSampler:
         if end is not None:  # the engine aborted the request just as the turn ended
             return replace(generation, finish_reason=FinishReason("stop", matched=end))
         if any(params.get(name) for name in GRAMMARS):
-            # the rest of the turn would follow the grammar from its start; the whole turn is sampled again
+            # a continuation would start the grammar anew, so the whole turn is sampled again
             return replace(generation, output_ids=[], logprobs=[])
         return generation
 
@@ -385,9 +385,9 @@ def turn_seed(seed: int, turn: int | str) -> int:
     seeds.
 
     Args:
-        seed: The sample's seed, which is also that of its first turn.
-        turn: Number of the turn, from 0; with the conversation's number for another agent; or a sub-agent's name, from
-            which the sub-agent's own seed is derived.
+        seed: The sample's seed, which is also the seed of its first turn.
+        turn: Number of the turn, from 0; "conversation/turn" in conversations other than the first; or a sub-agent's
+            name, which gives that sub-agent's own seed.
     """
     if turn == 0:
         return seed
@@ -417,7 +417,7 @@ def request_params(params: Mapping[str, Any], trajectory: Trajectory, allowance:
 
 @dataclass(frozen=True, slots=True)
 class TokenLimits:
-    """Budgets in tokens; None means no limit but the engine's context.
+    """Budgets in tokens; None leaves only the limit of the engine's context.
 
     Attributes:
         max_response_tokens: Maximum tokens after the first prompt, tool results included; slime's `max_new_tokens`.
@@ -457,7 +457,7 @@ DEFAULT_CONFIG: Final[SGLangModelConfig] = {
 
 @dataclass(frozen=True, slots=True)
 class RemainingBudget:
-    """Tokens left for new context and the next turn together.
+    """Tokens left for the sum of new context and the next turn.
 
     Attributes:
         tokens: Number of tokens; None without a limit.
@@ -473,8 +473,8 @@ def remaining_budget(limits: TokenLimits, trajectory: Trajectory, engine_context
 
     Args:
         limits: The budgets.
-        trajectory: The tokens so far. Before the first turn only the context budget applies, since a prompt is no
-            response.
+        trajectory: The tokens so far. Before the first turn only the context budget applies, since a prompt is
+            not part of the response.
         engine_context: The engine's own context length in tokens, if known. One token stays free: SGLang 0.5.x refuses
             a request that would fill its context.
     """

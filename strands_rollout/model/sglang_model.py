@@ -66,20 +66,20 @@ class SGLangModel(Model):
         vocab_size: Number of ids that the served model knows; by default the tokenizer's.
         headers: Headers of each generation request, such as a routing key.
         extra: Further top-level fields of each request, such as `{"return_routed_experts": True}`.
-        continue_aborted: Continue a turn that the engine aborts, as it does for a weight update, from its own tokens;
-            otherwise raise `EngineAbortedError`.
+        continue_aborted: If the engine aborts a turn, for example for a weight update, continue the turn from its own
+            tokens; otherwise raise `EngineAbortedError`.
         should_abort: Function that returns true once the rollout is aborted; no aborted turn is continued then.
-        control: The episode's control, which has a `should_abort` of its own; give either, not both.
+        control: The episode's control, which has its own `should_abort`; pass `control` or `should_abort`, not both.
         request_span: Context manager around each request; see `RequestSpan`.
-        on_rewritten_history: For a history that does not extend what the policy has read, and for another system prompt
-            or a further tool in mid-conversation: "error" refuses it; "segment" begins a new trajectory with it, which
-            conversation managers that drop or summarise messages need.
-        conversations: "one" takes all requests as one agent's, and refuses a second turn while one is running. "many"
-            keeps a conversation for each agent; agents are distinguished by what Strands passes about the caller, else
-            by their histories. Agents other than the first may rewrite their histories.
-        transient_context: For a request with a text that the agent's history does not have, such as a plugin's
-            reminder: "segment" begins a new trajectory with the next request; "keep" keeps the text in the tokens, and
-            continues after it.
+        on_rewritten_history: Treatment of a request whose history does not extend what the policy has read, or which
+            changes the system prompt or adds a tool in mid-conversation: "error" refuses the request; "segment" begins
+            a new trajectory. Conversation managers that drop or summarise messages need "segment".
+        conversations: "one" treats all requests as requests of one agent, and refuses a second concurrent turn. "many"
+            keeps a conversation for each agent; agents are distinguished by what Strands passes about the caller,
+            otherwise by their histories. Agents other than the first may rewrite their histories.
+        transient_context: Treatment of a transient text, such as a plugin's reminder, which one request has but the
+            agent's history does not: "segment" begins a new trajectory with the next request; "keep" keeps the text in
+            the tokens, and continues after it.
         processor: The model's Hugging Face processor, which turns images into tokens; or its folder or hub id, loaded
             with the first image.
         engine_patience_s: Seconds for which requests to an unreachable, busy or failing engine are retried; an
@@ -166,7 +166,7 @@ class SGLangModel(Model):
         return bool(self._replayed)
 
     def replay(self, messages: StrandsMessages) -> None:
-        """Answer the main agent's first requests from the messages of an aborted attempt, which it starts to repeat.
+        """Answer the main agent's first requests from the messages of an aborted attempt that the agent repeats.
 
         Call it after `resume`, for an agent that begins again with its first message and no history.
         """
@@ -207,7 +207,7 @@ class SGLangModel(Model):
         conversation = self.conversation
         conversation.branch.restore(trajectory, messages, covered)
         self._reader(conversation).read_all(conversation.branch)
-        # then the agent was stopped after the turn was sampled, before it received the answer
+        # true if the earlier agent was stopped between the sampling of the turn and the receipt of the answer
         conversation.has_unread_turn = len(messages) == covered and not trajectory.is_open
 
     # ---------------------------------------------------------------------------
@@ -246,7 +246,7 @@ class SGLangModel(Model):
             return known
         await admit_to_loop()  # reading what is new in the history is the longest step of a turn
         place, head = self.record.place_of(request), request.head
-        # also if the request is refused below, so that the agent's next request is refused too
+        # bind even if the request is refused below, so that the agent's next request is refused too
         if isinstance(place.conversation, Conversation) and not is_sole:
             self.record.bind(place.conversation, agent, signal)
         if isinstance(place, RepeatTurn):  # an earlier attempt sampled it and ended before the agent had the answer
@@ -264,10 +264,10 @@ class SGLangModel(Model):
         return await self.answer_at(conversation, place, head, request=request)
 
     def _recorded_answer(self, messages: StrandsMessages) -> Answer | None:
-        """Return the recorded answer to a repeated request; None for the first request without one.
+        """Return the recorded answer to a repeated request; None for the first request without a recorded answer.
 
         Raises:
-            ReplayError: The request is not among the recorded ones.
+            ReplayError: The request differs from the recorded requests.
         """
         recorded, count = self._replayed, len(messages)
         pairs = zip(recorded, messages, strict=False)
@@ -298,10 +298,10 @@ class SGLangModel(Model):
 
         Args:
             conversation: The conversation, which is busy until this returns.
-            place: The place.
+            place: The place in the record.
             head: The system prompt and the tools.
             params: Sampling parameters of this turn, which override the model's.
-            request: An agent's request, which may have texts that the agent's history does not have.
+            request: The agent's request, whose messages may have transient texts; None for other requests.
         """
         try:
             return await self._sample(conversation, place, head, params or {}, request)
@@ -343,7 +343,7 @@ class SGLangModel(Model):
             client, config, trajectory, context_ids, branch.new_images, self._control, self._request_span
         )
         tokens_before, number = len(trajectory.token_ids), conversation.turn_count - (not context_ids)
-        # now, since the agent's history may grow while the turn is sampled
+        # read before sampling, since the agent's history may grow while the turn is sampled
         without_transient = {} if request is None else request.without_transient(branch.covered, new_messages)
         try:
             turn = f"{conversation.number}/{number}" if conversation.number else number
@@ -442,7 +442,7 @@ class SGLangModel(Model):
         system_prompt: str | None = None,
         system_prompt_content: Sequence[Mapping[str, Any]] | None = None,
     ) -> int:
-        """Return the exact number of tokens of messages; tool results alone count as the turn that they open."""
+        """Return the exact number of tokens of messages; see `context.token_count`."""
         if self.config["conversations"] == "many":  # callers compare the number with the context length
             await self.conversation.sampler.learn_context(self.client())
         request = AgentRequest(messages, tool_specs, system_prompt, system_prompt_content)
@@ -473,12 +473,12 @@ class SGLangModel(Model):
         return self.config
 
     # ---------------------------------------------------------------------------
-    # The engine's state, and the end
+    # State of the engine, and the end of the episode
     # ---------------------------------------------------------------------------
 
     @property
     def cut_by(self) -> str | None:
-        """The limit that cut the main agent's last turn: "turn", "response" or "context"; None if none did."""
+        """The limit that cut the main agent's last turn: "turn", "response" or "context"; None if it was not cut."""
         return self.conversation.sampler.cut_by
 
     @property
@@ -494,7 +494,7 @@ class SGLangModel(Model):
 
     @property
     def sent_at(self) -> float | None:
-        """Time at which the last in-flight request was sent, by `time.monotonic`; None without one."""
+        """Time at which the last in-flight request was sent, by `time.monotonic`; None if none is in flight."""
         flights = [conversation.sampler.flight for conversation in self.record]
         return max((flight.sent_at for flight in flights if flight.rid is not None), default=None)
 

@@ -1,7 +1,7 @@
 """An agent's request, and the branch that it continues.
 
-Strands usually passes the calling agent, whose conversation is then known. The request's history is compared with what
-the policy has read there, message by message, since an agent may have changed it.
+Strands usually passes the calling agent, so that its conversation is known. The request's history is compared, message
+by message, with what the policy has read in that conversation, since the agent may have changed its history.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class AgentRequest:
         messages: The agent's history. The agent may change it while its request is answered.
         tool_specs: The tools that the policy may call.
         system_prompt: The agent's system prompt as text.
-        system_blocks: The system prompt as content blocks, which win if both are given.
+        system_blocks: The system prompt as content blocks, which take precedence over the text.
         agent: The calling agent; None if it is not known.
         signal: The agent's cancel signal, which no other agent has; None if it is not known.
         is_sole: True if all requests come from one agent.
-        only_grew: True if messages were only appended since the agent's last answer. They are then not compared with
-            what the policy has read, which for a long history is the most expensive step of a turn.
+        only_grew: True if messages were only appended since the agent's last answer. The comparison with what the
+            policy has read is skipped then; for a long history it is the most expensive step of a turn.
         head: The system prompt and the tools.
     """
 
@@ -61,17 +61,17 @@ class AgentRequest:
 
     @property
     def history(self) -> StrandsMessages:
-        """The agent's own messages, without texts added for this request; the request's if the agent is unknown."""
+        """The agent's own messages, without transient texts; the request's messages if the agent is unknown."""
         own = getattr(self.agent, "messages", None)
         return own if isinstance(own, list) and len(own) == len(self.messages) else self.messages
 
     def matches(self, record: Record) -> list[Match]:
-        """Compare the request with the growing branch of its agent's conversation; return [] if there is none."""
+        """Compare the request with the growing branch of its agent's conversation; [] without a conversation."""
         conversation = record.main if self.is_sole else self._conversation(record)
         return [] if conversation is None else [self._match(conversation)]
 
     def begin_branch(self, record: Record, matches: Sequence[Match]) -> BeginBranch:  # noqa: ARG002 - clients use it
-        """Begin a branch in the agent's conversation, or a conversation if the agent has none."""
+        """Begin a branch in the agent's conversation; begin a conversation if the agent does not have one."""
         if not matches:
             is_known = self.agent is not None or self.signal is not None
             return BeginBranch("agent" if is_known else "aside", [*self.messages])
@@ -84,7 +84,7 @@ class AgentRequest:
         return known if known is not None else next(filter(self._may_belong_to, record), None)
 
     def _may_belong_to(self, conversation: Conversation) -> bool:
-        """Return whether the request may belong to a conversation, where the agent of either is unknown."""
+        """Return whether a request may belong to a conversation if the agent of one of the two is unknown."""
         if conversation.is_busy:
             return False
         if (agent := conversation.agent) is not None:
@@ -117,7 +117,7 @@ class AgentRequest:
             return Match(
                 conversation, branch, extends=True, answer=messages[covered], new_messages=messages[covered + 1 :]
             )
-        # compared with and without the texts that were added for this request only
+        # compared with and without transient texts
         is_repeated = has_read_exactly(branch, messages) or has_read_exactly(branch, self.history)
         if is_repeated and conversation.has_unread_turn:
             return Match(conversation, branch, repeated=branch.nodes[-1])
@@ -130,14 +130,14 @@ class AgentRequest:
         return Match(conversation, branch, difference=difference(branch, messages, changes), head_changes=changes)
 
     def without_transient(self, start: int, new_messages: StrandsMessages) -> dict[int, Message]:
-        """Return the new messages that have a transient text, without that text, as the agent's history has them.
+        """Return the agent's own versions of those new messages that have a transient text.
 
         Args:
             start: Index in the branch of the first new message.
             new_messages: The messages as the policy reads them.
 
         Returns:
-            By index in the branch, role and content of each such message.
+            By index in the branch, the role and the content of each of these messages.
         """
         history = self.history
         if self.messages is getattr(self.agent, "messages", None):
@@ -151,7 +151,7 @@ class AgentRequest:
 
 
 def is_same_message(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether two messages are equal as Strands cleans them."""
+    """Return whether two messages are equal after Strands' cleaning."""
     return clean_message(role_and_content(one)) == clean_message(role_and_content(other))
 
 
@@ -161,16 +161,16 @@ def has_read_exactly(branch: Branch, messages: StrandsMessages) -> bool:
 
 
 def is_extended_by(branch: Branch, messages: StrandsMessages) -> bool:
-    """Return whether the messages are those that the policy has read on a branch, then an answer, then any others."""
+    """Return whether the messages begin with all that the policy has read on a branch, followed by an answer."""
     covered = branch.covered
     return len(messages) > covered and messages[covered]["role"] == "assistant" and _starts_as_read(branch, messages)
 
 
 def _starts_as_read(branch: Branch, messages: StrandsMessages) -> bool:
-    """Return whether the messages begin with those that the policy has read on a branch.
+    """Return whether the messages begin with the messages that the policy has read on a branch.
 
-    Most messages are equal, which is compared in C. Strands cleans messages before some of its calls of a model and not
-    before others, so unequal messages are cleaned and compared again.
+    Most messages are equal, and comparing equal messages is fast. Strands cleans messages before some calls of a model
+    and not before others, so unequal messages are cleaned and compared again.
     """
     start, read = [*map(role_and_content, messages[: branch.covered])], branch.messages[: branch.covered]
     if start == read:
@@ -184,8 +184,8 @@ def _starts_as_read(branch: Branch, messages: StrandsMessages) -> bool:
 def head_changes(read: Head | None, requested: Head) -> list[str]:
     """Name the parts of a request's system prompt and tools that the policy has not read.
 
-    Missing tools are no change: Strands leaves out all but the tool that it forces. After a resume, the head that the
-    policy has read is unknown (None), and nothing counts as changed.
+    A missing tool is not a change: if Strands forces a tool, it leaves out all others. After a resume, the head that
+    the policy has read is unknown (None), and nothing counts as changed.
     """
     if read is None:
         return []
@@ -217,7 +217,7 @@ def difference(branch: Branch, messages: StrandsMessages, changes: Sequence[str]
 
 
 def surrounding_lines(before: str, now: str) -> str:
-    """Return the lines of `before` around those of `now`, such as a reminder's; "" if `before` does not contain `now`.
+    """Return the lines of `before` around the lines of `now`, such as a reminder; "" if `before` lacks `now`.
 
     White space within lines, and blank lines, don't count.
     """
@@ -237,7 +237,7 @@ def _without_text(content: Sequence[Block]) -> list[Block]:
 
 
 def is_same_history(history: StrandsMessages, messages: StrandsMessages) -> bool:
-    """Return whether a request sends an agent's own history, to judge by its length and its last message.
+    """Return whether a request sends an agent's own history, judging by its length and its last message.
 
     Strands cleans messages before it sends them, and plugins add text to them.
     """

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from strands_rollout.model.sampling import TurnSampler
 
 UNPARSED: Final = "_unparsed"
-"""Suffix of the tool-use id of a call that could not be parsed. The policy may write any name, but no id."""
+"""Suffix of the tool-use id of a call that could not be parsed. The policy writes names, but not these ids."""
 
 ConversationKind = Literal["main", "agent", "aside"]
 Block = dict[str, Any]
 Message = tuple[str, list[Block]]
-"""Role and content of a Strands message: all of it that the policy reads."""
+"""Role and content of a Strands message: the two parts that the policy reads."""
 StrandsMessages = Sequence[Mapping[str, Any]]
 
 role_and_content: Final = itemgetter("role", "content")
@@ -66,7 +66,7 @@ class Reply:
         calls: Strands' `toolUse` values.
         stop_reason: Strands' stop reason.
         usage: inputTokens, outputTokens, cacheReadInputTokens, as Strands names them.
-        stop: The stop string that ended the turn, which is not part of the text; None if none did.
+        stop: The stop string that ended the turn, which is not part of the text; None without a stop string.
     """
 
     reasoning: str
@@ -78,7 +78,7 @@ class Reply:
 
     @property
     def is_silent(self) -> bool:
-        """True if it has neither text nor calls; some clients leave such a message out of their histories."""
+        """True if the turn has neither text nor calls; some clients leave such a message out of their histories."""
         return not self.calls and not self.text.strip()
 
 
@@ -87,12 +87,12 @@ class Node:
     """One turn on a branch.
 
     Attributes:
-        parent: The turn before it, which may be on the branch that its own branch left; None for a first turn.
-        position: Number of messages that it answers; its answer is the branch's message with this index.
-        turn: Index of its tokens in `Branch.trajectory.turns`.
+        parent: The previous turn, possibly on the branch from which this branch began; None for a first turn.
+        position: Number of messages before the turn's answer, so that `Branch.messages[position]` is the answer.
+        turn: Index of the turn in `Branch.trajectory.turns`.
         answer: The answer as an agent gets it; None while the turn is open.
         reply: The answer as a client got it; None for an agent's turn.
-        grammar: The sampling parameters that constrained its text; None if they are not known.
+        grammar: The sampling parameters that constrained the text of the turn; None if they are not known.
     """
 
     parent: Node | None
@@ -108,9 +108,9 @@ class CallNames:
     """Facts that the template needs to render the results of tool calls, by tool-use id.
 
     Attributes:
-        tools: The tool that was called.
-        shown_ids: The id under which the template shows the call and its result: the id that the policy wrote, in
-            formats that have ids; else 9 letters and digits, as some templates require.
+        tools: The name of the called tool.
+        shown_ids: The id under which the template shows the call and its result: the id that the policy wrote, if the
+            format has ids; otherwise 9 letters and digits, as some templates require.
         failure_texts: The text that the policy reads in place of the result of a call that could not be parsed.
     """
 
@@ -125,8 +125,8 @@ class ClientView:
 
     Attributes:
         messages: The messages of the client's last request, as the client spelled them.
-        call_ids: The client's id of a call -> the tool-use ids under which the call was sent to it, where they differ;
-            several ids if calls of one turn share the client's id.
+        call_ids: For calls whose ids the client changed: the client's id -> the tool-use ids that the gateway sent;
+            several if the client gave calls of one turn the same id.
         answered_at: Time of the last answer, by `time.monotonic`; 0.0 before the first.
     """
 
@@ -139,7 +139,7 @@ class Branch:
     """One history that the policy reads and answers: its messages, its turns and their exact tokens.
 
     A branch only grows, and becomes one sample. If an agent trims or rewrites its history, the policy has not read the
-    result, and it begins another branch, whose first prompt holds all of it.
+    new history: it begins another branch, whose first prompt contains the whole new history.
 
     Args:
         shown_ids: `CallNames.shown_ids` of the branch that the history left, so that its calls keep their ids.
@@ -148,8 +148,8 @@ class Branch:
         messages: The messages that the policy has read, then its last answer. The answer is missing while the turn is
             open, and until an agent gets it (`Conversation.has_unread_turn`).
         covered: Number of messages that the policy has read, so that `messages[covered]` is the last answer.
-        origin: The turn of another branch after which this branch's own messages begin; None if it shares none.
-        nodes: The turns. After a resume, only those whose position among the messages is known.
+        origin: The turn of another branch after which this branch's own messages begin; None if it shares no turn.
+        nodes: The turns. After a resume, only the turns whose position among the messages is known.
         trajectory: Tokens, loss mask, logprobs and turns.
         head: System prompt and tools of the first prompt; None after a resume.
         prompt_ids: Tokens of the first prompt, also if its generation failed.
@@ -158,13 +158,13 @@ class Branch:
         stop_reason: Strands' stop reason of the last turn; "" before the first.
         calls: Names and ids of the calls that the policy wrote.
         chat_tools: The tools as the template reads them.
-        new_images: Images in the context of the turn that is being sampled; they stay if that fails.
-        ended_by: Reason for which a request began another branch, as text; "" while this branch may grow.
-        with_transient: By index, messages as the policy read them, with a text that was shown in one request only and
-            stays in the tokens (`transient_context="keep"`); `messages` has them without that text.
-        transient_texts: Number of messages that were shown with such a text, also where it does not stay.
+        new_images: Images in the context of the turn that is being sampled; kept if the sampling fails.
+        ended_by: Text that says why a request began another branch; "" while this branch may grow.
+        with_transient: Messages with a transient text that stays in the tokens (`transient_context="keep"`), by index,
+            as the policy read them; `messages` has them without that text.
+        transient_texts: Number of messages that the policy read with a transient text, even if the text does not stay.
         client: The branch as the gateway's client knows it; empty outside of the gateway.
-        touched: The record's count of beginnings and answers when this branch was last begun or answered.
+        touched: Rank of this branch among the record's branches by last beginning or answer; see `Record.touch`.
     """
 
     def __init__(self, shown_ids: Mapping[str, str] | None = None) -> None:
@@ -189,26 +189,26 @@ class Branch:
 
     @property
     def is_new(self) -> bool:
-        """True if it has no turn."""
+        """True if the branch has no turn."""
         return not self.trajectory.turns
 
     @property
     def is_open(self) -> bool:
-        """True if its last turn was aborted and can be continued from its own tokens."""
+        """True if the last turn was aborted and can be continued from its own tokens."""
         return self.trajectory.is_open
 
     @property
     def last_answer(self) -> Message | None:
-        """The answer at the end of its messages; None before the first answer and while a turn is open."""
+        """The answer at the end of the messages; None before the first answer and while a turn is open."""
         return self.messages[self.covered] if len(self.messages) > self.covered else None
 
     @property
     def tip(self) -> Node | None:
-        """Its last turn; if it has none, the turn after which it begins."""
+        """The last turn; on a branch without turns, the turn after which the branch begins."""
         return self.nodes[-1] if self.nodes else self.origin
 
     def path(self) -> Iterator[Node]:
-        """Yield the turns from its last one back to the first of all, on this branch and those that it came from."""
+        """Yield the turns from last to first, on this branch and then on the branches that it came from."""
         node = self.tip
         while node is not None:
             yield node
@@ -225,7 +225,7 @@ class Branch:
         return node if node is not None and node.position == position else None
 
     def history(self) -> list[dict[str, Any]]:
-        """Return its messages as Strands messages; the policy's answers have their usage in the metadata."""
+        """Return the messages as Strands messages; the policy's answers have their usage in the metadata."""
         answers = ((node.position, node.answer or node.reply) for node in self.path())
         usages = {position: answer.usage for position, answer in answers if answer is not None}
         return [
@@ -234,7 +234,7 @@ class Branch:
         ]
 
     def snapshot(self) -> Branch:
-        """Return a copy of its present state, also while another thread samples into it."""
+        """Return a copy of the current state; another thread may be sampling into the branch."""
         frozen = copy.copy(self)
         frozen.trajectory = self.trajectory.snapshot()
         return frozen
@@ -243,9 +243,9 @@ class Branch:
         """Append the messages that the policy read in a turn whose first token was sampled.
 
         Args:
-            messages: The answer before them as the agent has it by now, then all later ones; copies are stored.
-            without_transient: By index in the branch, the messages that have a transient text in `messages`, without
-                that text, as the agent has them.
+            messages: The last answer, if any, as the agent's history has it; then the new messages. Copies are stored.
+            without_transient: By index in the branch, the agent's own versions of messages that have a transient text
+                in `messages`.
         """
         self.messages[self.covered :] = [
             (role, copy_content(content)) for role, content in map(role_and_content, messages)
@@ -266,10 +266,10 @@ class Branch:
         """Take over the tokens and messages that an earlier attempt saved.
 
         Args:
-            trajectory: Its tokens and turns, which this branch owns from here on. An open last turn is continued.
+            trajectory: The saved tokens and turns, which this branch owns from here on. An open last turn is continued.
             messages: The agent's messages.
-            covered: Number of messages that the policy had read, so that the trajectory covers them and the turn after
-                them.
+            covered: Number of messages that the policy had read. The trajectory covers these messages and the turn
+                after them.
         """
         self.trajectory = trajectory
         self.prompt_ids = trajectory.token_ids[: trajectory.prompt_length]
@@ -292,21 +292,21 @@ def _no_owner() -> None:
 
 
 class Conversation:
-    """All that one agent asks the policy: the branch that grows, and the branches that its history left.
+    """All requests of one agent: the branch that grows, and the branches that the agent's history has left.
 
     Args:
-        sampler: Samples its turns.
-        kind: "main" for the main agent's, "agent" for another agent's, "aside" for requests outside of any agent's
-            conversation, such as those of a context manager.
-        number: Tells its tool-use ids and seeds from those of the other conversations; 0 for the first.
+        sampler: Samples the turns.
+        kind: "main" for the main agent's conversation, "agent" for another agent's, "aside" for requests outside of any
+            agent's conversation, such as those of a conversation manager.
+        number: Makes its tool-use ids and seeds differ from those of the other conversations; 0 for the first.
         shown_ids: `CallNames.shown_ids` of the other conversations, whose history it may begin with.
 
     Attributes:
-        branches: In the order in which they were last entered; the last one grows.
-        call: Id of the tool call in which it began; "" outside of a call.
+        branches: The branches, in the order in which they were last entered; the last branch grows.
+        call: Id of the tool call in which the conversation began; "" outside of a call.
         is_busy: True while a turn is being sampled.
-        has_unread_turn: True if its last turn was sampled in an earlier attempt, which ended before the agent got it.
-        parser: Parser of its tool calls, bound to its tools' schemas; None until these are known.
+        has_unread_turn: True if an earlier attempt sampled the last turn, but ended before the agent got the answer.
+        parser: Parser of tool calls, bound to the schemas of the tools; None until the schemas are known.
     """
 
     def __init__(
@@ -339,12 +339,12 @@ class Conversation:
 
     @property
     def agent(self) -> Any:  # noqa: ANN401 - a Strands agent
-        """The agent that it is bound to; None if it was never bound, or its agent was garbage-collected."""
+        """The agent that the conversation is bound to; None if it was never bound, or the agent is gone."""
         return self._agent()
 
     @property
     def is_bound(self) -> bool:
-        """True if it was bound to an agent, even if that was garbage-collected."""
+        """True if the conversation was ever bound, even if its agent was garbage-collected."""
         return self._agent is not _no_owner or self._signal is not _no_owner
 
     @property
@@ -364,7 +364,7 @@ class Conversation:
         return turns[-1].parts[-1].at_s or 0.0
 
     def bind(self, agent: object, signal: object = None) -> None:
-        """Bind it to an agent and the agent's cancel signal; an argument that is None changes nothing."""
+        """Bind the conversation to an agent and the agent's cancel signal; an argument that is None changes nothing."""
         self._agent = self._agent if agent is None else weakref.ref(agent)
         self._signal = self._signal if signal is None else weakref.ref(signal)
 
@@ -373,7 +373,7 @@ class Conversation:
         return self.is_busy and branch is self.branch
 
     def belongs_to(self, agent: object, signal: object) -> bool:
-        """Return whether it is bound to this agent or this cancel signal."""
+        """Return whether the conversation is bound to this agent or this cancel signal."""
         return (agent is not None and self._agent() is agent) or (signal is not None and self._signal() is signal)
 
     def begin_branch(self, reason: str) -> Branch:
@@ -381,7 +381,7 @@ class Conversation:
         last = self.branch
         last.ended_by = reason
         self.branches.append(Branch(last.calls.shown_ids))
-        # what the policy wrote last stays its final text until the new branch has an answer
+        # the old branch's last text stays the final text until the new branch has an answer
         self.branch.final_text, self.branch.stop_reason = last.final_text, last.stop_reason
         return self.branch
 
@@ -394,7 +394,7 @@ class Conversation:
         self.branches.append(branch)
 
     def drop_new_branch(self) -> bool:
-        """Drop the last branch if its first generation failed and it is not the only one; return True if dropped."""
+        """Drop the last branch if its first generation failed, unless it is the only branch; return True if dropped."""
         if not self.branch.is_new or len(self.branches) == 1:
             return False
         self.branches.pop()

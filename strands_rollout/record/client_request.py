@@ -1,7 +1,7 @@
 """A gateway client's request, and the branch that it continues.
 
-Clients reword a history when they send it back: they drop reasoning, reformat arguments, or change ids of calls. It is
-compared with what the client was sent, and recognised messages keep the tokens that were sampled.
+Clients reword a history when they send it back: they drop reasoning, reformat arguments, or change ids of calls. The
+history is compared with what the client was sent, and recognised messages keep the tokens that were sampled.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class ClientMatch(Match):
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """The parts of a client's request that decide about its place in the record.
+    """The parts of a client's request that determine its place in the record.
 
     Attributes:
         messages: The client's history as Strands messages, ending with a user message.
         head: The system prompt and the tools.
-        grammar: Sampling parameters that constrain the turn's text. A turn is repeated only for the same grammar.
-        keeps_transient: True if a text that the next request lacks stays in the policy's history
+        grammar: Sampling parameters that constrain the turn's text. A turn with another grammar is not repeated.
+        keeps_transient: True if a text that a later request omits stays in the policy's history
             (`transient_context="keep"`).
     """
 
@@ -88,7 +88,7 @@ class ClientRequest:
         given, call_ids = self.messages, dict(branch.client.call_ids)
         length = shared_length(branch.client.messages, given)
         last = next((index for index in reversed(range(length)) if given[index]["role"] == "assistant"), None)
-        if last is not None:  # a client may use an id again; it then refers to the last call with that id
+        if last is not None:  # a client may reuse an id, which then means the last call with that id
             _note_ids(_pairs(sent_reply(branch, last).calls, reply_of(given[last]["content"]).calls), call_ids)
         changed_calls: list[str] = []
         difference = ""
@@ -111,8 +111,8 @@ class ClientRequest:
         has_same_head = branch.head == self.head
         node = branch.node_at(length) if has_same_head and not difference and length == len(given) else None
         is_answered = node is not None and node.reply is not None and node.grammar in (None, self.grammar)
-        # An open turn is continued by the very request that it answers. A grammar constrains whole turns, not the rest
-        # of one.
+        # An open turn is continued only by the request that it answers. A request with a grammar can't continue it:
+        # a grammar constrains a whole turn, not the rest of a turn.
         has_next = (len(given) == length and not self.grammar) if branch.is_open else len(given) > length
         is_end = not difference and length == len(branch.messages)
         reaches_end = is_end and has_next and not conversation.is_busy
@@ -168,12 +168,12 @@ class ClientRequest:
 
 
 def messages_after(given: StrandsMessages, call_ids: Mapping[str, Sequence[str]], shared: int) -> StrandsMessages:
-    """Return the messages after the first `shared` messages; tool results get the ids with which calls were sent."""
+    """Return the messages after the first `shared`; tool results get the ids that the gateway gave their calls."""
     return [_with_sent_ids(given, index, call_ids, shared) for index in range(shared, len(given))]
 
 
 def _end_difference(conversation: Conversation, more: int) -> str:
-    """Describe why a history that matches to the end of either side, with `more` messages left, extends no branch."""
+    """Describe why a history that matches up to the end of one side, with `more` messages left, extends no branch."""
     if not more:
         return "messages were removed from its end"
     if conversation.is_busy:
@@ -182,7 +182,7 @@ def _end_difference(conversation: Conversation, more: int) -> str:
 
 
 def sent_reply(branch: Branch, index: int) -> Reply:
-    """Return the assistant message at an index as it was sent to the client; as the client sent it if it wasn't."""
+    """Return the assistant message at an index as the gateway sent it, or else as the client sent it."""
     node = branch.node_at(index)
     return node.reply if node is not None and node.reply is not None else reply_of(branch.messages[index][1])
 
@@ -192,7 +192,7 @@ def reply_of(
 ) -> Reply:
     """Return an assistant message with this content in the form in which it is sent to a client.
 
-    A call that can't be parsed becomes text, as in the engines' own endpoints, since its tool is not certain.
+    A call that can't be parsed becomes text, as in the engines' own endpoints, since its tool is uncertain.
     """
     reasoning, texts, calls = [], [], []
     for block in map(sent_block, content):
@@ -214,7 +214,7 @@ def sent_block(block: Block) -> Block:
 
 
 def _pairs(sent: Sequence[Call], got: Sequence[Call]) -> list[tuple[Call, Call]]:
-    """Pair the calls that were sent with those that a client gives back: by unique ids, else in order."""
+    """Pair the calls that were sent with the calls that a client gives back: by unique ids, otherwise in order."""
     by_id, counts = {call["toolUseId"]: call for call in sent}, Counter(call["toolUseId"] for call in got)
     unique_ids = {use_id for use_id, count in counts.items() if count == 1 and use_id in by_id}
     others = (call for call in sent if call["toolUseId"] not in unique_ids)
@@ -226,7 +226,7 @@ def _pairs(sent: Sequence[Call], got: Sequence[Call]) -> list[tuple[Call, Call]]
 
 
 def _note_ids(pairs: Sequence[tuple[Call, Call]], call_ids: dict[str, list[str]]) -> None:
-    """Add the ids that a client uses for a turn's calls to `call_ids`; they replace equal ids of earlier turns."""
+    """Add the ids that a client uses for a turn's calls to `call_ids`, replacing equal ids of earlier turns."""
     sent_ids_of = dict[str, list[str]]()
     for was_sent, got in pairs:
         sent_ids_of.setdefault(got["toolUseId"], []).append(was_sent["toolUseId"])
@@ -304,7 +304,7 @@ def _assistant_difference(sent: Reply, got: Reply, call_ids: dict[str, list[str]
 
 
 def _user_difference(read: Sequence[Block], got: Sequence[Block], *, keeps_transient: bool) -> str:
-    """Describe how a user message differs from the message that the policy has read; "" if it would read the same."""
+    """Describe how a user message differs from the message that the policy has read; "" if the two read the same."""
     if read == got:
         return ""
     (read_parts, read_words), (got_parts, got_words) = _comparable(read), _comparable(got)
@@ -334,7 +334,7 @@ def _quote(*values: object) -> str:
 def _with_sent_ids(
     given: StrandsMessages, index: int, call_ids: Mapping[str, Sequence[str]], shared: int
 ) -> Mapping[str, Any]:
-    """Return the message at an index; its tool results get the ids with which their calls were sent.
+    """Return the message at an index; its tool results get the ids that the gateway gave their calls.
 
     Results that share an id belong to the calls in order. Results of a turn after the first `shared` messages keep the
     client's ids, as the turn's calls do.

@@ -16,10 +16,10 @@ class Match:
     Attributes:
         conversation: The branch's conversation.
         branch: The branch.
-        repeated: The recorded turn that answers this very request; None if there is none.
+        repeated: The recorded turn that answers this very request; None if no turn does.
         extends: True if the request continues where the branch ends.
         difference: Description of where the request departs from the branch; meaningless if it extends the branch.
-        head_changes: Names of what differs from the branch's system prompt and tools.
+        head_changes: Names of the parts of the head that differ from the branch's system prompt and tools.
         answer: The branch's last answer as the request words it; None before the first answer and in an open turn.
         new_messages: The messages after that answer.
         length: Number of messages that the request shares with the branch; only counted for clients of the gateway.
@@ -72,16 +72,16 @@ class ExtendBranch:
 
 @dataclass(frozen=True, slots=True)
 class BeginBranch:
-    """The request has a history that no branch has, and begins a branch with it.
+    """The request has a history that no branch has, and begins a new branch.
 
     Attributes:
         conversation: The conversation that gets the branch, or the kind of the conversation to begin.
-        new_messages: All messages of the request. Those that it shares with a branch are worded as recorded.
-        reason: Reason why the request extends no branch, as text; "" for the first branch of a conversation.
-        head_changes: Names of what differs from the system prompt and tools of the conversation's last branch.
-        match: The comparison with the branch that shares the beginning; None without one.
+        new_messages: All messages of the request; messages shared with a branch are worded as recorded.
+        reason: Text that says why the request extends no branch; "" for the first branch of a conversation.
+        head_changes: Names of the parts of the head that differ from the conversation's last branch.
+        match: The comparison with the branch that shares the first messages; None if no branch does.
         shared: Number of `new_messages` that are shared with that branch.
-        origin: The last turn among the shared messages; None without one.
+        origin: The last turn among the shared messages; None if they contain no turn.
     """
 
     conversation: Conversation | ConversationKind

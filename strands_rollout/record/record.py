@@ -32,14 +32,14 @@ class Request(Protocol):
         """The system prompt and the tools."""
 
     def matches(self, record: Record) -> Sequence[Match]:
-        """Compare the request with the branches that it may continue; return the matches, the best first."""
+        """Compare the request with the branches that it may continue; return the matches, best match first."""
 
     def begin_branch(self, record: Record, matches: Sequence[Any]) -> BeginBranch:
-        """Return where a branch begins with this request, which neither repeats a turn nor extends a branch."""
+        """Return the place of a new branch, for a request that neither repeats a turn nor extends a branch."""
 
 
 class Record:
-    """All that one policy read and wrote in an episode.
+    """Everything that one policy read and wrote in an episode.
 
     A record has a conversation for each agent that asks the policy, a conversation has branches, and a branch has a
     node for each turn. Each branch becomes a sample: the last branch of the main conversation is the episode's sample,
@@ -97,14 +97,14 @@ class Record:
             branch = conversation.branch
             branch.head = head
             branch.messages = [*map(role_and_content, place.new_messages[: place.shared])]
-            branch.client = ClientView()  # an earlier first request, which failed, may have left its own
+            branch.client = ClientView()  # a first request that failed may have left a client view
             branch.origin = place.origin
             self.touch(branch)
         conversation.is_busy, conversation.has_unread_turn = True, False
         return conversation
 
     def touch(self, branch: Branch) -> None:
-        """Note that a branch has just begun or been answered; of equal matches, the branch touched last wins."""
+        """Note that a branch has just begun or been answered; among equal matches, the branch touched last wins."""
         branch.touched = next(self._touches)
 
     def has_begun(self, conversation: Conversation) -> bool:
@@ -112,7 +112,7 @@ class Record:
         return conversation.is_busy or conversation.turn_count > 0
 
     def conversation_of(self, agent: object, signal: object) -> Conversation | None:
-        """Return the conversation bound to an agent or its cancel signal; None if there is none, or it is busy."""
+        """Return the conversation bound to an agent or its cancel signal; None if it is missing or busy."""
         if not self.main.is_busy and self.main.belongs_to(agent, signal):
             return self.main
         bound = [self._by_owner.get(id(owner)) for owner in (agent, signal) if owner is not None]
@@ -120,7 +120,7 @@ class Record:
         return found if found is not None and not found.is_busy and found.belongs_to(agent, signal) else None
 
     def bind(self, conversation: Conversation, agent: object, signal: object = None) -> None:
-        """Bind a conversation to an agent and its cancel signal, unless it is bound to them; None changes nothing.
+        """Bind a conversation to an agent and its cancel signal; an argument that is None changes nothing.
 
         An agent with two concurrent requests has two conversations, which are both bound to it.
         """
@@ -135,20 +135,20 @@ class Record:
         return next((found for found in newest_first if found.agent is agent and found.turn_count), None)
 
     def begin(self, kind: ConversationKind) -> Conversation:
-        """Begin a further conversation.
+        """Begin another conversation.
 
         Raises:
             EngineAbortedError: The episode is over.
         """
         if self._is_closed:
             raise EngineAbortedError("the episode has ended before an agent's first request")
-        # its history may begin with another conversation's
+        # its history may begin with messages of another conversation, whose calls keep their ids
         shown_ids = {use_id: shown for each in self for use_id, shown in each.branch.calls.shown_ids.items()}
         self.others.append(Conversation(self._new_sampler(), kind, next(self._numbers), shown_ids))
         return self.others[-1]
 
     def promote(self, conversation: Conversation) -> None:
-        """Make a conversation the main conversation; the former one joins the others if it has begun."""
+        """Make a conversation the main conversation; keep the former main conversation only if it has begun."""
         before = self.main
         if conversation is before:
             return

@@ -1,7 +1,7 @@
 """Saving and loading of unfinished episodes.
 
-An episode is saved at once, beside the tokens of an aborted sample (`save_episode`, `load_episode`), or step by step in
-a journal (`StepWriter`, `load_steps`). Both load as a `SavedEpisode`. Calls, parse failures and texts are not saved,
+An episode is saved as a whole, beside the tokens of an aborted sample (`save_episode`, `load_episode`), or step by step
+in a journal (`StepWriter`, `load_steps`). Both load as a `SavedEpisode`. Calls, parse failures and texts are not saved,
 since they can be read from the tokens again.
 """
 
@@ -36,7 +36,7 @@ class EpisodeProgress:
         messages: The agent's history. It ends with a message that the policy has to answer, with an answer that calls
             tools, or with the results of those calls.
         covered: Number of messages that the policy has read.
-        finished: Results of the last message's calls that have ended, by tool-use id; these calls are not run again.
+        finished: Results of those calls of the last message that have ended, by tool-use id; they are not run again.
         tool_iterations: Number of turns whose tools were run; a last turn with unfinished calls is not counted.
         tool_calls: Number of calls in these turns.
         tool_errors: Number of results with status error.
@@ -90,7 +90,7 @@ class _SavedPart(_Strict):
     cached_tokens: int | None
     # JSON has no tuples
     weight_versions: list[Annotated[tuple[str | None, int, int], Field(strict=False)]]
-    numbering: str = ""  # of the weight versions
+    numbering: str = ""  # numbering of the weight versions
     meta_info: dict[str, Any] = {}  # only in a journal; slime's Sample has its own counts
 
 
@@ -121,7 +121,7 @@ class _Saved(_Strict):
     calls: list[dict[str, Any]] = []
     engine_aborts: NonNegativeInt
     code: dict[str, int | float]
-    conditions: dict[str, str] = {}  # empty in a journal, which is found by them
+    conditions: dict[str, str] = {}  # empty in a journal: the conditions are part of its name
 
 
 def save_episode(state: SavedEpisode, conditions: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def save_episode(state: SavedEpisode, conditions: Mapping[str, str] | None = Non
 
     Args:
         state: The episode.
-        conditions: The settings under which it was played; they must be the same when it is resumed.
+        conditions: The settings under which the episode was played; a resume needs the same settings.
 
     Raises:
         ResumeError: A message or a tool's result can't be written as JSON.
@@ -319,7 +319,7 @@ class StepWriter:
 
         Args:
             state: The episode after this step.
-            dropped: Number of tokens that other agents have sampled; no record has them.
+            dropped: Number of tokens that other agents have sampled; they are in no record.
             resumes: Number of earlier resumes of the episode.
         """
         progress, trajectory = state.progress, state.trajectory
@@ -438,7 +438,7 @@ def _concatenate(lines: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
 def _merge_steps(lines: Sequence[Mapping[str, Any]], turns: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     """Return the values that `save_episode` would return after the last step, without the checksum."""
     finished: dict[str, Any] = {}
-    for line in lines:  # new messages mean that the results of the turn before are among the messages
+    for line in lines:  # once there are new messages, they contain the results of the previous turn
         finished = ({} if "messages" in line else finished) | line.get("finished", {})
     code: dict[str, Any] = next((line["code"] for line in reversed(lines) if "code" in line), {})
     return {

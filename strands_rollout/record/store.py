@@ -9,7 +9,7 @@ A file begins with a line that names the format. Frames follow, with little-endi
 
     checksum (CRC-32 of the rest), kind, length of the key, length of the record; the episode's key; the record
 
-Reading ends at the first frame that is cut or damaged. A file is emptied when its last unfinished episode ends, and a
+Reading stops at the first cut or damaged frame. A file is emptied when its last unfinished episode ends, and a
 large file gets no new episodes. If episodes that nobody continues (their samples were dropped, their settings have
 changed) fill too many files, the oldest of them are ended.
 """
@@ -60,9 +60,9 @@ class RecordStore:
         self._folder = folder
         self._lock = threading.Lock()
         self._files: list[_File] = []  # the last one takes new episodes
-        self._file_of: dict[bytes, _File] = {}  # by the keys of unfinished episodes
+        self._file_of: dict[bytes, _File] = {}  # file of each unfinished episode, by the key of the episode
         self._running: set[bytes] = set()
-        self._leftover_records: dict[bytes, list[bytes]] = {}  # of dead processes, by the keys of their episodes
+        self._leftover_records: dict[bytes, list[bytes]] = {}  # records of dead processes, by episode key
         for file, found in _take_over(folder):
             self._files.append(file)
             for key in found:
@@ -84,7 +84,7 @@ class RecordStore:
             return EpisodeRecords(self, key, self._leftover_records.pop(key, ()))
 
     def end_others(self, prefix: str, name: str) -> None:
-        """End the episodes whose names have this prefix, except the named one and running ones."""
+        """End the episodes whose names have this prefix, except the named episode and running episodes."""
         with self._lock:
             for key in self._file_of.keys() - self._running - {name.encode()}:
                 if key.startswith(prefix.encode()):
@@ -132,7 +132,7 @@ class RecordStore:
         if file is None:
             return
         file.unfinished.discard(key)
-        with suppress(OSError):  # on a full disk, the next process may read it as unfinished
+        with suppress(OSError):  # on a full disk, the next process may read the episode as unfinished
             if file.unfinished:
                 file.append(_ENDED, key, b"")
             elif file is self._files[-1]:
@@ -170,7 +170,7 @@ class EpisodeRecords:
             self._is_first = False
 
     async def write_before_tools(self, record: bytes) -> None:
-        """Write a record; on return it outlives this process."""
+        """Write a record; once this returns, the record outlives the process."""
         self.write(record)
 
     def close(self, *, keep: bool) -> None:
@@ -193,7 +193,7 @@ class _File:
 
     Attributes:
         size: Number of bytes up to the end of the last whole frame.
-        unfinished: Keys of its unfinished episodes.
+        unfinished: Keys of the unfinished episodes in the file.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -209,7 +209,7 @@ class _File:
             file = cls(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
             if file.lock():
                 break
-            file.close()  # another process took the empty file for one of a dead process
+            file.close()  # another process took the empty file for a dead process's file
         try:
             file._write(_FORMAT)
         except OSError:
@@ -287,7 +287,7 @@ class _File:
 
 
 def _take_over(folder: Path) -> list[tuple[_File, dict[bytes, list[bytes]]]]:
-    """Lock and read the files of dead processes, oldest first; remove those without unfinished episodes."""
+    """Lock and read the files of dead processes, oldest first; remove files without unfinished episodes."""
     taken = []
     for path in sorted(folder.glob(f"*{_SUFFIX}"), key=_changed_at_ns):
         file = None

@@ -19,21 +19,22 @@ if TYPE_CHECKING:
 class Part:
     """One accepted answer of the engine, with at least one sampled token.
 
-    A turn has several parts if the engine aborted it, for a weight update or because the rollout ended, and it was
-    continued from its own tokens.
+    A turn has several parts if the engine aborted it, for a weight update or because the rollout ended, and the turn
+    was continued from its own tokens.
 
     Attributes:
-        start: Index in `Trajectory.token_ids` of its first sampled token.
-        end: Index after its last sampled token.
+        start: Index in `Trajectory.token_ids` of the first sampled token.
+        end: Index after the last sampled token.
         finish_reason: "stop", "length" or "abort", as SGLang reports it.
-        matched: The stop token or stop string that ended it, if the finish reason is "stop" and the engine reports it.
+        matched: The stop token or stop string that ended the part, if the finish reason is "stop" and the engine
+            reports it.
         rid: The request's id, as sent to the engine.
         latency_s: Wall-clock seconds of the request, measured by the client.
         prompt_tokens: Tokens that the engine read; None if it does not report them.
-        cached_tokens: Number of these tokens that came from the prefix cache; None if the engine does not report it.
-        weight_spans: The weights that sampled its tokens; together they cover it.
+        cached_tokens: Number of prompt tokens that came from the prefix cache; None if the engine does not report it.
+        weight_spans: The weights that sampled the tokens; together the spans cover the part.
         meta_info: SGLang's `meta_info` without its logprob lists.
-        at_s: Start of its request, in seconds since the episode began; None outside of an episode.
+        at_s: Start of the request, in seconds since the episode began; None outside of an episode.
     """
 
     start: int
@@ -54,7 +55,7 @@ class Turn:
     """One turn of the policy: consecutive parts with nothing between them.
 
     Attributes:
-        parts: At least one; all but the last ended by an abort.
+        parts: At least one part; every part except the last was ended by an abort.
     """
 
     parts: tuple[Part, ...]
@@ -76,7 +77,7 @@ class Turn:
 
     @property
     def latency_s(self) -> float:
-        """Wall-clock seconds of its requests."""
+        """Wall-clock seconds of the turn's requests."""
         return sum(part.latency_s for part in self.parts)
 
     @property
@@ -86,23 +87,23 @@ class Turn:
 
     @property
     def cached_tokens(self) -> int | None:
-        """Number of these tokens that came from the prefix cache; None if the engine does not report it."""
+        """Number of `prompt_tokens` that came from the prefix cache; None if the engine does not report it."""
         return self.parts[0].cached_tokens
 
     @property
     def weight_version(self) -> str | None:
-        """Version of the weights that sampled its last token."""
+        """Version of the weights that sampled the last token."""
         return self.parts[-1].weight_spans[-1].version
 
     @property
     def weight_spans(self) -> list[WeightSpan]:
-        """The weights that sampled its tokens; adjacent spans of one version are joined."""
+        """The weights that sampled the tokens; adjacent spans of one version are joined."""
         return _join_adjacent(chain.from_iterable(part.weight_spans for part in self.parts))
 
 
 @dataclass(slots=True)
 class Trajectory:
-    """Exactly the tokens that the policy read and wrote, in order.
+    """The exact tokens that the policy read and wrote, in order.
 
     `token_ids`, `loss_mask` and `logprobs` always have the same length, and end with a sampled token. Sampled tokens
     have mask 1 and the engine's logprob. Context (prompt, tool results, template text) has mask 0 and logprob 0.0.
@@ -145,11 +146,11 @@ class Trajectory:
 
     @property
     def weight_spans(self) -> list[WeightSpan]:
-        """The weights that sampled its tokens, turn by turn."""
+        """The weights that sampled the tokens, turn by turn."""
         return [span for turn in self.turns for span in turn.weight_spans]
 
     def snapshot(self, turn_count: int | None = None) -> Trajectory:
-        """Copy its first `turn_count` turns, by default all of them; another thread may append meanwhile."""
+        """Return a copy of the first `turn_count` turns, by default of all; another thread may append meanwhile."""
         turns = self.turns[:turn_count]
         end = turns[-1].end if turns else 0
         lists = (self.token_ids[:end], self.loss_mask[:end], self.logprobs[:end])
@@ -177,9 +178,9 @@ class Trajectory:
         """Append the new context of a request and the tokens that the policy sampled.
 
         Args:
-            context_ids: New context tokens; the whole prompt at first, none if the last turn is continued (`is_open`).
+            context_ids: New context tokens: the whole prompt before the first turn; none if an open turn is continued.
             sampled_ids: The tokens as the engine returned them, at least one.
-            sampled_logprobs: One per sampled token; empty if logprobs were not requested (recorded as 0.0).
+            sampled_logprobs: One logprob per sampled token; empty if logprobs were not requested (recorded as 0.0).
             finish_reason: See `Part`.
             rid: See `Part`.
             latency_s: See `Part`.
@@ -188,13 +189,13 @@ class Trajectory:
             cached_tokens: See `Part`.
             meta_info: See `Part`.
             at_s: See `Part`.
-            weight_versions: (version, start, end), with indices into `sampled_ids`, without gaps; by default unknown.
+            weight_versions: (version, start, end), with indices into `sampled_ids`, without gaps; empty if unknown.
             numbering: The numbering of these versions; see `KnownVersions`.
             images: Images in the context.
 
         Raises:
             TrajectoryError: The lengths disagree, a logprob is not finite, nothing was sampled, the first prompt is
-                empty, or an open turn would get context. The trajectory is unchanged then.
+                empty, or an open turn would get context. The trajectory is unchanged in these cases.
         """
         spans = list(weight_versions) or [(None, 0, len(sampled_ids))]
         self._check(context_ids, sampled_ids, sampled_logprobs, spans)

@@ -21,7 +21,7 @@ class WeightSpan:
     """A stretch of sampled tokens of one weight version.
 
     Attributes:
-        version: The engine's name of the version; None if it has none.
+        version: The engine's name of the version; None if the engine reports none.
         start: Index in `Trajectory.token_ids` of the first token.
         end: Index after the last token.
         numbering: The version's numbering, see `KnownVersions`; "" if it is not known.
@@ -37,7 +37,7 @@ class KnownVersions:
     """The weight versions that engines reported to this process and its episode workers.
 
     Attributes:
-        newest: The largest version that is a number; None before the first.
+        newest: The largest version that is a number; None before the first such version.
         on_newer: Called when an answer reports a newer version, in that answer's thread.
     """
 
@@ -74,7 +74,7 @@ class LastWeights:
 
     Attributes:
         version: The last version that is a number; None if there is none.
-        numbering: Its numbering; None if the sample has none, which means this process's.
+        numbering: The version's numbering; None if the sample has no numbering, which means this process's own.
     """
 
     version: int | None
@@ -91,13 +91,13 @@ class LastWeights:
 def sample_staleness(samples: Sequence[LastWeights], known: KnownVersions = KNOWN_VERSIONS) -> list[float | None]:
     """Return how many versions each sample's last weights are behind the newest known version.
 
-    The newest known version is the largest of these samples and of all answers. The trainer's may be newer, so the true
-    staleness may be larger, never smaller.
+    The newest known version is the largest of these samples and of all answers. The trainer may have a newer
+    version, so the true staleness may be larger, but never smaller.
 
     Returns:
         One number per sample: None for a sample without a version that is a number, and `NOT_COMPARABLE` for a sample
-        from before a restart. If this process knows no version, as when it trains on saved samples, each numbering has
-        a newest version of its own.
+        from before a restart. If this process knows no version, for example in training on saved samples, each
+        numbering has its own newest version.
     """
     newest: dict[str, int] = {} if known.newest is None else {known.numbering: known.newest}
     numberings = [last.numbering or known.numbering for last in samples]
@@ -127,14 +127,14 @@ def distinct_numberings(spans: Iterable[WeightSpan]) -> list[str]:
 
 
 def stale_spans(spans: Sequence[WeightSpan], max_staleness: int) -> list[WeightSpan]:
-    """Return the spans whose weights are more than `max_staleness` versions older than the last span's.
+    """Return the spans whose weights are more than `max_staleness` versions older than the weights of the last span.
 
-    Whole numbers, as slime's versions are, are subtracted; other versions are counted in their order of appearance.
-    Versions of another numbering than the last span's are always too old.
+    Versions that are whole numbers, such as slime's, are subtracted; other versions are counted in their order of
+    appearance. A span with another numbering than the last span is always too old.
 
     Args:
         spans: The spans in order.
-        max_staleness: Maximum staleness; 0 keeps the last version only.
+        max_staleness: Maximum staleness; 0 keeps only the last version.
     """
     numbering = spans[-1].numbering if spans else ""
     staleness = _staleness_by_version([span for span in spans if span.numbering == numbering])
@@ -142,7 +142,7 @@ def stale_spans(spans: Sequence[WeightSpan], max_staleness: int) -> list[WeightS
 
 
 def _staleness_by_version(spans: Sequence[WeightSpan]) -> dict[str | None, int]:
-    """Return by how many versions each version of one numbering is older than the last span's."""
+    """Return how many versions older than the last span's version each version of one numbering is."""
     versions = distinct_versions(spans)
     numbers = {version: number for version in versions if (number := _number_of(version)) is not None}
     if len(numbers) == len(versions):

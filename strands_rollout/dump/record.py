@@ -364,7 +364,7 @@ def record_line(record: DumpRecord, secrets: Collection[str] = ()) -> bytes:
 
 
 def shown_values(sample: Mapping[str, Any], secrets: Collection[str] = ()) -> dict[str, Any]:
-    """Return a sample's values with secrets masked, by key and by value; tokens stay."""
+    """Return a sample's values with secrets masked, by key and by value; tokens stay unchanged."""
     mappings = {name: sample[name] for name in _MASKED_FIELDS if isinstance(sample.get(name), Mapping)}
     texts = {name: sample[name] for name in _TEXT_FIELDS if name in sample}
     masked_by_key = {name: without_secrets(values) for name, values in mappings.items()}

@@ -429,7 +429,7 @@ def _end_point(key: Key, budget: Budget) -> Value | None:
 
 
 def _solution_set(relation: Relation, budget: Budget) -> list[Piece] | None:
-    """Return the solutions of an inequality in one variable, perhaps a chain; None if it is not linear."""
+    """Return the solutions of an inequality or chain of inequalities in one variable; None if it is not linear."""
     names = _variables(relation)
     if len(names) != 1 or "=" in relation.signs:
         return None

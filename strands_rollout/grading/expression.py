@@ -442,7 +442,7 @@ def _is_unit(unit: str, *, after_space: bool) -> bool:
 def _unit_name(unit: str) -> str:
     """Return the canonical name of a unit: "cm^2" for "sq cm" and "square centimeters"."""
     parts: list[str] = []
-    power = ""  # of the next unit, as from "square"
+    power = ""  # the power of the next unit, as after "square"
     for part in _UNIT_PART.findall(re.sub(r"\bper\b", "/", unit)):
         if part in _POWERS:
             power = _POWERS[part]

@@ -133,7 +133,7 @@ def value_of(node: Expression, budget: Budget, symbols: Mapping[str, Fraction] |
 
 
 def root_of_line(node: Expression, name: str, budget: Budget) -> tuple[Value, bool] | None:
-    """Return the root of a formula that is linear in its only variable, and whether it rises; else None."""
+    """Return the root of a formula that is linear in its only variable, and whether the formula rises; else None."""
     values = [value_of(node, budget, {name: sample}) for sample in _LINE_SAMPLES]
     if node.symbols() != {name} or None in values:
         return None

@@ -57,7 +57,7 @@ def words_key(text: str) -> Hashable | None:
 
 
 def are_same_time(first: str, second: str) -> bool | None:
-    """Return whether two texts are the same time of day, 3:30 being a.m. or p.m.; None if one of them is not a time."""
+    """Return whether two texts are the same time of day (3:30 may be a.m. or p.m.); None unless both are times."""
     clocks = _CLOCK.fullmatch(first), _CLOCK.fullmatch(second)
     if clocks[0] is None or clocks[1] is None:
         return None
@@ -91,7 +91,7 @@ def without_repetition_in_words(text: str) -> tuple[str, Fraction | None]:
 
 
 def _minutes(clock: re.Match[str]) -> set[int]:
-    """Return the minutes since midnight, for an hour without a.m. or p.m. both possible values."""
+    """Return the minutes since midnight; both possible values for an hour without a.m. or p.m."""
     hour, minute, half = int(clock["hour"]), int(clock["minute"]), clock["half"]
     if half is None:
         return {hour * 60 + minute, (hour + 12) % 24 * 60 + minute} if hour <= 12 else {hour * 60 + minute}

@@ -83,7 +83,7 @@ def iter_rows(
     Args:
         path: A JSON, CSV or Parquet file, by its suffix, else a JSONL file; or a data set of the Hugging Face Hub,
             `OWNER/NAME[:CONFIG][@SPLIT]`, if there is no such file.
-        prompt_key: The key of the prompt; `a.b` is also key `b` of the mapping `a`.
+        prompt_key: The key of the prompt; `a.b` also finds key `b` of the mapping `a`.
         label_key: The key of the label. If it is given, each row must have a label; None stands for "label".
         needs_label: Whether each row must have a label if no `label_key` is given; a missing label becomes None.
 

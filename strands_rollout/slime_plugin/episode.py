@@ -122,7 +122,7 @@ def fail_sample(call: GenerateCall, error: Exception) -> SampleLike | list[Sampl
 def _fans_out(call: GenerateCall, settings: RolloutSettings) -> bool:
     """Return whether slime gets a list of samples; the settings of the run decide this, not the row's.
 
-    slime takes lists from all episodes or from none.
+    slime takes lists from all episodes or from no episode.
     """
     return settings.fan_out and sample_writer.may_fan_out(call.args, call.sample, evaluation=call.evaluation)
 

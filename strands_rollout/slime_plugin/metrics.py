@@ -117,7 +117,7 @@ def _samples_by_prefix(data: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _prepare_for_slime(args: SlimeArgs, data: MutableMapping[str, dict[str, Any]]) -> None:
-    """Reduce an evaluation's results to those from which slime must compute its own metrics."""
+    """Keep only the results of an evaluation from which slime must compute its own metrics."""
     for name in list(data):
         _drop_missing(args, data, name)
     if getattr(args, "reward_key", None):
@@ -430,7 +430,7 @@ GROUPS: Final[Mapping[str, Callable[[Samples], Metrics]]] = {
     "parts": part_metrics,
     "workers": worker_metrics,
 }
-"""Groups of metrics that need nothing but the samples; a failure in one group does not affect the others."""
+"""Groups of metrics that need only the samples; a failure in one group does not affect the others."""
 
 
 def _all_keys(mappings: Iterable[Mapping[str, Any]]) -> list[str]:

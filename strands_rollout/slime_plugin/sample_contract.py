@@ -1,7 +1,7 @@
 """Check whether slime's trainer can take a finished sample, and list its faults.
 
-slime 0.3's requirements are in slime/rollout/sglang_rollout.py and slime/ray/rollout.py. This module uses none of the
-code that fills samples, so that it can judge that code.
+slime 0.3's requirements are in slime/rollout/sglang_rollout.py and slime/ray/rollout.py. This module shares no
+code with the modules that fill samples, so that it can check their work.
 """
 
 import json

@@ -277,7 +277,7 @@ class Policy:
     def _step(
         self, learned: Sequence[tuple[TrainingSequence, TokenStats]], share: float, metrics: UpdateMetrics
     ) -> None:
-        """Take an optimizer step on sequences, with their statistics before it; scale their summed loss by `share`."""
+        """Take an optimizer step on sequences, with statistics from before it; scale their summed loss by `share`."""
         self._optimizer.zero_grad(set_to_none=True)
         loss = 0.0
         for indices in self._micro_batches([sequence for sequence, _ in learned]):
@@ -294,7 +294,7 @@ class Policy:
         metrics.add(1, loss=loss, grad_norm=float(norm))
 
     def _loss(self, learned: Sequence[tuple[TrainingSequence, TokenStats]], metrics: UpdateMetrics) -> Tensor:
-        """Return the sum of the sequences' losses; each is the sum over its tokens, divided by its denominator or 1."""
+        """Return the sum of the sequences' losses; a loss is the sum over tokens, divided by the denominator or 1."""
         sequences, before = zip(*learned, strict=True)
         settings = self.settings
         log_probs, entropy = self._log_probs(self._model, sequences)

@@ -226,8 +226,8 @@ class RolloutCollector:
 def held_out_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """Return accuracy, mean reward and its parts, and the number of episodes that the user's reward failed to grade.
 
-    The means exclude those episodes, because the reward would fail for them again. After an outage there is no
-    accuracy: a failed episode is not a wrong answer, and the remaining rows are not the held-out set.
+    The means exclude these episodes, because the reward would fail for them again. An outage raises an error:
+    a failed episode is not a wrong answer, and the remaining rows are not the held-out set.
 
     Raises:
         TrajectoryError: Episodes or their judge failed, or the reward failed for every answer.
@@ -343,8 +343,8 @@ class StepBatch:
     def metrics(self, version: int) -> dict[str, float]:
         """Return the metrics for the step's record.
 
-        Siblings of a fan-out count as one episode with the main agent's reward and status. `version` is that of the
-        weights before the update; tokens of older versions are stale.
+        Siblings of a fan-out count as one episode with the main agent's reward and status. `version` is the version of
+        the weights before the update; tokens of older versions are stale.
         """
         episodes = [sample for sample in self.samples if not fan_out_part(sample)]
         views = finished_samples(episodes)

@@ -191,7 +191,7 @@ def _load_rows(path: Path, options: TrainOptions, settings: RolloutSettings) -> 
 
 
 def _restore_checkpoint(folder: TrainFolder, policy: Policy, steps: int) -> RunState:
-    """Load the newest checkpoint into the policy, and return the run's state; without a checkpoint, that of step 0."""
+    """Load the newest checkpoint into the policy, and return the run's state; step 0 without a checkpoint."""
     newest = folder.newest_checkpoint()
     if newest is None:
         return RunState(0, 0)

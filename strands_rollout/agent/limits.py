@@ -33,7 +33,7 @@ from strands_rollout.record.saved import EpisodeProgress
 
 
 class StopReason(StrEnum):
-    """The reason of an episode's end.
+    """The reason why an episode ended.
 
     Limits are checked in this order: abort, then the token budgets, before each model call; after a turn, its length,
     abort, tool iterations, tool calls, parallel calls; after an answer, user turns; the wall-clock of a tool and of
@@ -85,7 +85,7 @@ def stop_reason_of(error: BaseException, *, cut_by: str | None, has_turns: bool)
 
     Args:
         error: An exception of the model, a tool or a hook.
-        cut_by: The limit that cut the last turn: a key of `LENGTH_REASONS`; None if none did.
+        cut_by: The limit that cut the last turn: a key of `LENGTH_REASONS`; None if the turn was not cut.
         has_turns: True if the policy has sampled a turn.
     """
     if isinstance(error, exceptions.MaxTokensReachedException):
@@ -211,7 +211,7 @@ class EpisodeWatch(HookProvider):
     Args:
         stats: Counts of the agent's tools.
         control: Checked before each model call and before a turn's tools.
-        outer: Counts of the whole episode, if `stats` are those of an inner agent; a sandbox fault is noted in both.
+        outer: Counts of the whole episode, if `stats` are an inner agent's counts; a sandbox fault is noted in both.
     """
 
     def __init__(self, stats: ToolStats, control: Control, outer: ToolStats | None = None) -> None:
@@ -297,7 +297,7 @@ def limit_other_agents(
     stats: ToolStats,
     control: Control,
 ) -> None:
-    """Apply the episode's limits to each agent that can't give the answer, with counts of its own."""
+    """Apply the episode's limits to each agent that can't give the answer, with separate counts for each."""
     # an agent used as a tool makes its calls within that tool's call, and their ids may equal other calls' ids
     inner_stats = ToolStats(control)
     for agent in team.tool_agents:

@@ -1,4 +1,4 @@
-"""Clients of the MCP servers in the settings, shared by all episodes or made for each.
+"""Clients of the MCP servers in the settings, shared by all episodes or made for each episode.
 
 A lost server is an infrastructure fault; the policy is never trained on it.
 """
@@ -103,7 +103,7 @@ class GuardedMcpClient(ToolProvider):
         self._name = name
         self._consumers: set[Any] = set()
         self.may_be_lost = False
-        self._lock = threading.Lock()  # Strands' client has none
+        self._lock = threading.Lock()  # Strands' client has no lock
         self._failure = ""  # error message of the last start
         self._failed_at = -_RESTART_DELAY_S
         self._startup_s = client._startup_timeout

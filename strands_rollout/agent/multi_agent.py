@@ -80,8 +80,8 @@ async def factory_team(path: str, model: SGLangModel, task: Task) -> AsyncIterat
     """Build a team with the user's factory, and release its tool providers when the block ends.
 
     Args:
-        path: Path of the factory, which is called with the model and the task. It may be async; a sync one runs in a
-            thread, since it may block.
+        path: Path of the factory, which is called with the model and the task. It may be async; a sync factory runs in
+            a thread, since it may block.
         model: The episode's model.
         task: The episode's task.
 
@@ -188,7 +188,7 @@ def contain_exits(team: Team) -> None:
         if hooks is not None:
             hooks.invoke_callbacks_async = _contained(hooks.invoke_callbacks_async)  # type: ignore[method-assign]
     for agent in agents:
-        middleware = getattr(agent, "_middleware_registry", None)  # private; Strands before 1.62 has none
+        middleware = getattr(agent, "_middleware_registry", None)  # private; missing in Strands before 1.62
         if middleware is not None:
             middleware.invoke = functools.partial(_contained_stream, middleware.invoke)
     nodes = [node.executor for multi_agent in multi_agents for node in getattr(multi_agent, "nodes", {}).values()]
@@ -234,7 +234,7 @@ def join_episode(
         history: Messages before the prompt; used if the runner is an agent.
         system_prompt: System prompt if the runner is an agent without one.
         hooks: Hooks by candidate.
-        is_resumed: True if the history is that of an aborted attempt.
+        is_resumed: True if the history comes from an aborted attempt.
 
     Raises:
         ConfigError: A session manager has restored another episode's history.
@@ -303,7 +303,7 @@ async def run_team(runner: MultiAgentBase, prompt: Any, visits: VisitLog) -> Non
 
     Raises:
         TeamLimitError: The swarm or graph reached one of its own limits.
-        ConfigError: It raised an interrupt or yielded no result.
+        ConfigError: The swarm or graph raised an interrupt or yielded no result.
         Exception: The first exception of its agents.
     """
     event: Mapping[str, Any] = {}
@@ -375,7 +375,7 @@ class AgentModels:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Make `sub_agent_model` return models of this episode in all that the block calls, awaits or starts."""
+        """Make `sub_agent_model` return models of this episode in everything that the block calls, awaits or starts."""
         scope = _ModelsScope(self)
         token = _CURRENT.set(scope)
         try:
@@ -396,7 +396,7 @@ class AgentModels:
 
 
 def sub_agent_model() -> SGLangModel:
-    """Return a model for a further agent, which a tool runs in an episode that `generate` plays.
+    """Return a model for another agent that a tool runs in an episode of `generate`.
 
     The model is the trained policy, with the episode's sampling parameters and token budgets; each agent has the full
     budgets. With the setting `fan_out`, the agent's tokens are trained as a sample of their own. Each model holds one

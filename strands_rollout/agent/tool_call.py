@@ -1,7 +1,7 @@
 """Wrap Strands tools for an episode: a time limit, counts, and a thread of its own for each sync call.
 
-Strands runs sync tools in the loop's default thread pool, where a few that hang would block all episodes' tools and the
-interpreter's exit. Here each call has a daemon thread.
+Strands runs sync tools in the loop's default thread pool, where a few hanging tools would block the tools of all
+episodes and the interpreter's exit. Here each call has its own daemon thread.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ToolStats:
         timeouts: Calls that were cancelled at the time limit.
         infrastructure_error: The first fault of the sandbox, or of an agent that can't be played; never the policy's
             fault.
-        finished: Results of the last turn's calls by tool-use id, from this agent or the one of an aborted attempt.
+        finished: Results of the last turn's calls by tool-use id, from this agent or the agent of an aborted attempt.
         succeeded: Ids of all calls whose last result was not an error.
         unread: Ids of results in `finished` that an aborted attempt left and that this agent has not asked for yet.
         calls: A record of each call in the order of their ends: `id`, `tool`, `status` (success, error, timeout or
@@ -169,7 +169,7 @@ class BoundedTool(WrappedTool):
     Args:
         tool: Any Strands tool.
         timeout_s: Seconds after which a call is cancelled and answered with an error result; None for no limit.
-        stats: Counts its calls.
+        stats: Counts the tool's calls.
         span: Context manager entered around each call.
         name: See `WrappedTool`.
     """
@@ -297,7 +297,7 @@ _ABANDONED: Final[set[asyncio.Task[Any]]] = set()
 
 
 def sandbox_fault(error: BaseException | None) -> SandboxError | UnplayableAgentError | None:
-    """Return the infrastructure's fault in an exception's chain of causes; None if there is none.
+    """Return the infrastructure fault in an exception's chain of causes; None without a fault.
 
     Tools such as Strands' python_repl wrap exceptions that they catch.
     """

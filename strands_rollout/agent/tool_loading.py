@@ -53,11 +53,11 @@ def load_tools(named: ToolNames) -> list[AgentTool | ToolProvider]:
 
     Args:
         named: MCP servers, and paths as `resolve` takes them. A path leads to a tool, to a module or file with
-            `@strands.tool` functions (all are loaded), or to one with a `TOOL_SPEC` and a function of the module's
-            name.
+            `@strands.tool` functions (all are loaded), or to a module with a `TOOL_SPEC` and a function of the
+            module's name.
 
     Raises:
-        ToolError: A path can't be imported or is no tool (the message names its type, and suggests the nearest name),
+        ToolError: A path can't be imported or is not a tool (the message names its type and suggests the nearest name),
             two tools have the same name, or an MCP server's settings are invalid.
         NoModelError: An agent that a tool calls has no model.
     """
@@ -150,7 +150,7 @@ def load_function(path: str, what: str | None = None, given: Sequence[str] | Non
 
     Args:
         path: Path of the function or class.
-        what: Name of its result for messages, such as "an agent"; None for a function without one.
+        what: Name of its result for messages, such as "an agent"; None for a function without a result.
         given: Names of the arguments to check its signature with; None for no check.
 
     Raises:
@@ -296,9 +296,9 @@ def _warn_of_consent(path: str) -> None:
 
 
 class _MissingModel(BedrockModel):
-    """The model of an agent that was given none, for which Strands uses Bedrock; refuses calls within an episode.
+    """The model of an agent that was built without a model; refuses calls within an episode.
 
-    A user may pass a `BedrockModel` too, so the two must be told apart.
+    Strands would use a `BedrockModel`. Since a user may pass a `BedrockModel` too, this class marks the default.
     """
 
     def stream(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the base's

@@ -27,7 +27,7 @@ class ChatApi:
     Attributes:
         base_url: The API's URL, including `/v1`.
         model: The model's name at this API.
-        api_key: Sent as a bearer token; "" for none.
+        api_key: API key, sent as a bearer token; "" for no key.
         params: Further fields of each request.
         timeout_s: Time limit of an attempt, in seconds.
         retries: Maximum number of retries after 429, 5xx or no answer.

@@ -73,8 +73,8 @@ class SGLangClient:
 
     Args:
         http: The engine's URL, for which the client makes an httpx client and closes it. Or an httpx client with a
-            `base_url` (see `create_client`), which the caller closes; if it has httpx's default timeouts of 5 s,
-            generations get no read timeout.
+            `base_url` (see `create_client`), which the caller closes; if that client has httpx's default timeouts of
+            5 s, generations get no read timeout.
         vocab_size: Rows of the model's embedding: input and output ids must be below it. None disables the check.
         patience_s: Seconds for which a request is retried while the engine is unreachable, busy or failing; see
             `RetryPolicy`.
@@ -161,11 +161,11 @@ class SGLangClient:
         since SGLang refuses an rid that it still holds: the second attempt is `<rid>-2`.
 
         Args:
-            input_ids: The prompt, at least one id. A list is checked and encoded on each call; `EncodedIds` has been
-                already.
+            input_ids: The prompt, at least one id. A list is checked and encoded on each call; `EncodedIds` are already
+                checked and encoded.
             sampling_params: SGLang's sampling parameters. Set `max_new_tokens`: the engine's default is 128.
-            rid: Request id; None for a random one. Must be unique among requests in flight, and no prefix of another,
-                since SGLang aborts by prefix.
+            rid: Request id; None for a random id. It must be unique among in-flight requests, and not the prefix of
+                another id, since SGLang aborts by prefix.
             return_logprob: Request the logprob of each sampled token; an answer without logprobs is then an error.
             headers: Headers of this request only, such as a routing key.
             extra: Further top-level fields of the request.
@@ -174,11 +174,11 @@ class SGLangClient:
             control: The episode's control; its own `should_abort` replaces the argument.
 
         Raises:
-            TrajectoryError: An input id is outside the vocabulary, or there are none. Nothing was sent.
+            TrajectoryError: An input id is outside the vocabulary, or there is no input id. Nothing was sent.
             EngineOverlongError: The request does not fit the engine's context.
             EngineRejectedError: The engine refuses the request.
             EngineResponseError: The answer is not a valid generation of this request. An answer that is not JSON is
-                retried once, others are not.
+                retried once, other invalid answers are not.
             EngineUnavailableError: Every attempt failed until `patience_s` was over.
             EngineAbortedError: An attempt failed, and `should_abort` returned True.
             ConfigError: `sampling_params` or `extra` can't be sent, or the client belongs to another event loop.
@@ -404,7 +404,7 @@ class _AbortSender:
         return response.is_success
 
     async def stop(self, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> bool:
-        """Abort a request if the server has the endpoint; concurrent calls wait for the first to find out."""
+        """Abort a request if the server has the endpoint; concurrent calls wait until the first call knows this."""
         if self.has_endpoint is None:
             if self._first is None or self._first.done():
                 self._first = self.send_in_background(body, headers)
@@ -452,13 +452,13 @@ _INFO_TIMEOUT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """An engine's model and limits; a value that it does not report is None.
+    """An engine's model and limits; a value that the engine does not report is None.
 
     Attributes:
         context_length: Maximum tokens of prompt plus answer.
-        model_path: Folder or name of the model that it serves.
-        weight_version: Version of the weights that it holds.
-        raw: All its answers, merged.
+        model_path: Folder or name of the served model.
+        weight_version: Version of the loaded weights.
+        raw: All answers of the engine about itself, merged.
     """
 
     context_length: int | None = None

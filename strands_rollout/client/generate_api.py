@@ -33,8 +33,8 @@ class EncodedIds:
         vocab_size: Ids must be below it; None checks only that they are integers >= 0.
 
     Raises:
-        TrajectoryError: From the constructor and `extend`, for a value that is not an int in the vocabulary. Nothing
-            has been appended then.
+        TrajectoryError: From the constructor and `extend`, for a value that is not an int in the vocabulary. No id
+            is appended in this case.
     """
 
     __slots__ = ("_count", "_json", "vocab_size")
@@ -89,9 +89,9 @@ class EncodedIds:
 
 
 def _encode_ids(ids: Sequence[Any]) -> bytes | None:
-    """Return ids as JSON without its brackets; None if a value is no int of at least 0.
+    """Return ids as JSON without the brackets; None if a value is not an int of at least 0.
 
-    For hundreds of ids, this check takes a fifth of the time of one in Python.
+    For hundreds of ids, this check takes a fifth of the time of a loop in Python.
     """
     try:
         encoded = orjson.dumps(ids)[1:-1]
@@ -145,7 +145,7 @@ class EncodedPrompt:
 
 
 class GenerateRequest:
-    """The request of one generation; a retry changes only its rid. Later changes of the ids do not affect it.
+    """The request of one generation; a retry changes only the rid. Later changes of the ids do not affect the request.
 
     Attributes:
         rid: Request id of the last `body`.
@@ -214,7 +214,7 @@ class FinishReason:
 
     Attributes:
         type: "stop", "length" or "abort".
-        matched: For "stop": the token id (last of the output) or the string that ended it, if the engine reports it.
+        matched: For "stop": the token id (last of the output) or the string that ended the output, if reported.
         length: For "length": the limit that was reached, if the engine reports it.
         message: For "abort": the engine's message.
         status_code: For "abort": an HTTP status if the engine aborted because of an error; None for a plain abort.
@@ -276,8 +276,8 @@ class Generation:
     def weight_versions(self) -> list[tuple[str | None, int, int]]:
         """Spans (version, start, end) of the output; several if the weights were updated during sampling.
 
-        SGLang 0.5.2x reports the spans as `meta_info.weight_versions`. If they are missing or don't cover the output,
-        `weight_version` counts for the whole output.
+        SGLang 0.5.2x reports the spans as `meta_info.weight_versions`. If the spans are missing or don't cover the
+        output, `weight_version` applies to the whole output.
         """
         count, spans = len(self.output_ids), self.meta_info.get("weight_versions")
         found: list[tuple[str | None, int, int]] = []
@@ -412,7 +412,7 @@ def _check_matches_request(request: GenerateRequest, meta: dict[str, Any], finis
 
 
 def _check_logprobs(logprobs: list[Any], logprob_ids: list[Any], ids: list[int]) -> list[float]:
-    """Return the logprobs as floats; raise EngineResponseError if they do not belong to the ids or are not logprobs."""
+    """Return the logprobs as floats; raise EngineResponseError for invalid logprobs or logprobs of other ids."""
     if len(logprobs) != len(ids):
         raise EngineResponseError(f"got {len(logprobs)} logprobs for {len(ids)} output ids; expected one for each")
     if logprob_ids != ids:

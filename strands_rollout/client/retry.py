@@ -22,7 +22,7 @@ _MAX_COUNTED_ATTEMPT_S: Final = 10.0
 class FaultKind(StrEnum):
     """The kinds of failures that may be retried."""
 
-    UNREACHABLE = "unreachable"  # refused, reset or lost before a response, or a router reports this of its worker
+    UNREACHABLE = "unreachable"  # refused, reset or lost before a response, or a router reports this about its worker
     BUSY = "busy"  # 429, 502, 503, 504, or a router without workers
     SERVER_ERROR = "server_error"  # any other 5xx
     BAD_BODY = "bad_body"  # a 200 that isn't JSON or ended early
@@ -38,7 +38,7 @@ class Fault:
     """A failed attempt that may be retried.
 
     Attributes:
-        kind: Decides about the retry.
+        kind: Kind of the failure, which determines whether and how often the request is retried.
         message: Description, such as "HTTP 503: no workers".
         retry_after_s: The server's Retry-After header in seconds, if any.
     """

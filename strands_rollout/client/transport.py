@@ -1,6 +1,6 @@
 """HTTP to an engine: an `httpx.AsyncClient` on an aiohttp session, and one POST that returns JSON or a `Fault`.
 
-On aiohttp, httpx's API costs a quarter of what it costs on httpx's own transport, at 64 concurrent requests.
+At 64 concurrent requests, httpx's API costs a quarter as much on aiohttp as on httpx's own transport.
 """
 
 import re
@@ -34,7 +34,7 @@ def is_busy(status: int, body: bytes) -> bool:
 def fault_of_status(
     status: int, body: bytes, headers: httpx.Headers, *, url: str, endpoint: str = "/generate"
 ) -> Fault:
-    """Convert an answer other than a 200 to a `Fault` that may be retried, or raise.
+    """Return the `Fault` of an answer other than a 200 if it may be retried; otherwise raise.
 
     Raises:
         EngineOverlongError: The engine answered that the request is longer than its context.
@@ -270,12 +270,12 @@ def create_client(
 
     Args:
         base_url: `http://host:port`, with a path prefix if a gateway needs one; the default scheme is http. A user and
-            password in it are sent as basic authentication and never logged.
+            password in the URL are sent as basic authentication and never logged.
         max_connections: Maximum requests in flight; further requests wait for a free connection, without a time limit.
         max_keepalive_connections: Accepted for compatibility with httpx; aiohttp keeps every idle connection for 4 s.
         timeout: Seconds to wait for each read of an answer; None for no limit, as generations need.
         connect_timeout: Seconds to open a connection.
-        headers: Sent with every request, for example for authorization.
+        headers: Headers of every request, for example for authorization.
 
     Raises:
         ConfigError: `base_url` is not the URL of an HTTP server, or a number is out of range.

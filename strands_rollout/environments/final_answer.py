@@ -10,10 +10,11 @@ _TAGGED: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE
 
 
 def final_answer(sample: Any) -> str:  # noqa: ANN401 - slime's Sample or any object like it
-    r"""Return the last answer in a sample's last assistant message; "" if it has none.
+    r"""Return the last answer in a sample's last assistant message; "" without an answer.
 
-    `<answer>...</answer>`, the convention of Search-R1 and reasoning-gym, comes before `\boxed{...}` and `Answer: ...`.
-    Reasoning and tool calls are not searched. A message that was cut counts only up to its last complete answer.
+    `<answer>...</answer>`, the convention of Search-R1 and reasoning-gym, takes precedence over `\boxed{...}` and
+    `Answer: ...`. Reasoning and tool calls are not searched. A message that was cut counts only up to its last complete
+    answer.
     """
     text = answer_text(sample)
     tagged = _TAGGED.findall(text)

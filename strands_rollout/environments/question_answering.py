@@ -38,7 +38,7 @@ def gold_answers(label: object) -> list[str]:
     """Return the right answers of a label: a text, a list of texts (also as JSON), or a mapping with them as `target`.
 
     Raises:
-        ValueError: There is none.
+        ValueError: The label has no answer.
     """
     if isinstance(label, str) and label.lstrip().startswith(("[", "{")):
         with contextlib.suppress(ValueError):

@@ -23,7 +23,7 @@ METADATA_KEY: Final = "reasoning_gym"
 SCORE_TIMEOUT_S: Final = 20.0
 _LIBRARY: Final = "reasoning_gym"
 _EXECUTOR_OPTIONS: Final = ("isolation", "memory_mb", "max_concurrency", "scratch_dir", "disabled_layers")
-# The mark tells the result from what an evaluated answer prints. A scorer that fails on the row's own answer, too, is
+# The mark separates the result from output of an evaluated answer. A scorer that also fails on the row's own answer is
 # at fault itself.
 _SCORER: Final = """
 import json
@@ -55,7 +55,7 @@ async def score(args: Any, sample: Any) -> dict[str, float | str]:  # noqa: ANN4
     """Score the final answer of a sample with the scorer of its task, from 0 to 1.
 
     Args:
-        args: slime's args. Of the setting `executor`, the options of a `local` one apply, such as its isolation.
+        args: slime's args. Options of a `local` executor in the setting `executor` apply, such as its isolation.
         sample: An episode of a row as `reasoning_gym_row` returns it.
 
     Returns:

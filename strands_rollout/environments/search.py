@@ -28,7 +28,7 @@ from strands_rollout.errors import ConfigError, SandboxError
 from strands_rollout.secret_mask import mask_text
 from strands_rollout.user_code import find_file
 
-DEFAULT_URL: Final = "http://127.0.0.1:8000/retrieve"  # of Search-R1's retrieval server
+DEFAULT_URL: Final = "http://127.0.0.1:8000/retrieve"  # URL of Search-R1's retrieval server
 _MAX_QUERIES_PER_REQUEST: Final = 64
 _MAX_REQUESTS: Final = 8
 
@@ -80,10 +80,11 @@ def search_tool(
         corpus: Instead of a server: a JSON Lines file of documents with `title` and `text`, or with `contents`. Each
             process builds its own BM25 index on the first call.
         top_k: Maximum number of passages.
-        max_passage_chars: Longer passages are cut.
+        max_passage_chars: Maximum characters of a passage; longer passages are cut.
         timeout_s: Limit of a request, in seconds.
-        patience_s: Seconds for which a failed request is retried. Then the episode fails because of an infrastructure
-            fault, which the policy never sees. `tool_timeout_s` must exceed `timeout_s` plus `patience_s`.
+        patience_s: Seconds for which a failed request is retried. After that, the episode fails because of an
+            infrastructure fault, which the policy never sees. `tool_timeout_s` must exceed `timeout_s` plus
+            `patience_s`.
 
     Raises:
         ConfigError: Both a URL and a corpus are given, `top_k` is less than 1, or the corpus can't be read.

@@ -36,14 +36,14 @@ _HOOK: Final = "create_env_factory"
 _MODEL_FACTORIES: Final = ("model_factory", "agent_model_factory")
 _STOP_REASONS: Final = {
     "task_complete": StopReason.COMPLETED,
-    "not_terminated": StopReason.COMPLETED,  # the default, where an environment's own `_rollout` sets none
+    "not_terminated": StopReason.COMPLETED,  # the default if an environment's `_rollout` sets no reason
     "context_window_overflow": StopReason.CONTEXT_LENGTH,
     "max_tool_iterations_reached": StopReason.MAX_TOOL_ITERATIONS,
     "max_tool_calls_reached": StopReason.MAX_TOOL_CALLS,
     "max_messages_reached": StopReason.ENVIRONMENT_LIMIT,
     "recursion_depth_exceeded": StopReason.ENVIRONMENT_LIMIT,
 }
-# what hook files have created, by event loop: their rate limiters and clients may be bound to it
+# objects that hook files created, by event loop, since rate limiters and clients may be bound to a loop
 _CREATED: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[asyncio.Lock, dict[bytes, Any]]]] = (
     weakref.WeakKeyDictionary()
 )
@@ -227,7 +227,7 @@ def _played(result: Any, model: SGLangModel) -> PlayedEpisode:  # noqa: ANN401 -
 
 
 def _failed_part(info: Mapping[str, Any], metrics: Mapping[str, Any]) -> str:
-    """Return the fault of a reward or a simulated user, as strands-env reports it; "" without one.
+    """Return the fault of a reward or a simulated user, as strands-env reports it; "" without a fault.
 
     strands-env's evaluator leaves out such episodes, too.
     """
@@ -252,13 +252,13 @@ def _numbers(info: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _plain(value: object) -> Any:  # noqa: ANN401 - JSON
-    """Return a value as plain JSON, with the `repr` of what JSON lacks."""
+    """Return a value as plain JSON; objects that JSON can't express become their `repr`."""
     return orjson.loads(orjson.dumps(value, default=repr, option=orjson.OPT_NON_STR_KEYS))
 
 
 @asynccontextmanager
 async def _created() -> AsyncIterator[dict[bytes, Any]]:
-    """Yield what hook files have created on the running loop; one caller at a time may add to it."""
+    """Yield the objects that hook files created on the running loop; one caller at a time may add objects."""
     lock, created = _CREATED.setdefault(asyncio.get_running_loop(), (asyncio.Lock(), {}))
     async with lock:
         yield created
@@ -269,7 +269,7 @@ def _import_library() -> Any:  # noqa: ANN401 - a module of an optional library
     """Import strands-env, and make its models of the policy's server record their tokens.
 
     Raises:
-        ConfigError: It is not installed.
+        ConfigError: strands-env is not installed.
     """
     try:
         from strands_env import core

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 TASK_KEY: Final = "verifiers_task"
 """Key of a row's metadata that names its task: a mapping with `key`, `idx` and optionally `split`."""
-_NO_KEY_VARIABLE: Final = "STRANDS_ROLLOUT_API_KEY"  # any name but PRIME_API_KEY; the key goes in by a header
+_NO_KEY_VARIABLE: Final = "STRANDS_ROLLOUT_API_KEY"  # any name except PRIME_API_KEY; the key is sent in a header
 _CONTAINER_ENGINES: Final = ("docker", "podman", "apptainer")
 _ENGINE_TIMEOUT_S: Final = 20.0
 _RUNTIME_FAULTS: Final = ("SandboxError", "TunnelError", "InterceptionError")
@@ -112,7 +112,7 @@ def check_config(path: str | Path) -> None:
     """Check that an environment can be played on this machine.
 
     Raises:
-        ConfigError: It can't; the message has the reason and the remedy.
+        ConfigError: The environment can't be played; the message has the reason and the remedy.
     """
     _load(Path(path), None).check_machine()
 
@@ -193,7 +193,7 @@ class _Source:
             self._is_checked = True
 
     def find(self, row: Mapping[str, Any]) -> Any:  # noqa: ANN401
-        """Return the task of a row: the one at its index if it has the row's key, else the one with the key."""
+        """Return the task of a row: the task at the row's index if its key matches, otherwise the task with the key."""
         key, index = row["key"], row["idx"]
         with self._lock, _own_errors(f"{self.path}: the taskset {self.name!r}"):
             self._read.extend(itertools.islice(self._rest, max(0, index + 1 - len(self._read))))
@@ -261,7 +261,7 @@ class _Seats:
 
 
 def _start_of(trace: Any) -> tuple[str, str]:  # noqa: ANN401
-    """Return what decides a run's first request: its task and its harness."""
+    """Return the task and the harness of a run, which determine its first request."""
     return trace.task.hash, trace.agent.config.harness.model_dump_json()
 
 

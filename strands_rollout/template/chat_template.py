@@ -94,9 +94,9 @@ class ChatTemplate:
     Attributes:
         encoder: The tokenizer's encoder, shared by all templates of that tokenizer.
         end_of_turn_id: The control token that ends an assistant's turn without calls.
-        end_of_calls_id: The control token that ends a turn with calls; usually the same.
+        end_of_calls_id: The control token that ends a turn with calls; usually the same as `end_of_turn_id`.
         end_ids: Both end tokens.
-        opens_reasoning: The generation prompt opens reasoning and does not close it.
+        opens_reasoning: True if the generation prompt opens reasoning and does not close it.
         example_call: An example of a call as the template writes it.
         processor: Converts images to tokens: the model's Hugging Face processor, or its folder or hub id, which is
             loaded for the first image; None to refuse images.
@@ -112,8 +112,8 @@ class ChatTemplate:
             **template_kwargs: Arguments for each rendering of the template, such as `enable_thinking=False`.
 
         Raises:
-            TemplateError: There is no template, it fails, or it is not append-only; the message names the first token
-                that differs.
+            TemplateError: The tokenizer has no template, or the template fails or is not append-only; the message names
+                the first token that differs.
         """
         self._tokenizer = tokenizer
         self._renderer = make_renderer(tokenizer, template_kwargs)
@@ -268,7 +268,7 @@ class ChatTemplate:
             )
 
     def _find_shape(self, messages: Messages, tools: Tools) -> TurnShape | None:
-        """Return the shape of these messages; None if they are not all plain tool results, or the template has none."""
+        """Return the shape of these messages; None if some are not plain tool results, or the template has no shape."""
         for message in messages:
             content = message["content"]
             if message["role"] != "tool" or message.keys() != _TOOL_RESULT_KEYS or isinstance(content, list):
@@ -348,7 +348,7 @@ def find_turn_shape(
         texts: Tested as results, and as names and ids of calls.
 
     Returns:
-        The shape; None if the template changes results, or if the text around them depends on them.
+        The shape; None if the template changes results, or if the text around the results depends on them.
     """
     if not encoder.cuts_are_plain:
         return None

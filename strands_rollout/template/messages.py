@@ -76,7 +76,7 @@ def to_chat_tools(tool_specs: Iterable[Mapping[str, Any]] | None) -> list[dict[s
     """Convert Strands tool specifications to OpenAI's `tools`, which chat templates read.
 
     Specifications are not edited, including the `"description": "Property x"` that Strands adds to properties without
-    one. A lone surrogate becomes a question mark, except in a name.
+    a description. A lone surrogate becomes a question mark, except in a name.
 
     Raises:
         PromptError: A tool's name contains a lone surrogate, so that no policy can call the tool.
@@ -102,7 +102,7 @@ def _replace_all_surrogates(value: Json) -> Json:
 
 
 def clean_message(message: tuple[str, Any]) -> tuple[str, Any]:
-    """Return a message's role and content with blank texts and invalid tool names replaced, as Strands does it."""
+    """Return a message's role and content with blank texts and invalid tool names replaced, as Strands does."""
     role, content = message
     if role != "assistant":
         return message
@@ -273,12 +273,13 @@ _STATUSES: Final = ("success", "error")
 def normalize_tool_result(returned: object, call_id: str) -> dict[str, Any]:
     """Convert the value that a tool returned to a Strands tool result with the id of its call.
 
-    Any value but a result (`{"status": "success" or "error", "content": [blocks]}`) becomes text: a string as it is,
-    others as `json_text` writes them. A JSON block with values that are not JSON becomes text too. A value that can't
-    be shown to the policy (it can't be converted, or is a document or a video) becomes an error result with the reason.
+    Any value except a result (`{"status": "success" or "error", "content": [blocks]}`) becomes text: a string
+    unchanged, other values as `json_text` writes them. A JSON block with values that are not JSON becomes text too. A
+    value that can't be shown to the policy (it can't be converted, or is a document or a video) becomes an error
+    result with the reason.
     """
     try:
-        if _is_text_result(returned):  # a shortcut, since nearly all results are
+        if _is_text_result(returned):  # a shortcut, since nearly all results are text
             texts = [{"text": block["text"]} for block in returned["content"]]
             return {"toolUseId": call_id, "status": returned["status"], "content": texts}
         if not _is_result(returned):

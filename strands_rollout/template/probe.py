@@ -1,7 +1,7 @@
 """Probe a chat template once: find how it ends an assistant's turn, and check that it is append-only.
 
 Prompts that grow turn by turn are compared with whole prompts, token by token. A template that later changes text
-outside the assistant's turns is refused, because the trainer would see other tokens than the policy has read. Text
+outside the assistant's turns is refused, because the trainer would see tokens that the policy has not read. Text
 inside these turns is sampled by the policy, so the template's version of it is not used. Its differences are only
 noted: text that the template later leaves out or rewrites, and text that the generation prompt adds after the
 assistant's header.
@@ -136,7 +136,7 @@ def check_append_only(
         with_system: Begin with a system message.
 
     Raises:
-        TemplateError: They differ; a `TemplateDifferenceError` if tokens differ.
+        TemplateError: The two differ; a `TemplateDifferenceError` if tokens differ.
     """
     calls = [[message["tool_call_id"] for message in turn if message["role"] == "tool"] for turn in conversation]
     head = [_SYSTEM] if with_system else []
@@ -227,7 +227,7 @@ def _opens_turn(template: TemplateRenderer, grown: str, later: str, bare: str) -
 
 
 def _departure(prompt: str, turn: str) -> int:
-    """Return the index at which a turn departs from a prompt; the start of the tag if that is inside a tag."""
+    """Return the index at which a turn departs from a prompt, or the start of the tag that contains the index."""
     at = shared_length(prompt, turn)
     opened = max(prompt.rfind("<", 0, at), prompt.rfind("[", 0, at))
     is_within = opened >= 0 and at < len(prompt) and not re.search(r"[>\]\s]", prompt[opened:at])
@@ -255,13 +255,13 @@ class ProbedTemplate:
 
     Attributes:
         ends: The tokens that end the assistant's turns.
-        opens_reasoning: The generation prompt opens reasoning and does not close it.
+        opens_reasoning: True if the generation prompt opens reasoning and does not close it.
         lead: Text between the generation prompt and an answer's text, such as the end of empty reasoning.
         tools_error: Reason why the template can't be used with tools, or None.
         user_turns_error: Reason why a conversation with tools can't have a second user turn, or None.
         system_error: Reason why a conversation can't begin with a system message, or None.
         example_call: An example of a call as the template writes it.
-        notes: Descriptions of how it changes the assistant's own turns, for the log; sampled turns are not affected.
+        notes: Changes that the template makes to the assistant's turns, for the log; sampled turns are not affected.
     """
 
     ends: TurnEnds
@@ -278,7 +278,7 @@ def probe(template: TemplateRenderer) -> ProbedTemplate:
     """Probe a template.
 
     Raises:
-        TemplateError: It fails, or is not append-only; a `TemplateDifferenceError` if tokens differ.
+        TemplateError: The template fails, or is not append-only; a `TemplateDifferenceError` if tokens differ.
     """
     end_of_turn = find_end_of_turn(template)
     tools_error = next((fault for _, fault in tool_faults(template) if fault), None)
@@ -352,7 +352,7 @@ def find_example_call(template: TemplateRenderer, ends: TurnEnds) -> CallTurn:
 
 
 def write_calls(template: TemplateRenderer, ends: TurnEnds, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """Write a turn of only these calls (names and arguments), without its end; "" if the template can't."""
+    """Write a turn of only these calls (names and arguments), without its end; "" if the template can't do so."""
     question = "probed-question"
     # Kimi's templates write a call's name only as part of its id; others require 9 letters and digits
     for form in ("functions.{name}:{index}", "call{index:05}"):
@@ -444,7 +444,7 @@ def find_end_of_turn(template: TemplateRenderer) -> str:
     """Return the text of the token that ends an assistant's turn without calls.
 
     Raises:
-        TemplateError: It is not a control token, or an assistant's text is not rendered exactly once.
+        TemplateError: The token is not a control token, or an assistant's text is not rendered exactly once.
     """
     turn = [user("question"), assistant(0)]
     followed = template.render([*turn, user("next")])

@@ -37,7 +37,7 @@ SHIPPED_TEMPLATES: Final = {
     "deepseek_v3_1_tools": ("tool▁sep",),
     "hermes_tools": ("<|im_start|>tool", "<tool_call>"),
 }
-"""Name of a template in this folder -> texts that occur in the templates which it can replace."""
+"""Name of a template in this folder -> texts that occur in the templates that it can replace."""
 _SANDBOX_ADVICE: Final = (
     " transformers forbids templates to change a list or mapping: use the model's own template instead"
 )
@@ -47,7 +47,7 @@ class TemplateRenderer:
     """Renders conversations with a tokenizer's chat template and fixed arguments.
 
     Attributes:
-        encoder: The tokenizer's encoder, which escapes texts and encodes rendered ones.
+        encoder: The tokenizer's encoder, which escapes texts and encodes rendered texts.
         source: The template, unaffected by later changes of the tokenizer: a text, or templates by name. The argument
             `chat_template` may be the name of a template of this package.
         kwargs: Arguments for each rendering.
@@ -314,7 +314,7 @@ class TurnRenderer:
 
 
 def split_calls(messages: Messages) -> list[ChatMessage]:
-    """Split turns with several calls into turns with one call each, for templates that can't write several.
+    """Split turns with several calls into turns with one call each, for templates that can't write several calls.
 
     Tool results must be in the order of their calls.
     """

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 LONG_TEXT_CHARS: Final = 10_000
-"""Length from which texts are encoded in a thread, since that takes 3 ms, or 8 ms for digits."""
+"""Length from which texts are encoded in a thread; encoding this length takes 3 ms, or 8 ms for digits."""
 # An escaped text is a mark and a number. A mark's first character occurs nowhere else in either, so that no mark begins
 # inside another mark. Decimal digits survive what templates do with texts (JSON, Python's repr, upper case, stripping);
 # private-use characters replace them for tokenizers with control tokens that begin or end with a digit.
@@ -55,14 +55,14 @@ _SPARE_TOKENS: Final = 64
 
 
 class TokenEncoder:
-    """Encodes rendered templates: splits them at control tokens, and encodes each text between these as a whole.
+    """Encodes rendered templates: splits them at control tokens, and encodes each text between them as a whole.
 
     Make one per tokenizer, since its decoder caches tokens. It is thread-safe.
 
     Attributes:
         control_ids: Text -> id of each control token.
         decode: Ids -> text, including control tokens; see `ByteDecoder.decode`.
-        cuts_are_plain: No control token swallows the white space next to it.
+        cuts_are_plain: True if no control token swallows the white space next to it.
         tag_pairs: Texts of control tokens that open and close a part, such as ("<think>", "</think>").
 
     Raises:
@@ -228,7 +228,7 @@ class TokenEncoder:
 
 
 def _opening(closing: str) -> str:
-    """Return the opening tag for a closing one: <think></think>, <|START_X|><|END_X|> or <|x><x|>."""
+    """Return the opening tag for a closing tag: <think></think>, <|START_X|><|END_X|> or <|x><x|>."""
     return re.sub(r"\A<(\w+)\|>\Z", r"<|\1>", closing.replace("/", "", 1).replace("END_", "START_"))
 
 
@@ -330,7 +330,7 @@ def truncate_middle(text: str, max_tokens: int, encoder: TokenEncoder) -> str:
 
 
 def _ids_at_end(text: str, count: int, encoder: TokenEncoder, *, tail: bool = False) -> tuple[list[int], bool]:
-    """Encode as much of a text's head (or tail) as has over `count` tokens; return the ids, and True if it is all."""
+    """Encode a text's head (or tail) of over `count` tokens; return the ids, and True if it is the whole text."""
     length = max(count, 0) * _CHARS_PER_TOKEN + _SPARE_TOKENS
     while length < len(text):
         ids = encoder.encode_plain(text[-length:] if tail else text[:length])
@@ -369,7 +369,7 @@ class Drift:
 
     Attributes:
         sampled_tokens: Number of tokens that were compared, at least 1.
-        drift_tokens: Number of these that would differ.
+        drift_tokens: Number of compared tokens that would differ.
     """
 
     sampled_tokens: int
@@ -393,8 +393,8 @@ def differing_tokens(
 
     Args:
         ids: The sampled tokens.
-        tokenizer: Their tokenizer.
-        bytes_of: Its `token_bytes`.
+        tokenizer: The tokenizer of the ids.
+        bytes_of: The `token_bytes` of that tokenizer.
         reencoded: The encoding of the ids' text, if known.
         before: The token before the ids; None at the beginning of a prompt.
 

@@ -174,7 +174,7 @@ class SchemaParser(TaggedParser):
         return type(self)(self._new_id, schemas)
 
     def _read_arguments(self, block: str, position: int, name: str) -> tuple[dict[str, Any], int]:
-        """Parse the arguments at a position; return them and the position after them."""
+        """Parse the arguments at a position; return the arguments and the position after them."""
 
         def value_of(_opened: re.Match[str], key: str, written: str) -> Json:
             return typed_value(

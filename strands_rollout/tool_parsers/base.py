@@ -9,7 +9,8 @@ A parser never raises because of the model's text, and never repairs it: text th
 3. If values are enclosed in tags, parse them with `ValueTags` (`sections.py`); if values are bare text whose type the
    tools' schemas define, subclass `SchemaParser`. For other formats, implement `ToolParser`.
 4. Add the class to the table in `__init__.py`; outside of this package, call `register_parser`.
-5. Add a turn and a chat template to the tables in tests/support, and malformed calls to those in tests/tool_parsers.
+5. Add a turn and a chat template to the tables in tests/support, and malformed calls to the tables in
+   tests/tool_parsers.
 """
 
 import json
@@ -180,7 +181,7 @@ class ToolCall:
     """A call that follows the format.
 
     Attributes:
-        id: From the parser's id source; unique in an episode.
+        id: Id from the parser's id source; unique in an episode.
         name: Name of the tool, not empty. The tool may not exist.
         arguments: A JSON object: finite numbers, no lone surrogates, at most 100 levels deep.
         written_id: The id that the model wrote, in formats with ids; the call's result is shown with it. Not unique: a
@@ -261,7 +262,7 @@ class MalformedError(ValueError):
 
     Attributes:
         name: The tool's name, if it could be read.
-        position: The attempt extends at least to this position; None if nothing of it could be read.
+        position: The attempt extends at least to this position; None if no part of the attempt could be read.
         written_id: The call's id, if it could be read.
     """
 
@@ -339,10 +340,10 @@ class TaggedParser(BaseParser):
 
     @abstractmethod
     def _read_call(self, text: JSONSource, tag: re.Match[str]) -> ReadResult | None:
-        """Parse the segments at a tag of calls; return None if it is ordinary text there."""
+        """Parse the segments at a tag of calls; return None if the tag is ordinary text there."""
 
     def _end_of_reasoning(self, text: str, start: int) -> tuple[int, int]:
-        """Return where the reasoning that continues at `start` ends, and the position after its closing tag."""
+        """Return the end of the reasoning that continues at `start`, and the position after its closing tag."""
         end = text.find(self.close_reasoning, start)
         return (len(text), len(text)) if end < 0 else (end, end + len(self.close_reasoning))
 

@@ -173,7 +173,7 @@ class Gemma4Parser(TaggedParser):
     close_reasoning: ClassVar[str] = "<channel|>"
 
     def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> ReadResult | None:
-        if tag[0] == "<|channel>":  # other channels than thought have no recipient either
+        if tag[0] == "<|channel>":  # channels other than thought have no recipient either
             end, after = self._end_of_reasoning(text, tag.end())
             return [Reasoning(text[tag.start() : end])], after
         if tag[0] != "<|tool_call>":

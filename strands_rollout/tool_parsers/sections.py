@@ -23,7 +23,7 @@ class Section(NamedTuple):
     read: Callable[[base.JSONSource, int], ReadCall]
 
     def find_failure_end(self, text: str, start: int, *others: str) -> int:
-        """Return where a malformed call ends: after its closing tag, or before the next of the other tags."""
+        """Return the end of a malformed call: after its closing tag, or before the next of the other tags."""
         nearest = re.compile("|".join(map(re.escape, (self.close_call, *others)))).search(text, start)
         if nearest is None:
             return len(text)
@@ -86,7 +86,7 @@ class ValueTags:
     Attributes:
         open: Matches the text before a value; its first group is the key.
         close: The tag after a value.
-        inner: Matches the start of each tag that a value can't contain: another tag than `close` means a missing close.
+        inner: Matches the start of each tag that a value can't contain: `close`, or a tag that shows a missing `close`.
         key_format: Format of a key in a failure's reason, from key and tool.
         value_format: Format of a value in a failure's reason, from key and tool.
         unclosed_format: Format of the reason for a value without `close`, from `value`, `close`, the `tag` found
@@ -117,7 +117,7 @@ class ValueTags:
             The arguments, and the position after the last.
 
         Raises:
-            MalformedError: A value has no closing tag or not its type, or a key occurs twice.
+            MalformedError: A value has no closing tag or has the wrong type, or a key occurs twice.
         """
         arguments, position = dict[str, Any](), start
         while opened := self.open.match(text, position):

@@ -6,6 +6,7 @@ The scorers run in the code tool's sandbox: several of them evaluate the policy'
 `n_queens` and `countdown`), which could otherwise act in the trainer.
 """
 
+import functools
 import importlib.util
 import json
 import math
@@ -33,10 +34,10 @@ try:
     scorer = get_score_answer_fn(entry["metadata"]["source_dataset"])
     try:
         result = float(scorer(answer=answer, entry=entry))
-    except Exception:
+    except Exception:  # a scorer may raise anything on an answer that it does not expect
         scorer(answer=entry["answer"], entry=entry)
         result = 0.0
-except Exception as e:
+except Exception as e:  # reported to the caller
     result = f"{{type(e).__name__}}: {{e}}"
 print({mark!r}, json.dumps(result))
 """
@@ -85,7 +86,7 @@ async def score(args: Any, sample: Any) -> dict[str, float | str]:  # noqa: ANN4
             f"reasoning-gym's scorer of {entry['metadata']['source_dataset']} can't score the row: {found}. "
             "Write the rows again with the installed version of reasoning-gym"
         )
-    value = found if math.isfinite(found) else 0.0
+    value = min(max(found, 0.0), 1.0) if math.isfinite(found) else 0.0
     return {"score": value, "acc": float(value >= 1.0), "pred": answer}
 
 
@@ -105,6 +106,7 @@ def _executor_setting(settings: RolloutSettings) -> dict[str, Any]:
     return {"name": "local", **{key: own[key] for key in _EXECUTOR_OPTIONS if key in own}, "libraries": [_LIBRARY]}
 
 
+@functools.cache
 def _require_library() -> None:
     if importlib.util.find_spec(_LIBRARY) is None:
         raise ConfigError("reasoning-gym isn't installed; run: pip install 'strands-rollout[reasoning-gym]'")

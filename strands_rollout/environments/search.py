@@ -24,7 +24,9 @@ from strands.types.tools import AgentTool
 
 from strands_rollout.aio import LoopCache
 from strands_rollout.client.retry import Fault, FaultKind, RetriesExhaustedError, RetryPolicy, with_retries
-from strands_rollout.errors import ConfigError, SandboxError
+from strands_rollout.client.transport import fault_of_status
+from strands_rollout.errors import ConfigError, EngineRejectedError, SandboxError
+from strands_rollout.own_thread import in_own_thread
 from strands_rollout.secret_mask import mask_text
 from strands_rollout.user_code import find_file
 
@@ -149,10 +151,10 @@ class _RetrievalServer:
             try:
                 answer = await client.post(self._url, json=body, timeout=self._timeout_s)
             except (httpx.HTTPError, httpx.InvalidURL) as e:
-                return Fault(FaultKind.UNREACHABLE, f"{type(e).__name__}: {e}")
-            if answer.status_code == httpx.codes.TOO_MANY_REQUESTS or answer.is_server_error:
-                return Fault(FaultKind.BUSY, f"HTTP {answer.status_code}: {answer.text[:200]}")
-            return answer
+                return Fault(FaultKind.UNREACHABLE, f"{type(e).__name__}: {mask_text(str(e))}")
+            if answer.status_code == httpx.codes.OK:
+                return answer
+            return fault_of_status(answer.status_code, answer.content, answer.headers, url=server, endpoint="")
 
         server = f"the retrieval server {mask_text(self._url)}"
         try:
@@ -162,12 +164,14 @@ class _RetrievalServer:
                 f"{server} gave no answer for {self._policy.patience_s:g} s; the last request failed with: {e}. "
                 "Start the server, or set its address: SEARCH_URL for the shipped tool, url= for a tool of your own"
             ) from None
+        except EngineRejectedError as e:
+            raise SandboxError(f"{e}; expected a server that speaks Search-R1's protocol") from e
         try:
             return _parse_answer(answer, len(queries))
         except (AttributeError, ValueError, LookupError, TypeError) as e:
             raise SandboxError(
-                f"{server} answered HTTP {answer.status_code} {answer.text[:200]!r} ({type(e).__name__}: {e}); "
-                'expected Search-R1\'s format, {"result": [[{"document": {"contents": "..."}}, ...], ...]}'
+                f"{server} answered {answer.text[:200]!r} ({type(e).__name__}: {e}); expected Search-R1's format, "
+                '{"result": [[{"document": {"contents": "..."}}, ...], ...]}'
             ) from e
 
 
@@ -175,9 +179,7 @@ _CLIENTS: Final[LoopCache[httpx.AsyncClient]] = LoopCache()
 
 
 def _parse_answer(answer: httpx.Response, query_count: int) -> list[Sequence[Passage]]:
-    """Return the passages in a server's answer; raise ValueError, LookupError or TypeError if it has another format."""
-    if answer.status_code != httpx.codes.OK:
-        raise ValueError("its status is not 200")
+    """Return the passages in a server's answer; raise the error of the first place that has another format."""
     results = answer.json()["result"]
     if len(results) != query_count:
         raise ValueError(f"{len(results)} results for {query_count} queries")
@@ -226,16 +228,16 @@ class _Batcher:
     async def _request(self, batch: Sequence[tuple[str, asyncio.Future[Sequence[Passage]]]]) -> None:
         try:
             answers = await self._ask([query for query, _ in batch]) if batch else []
-        except BaseException as e:
+            for (_, future), passages in zip(batch, answers, strict=True):
+                if not future.done():  # its tool call was cancelled
+                    future.set_result(passages)
+        except Exception as e:  # whatever has failed, it is the result of each query
             for _, future in batch:
                 if not future.done():
-                    future.set_exception(e if isinstance(e, Exception) else SandboxError("the search was cancelled"))
-            if not isinstance(e, Exception):
-                raise
-            return
-        for (_, future), passages in zip(batch, answers, strict=True):
-            if not future.done():  # its tool call was cancelled
-                future.set_result(passages)
+                    future.set_exception(e)
+        finally:
+            for _, future in batch:
+                future.cancel()  # has an effect only if this request was cancelled
 
 
 def _check_corpus(corpus: str | Path) -> Path:
@@ -250,7 +252,7 @@ def _check_corpus(corpus: str | Path) -> Path:
 
 
 async def _retrieve_locally(path: Path, top_k: int, query: str) -> Sequence[Passage]:
-    return await asyncio.to_thread(lambda: _get_index(path).search(query, top_k))
+    return await in_own_thread(lambda: _get_index(path).search(query, top_k), has_grace_period=False)()
 
 
 class _Index:

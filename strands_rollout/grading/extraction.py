@@ -132,7 +132,7 @@ class _Box:
 
 def _find_box(text: str) -> _Box:
     start = end = 0  # the content of the last complete box so far
-    is_whole = True  # whether the latest box is closed and has content
+    is_whole = True  # False if the latest box is open or empty
     open_braces: list[int | None] = []  # where a box's content starts; None for other braces
     first_box = min((at for at in (text.find(r"\boxed"), text.find(r"\fbox")) if at >= 0), default=len(text))
     for token in _BOX_TOKEN.finditer(text, first_box):

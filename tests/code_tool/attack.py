@@ -70,7 +70,7 @@ class Attack:
     code: str  # Python source that runs after `PRELUDE`
     target: Callable[[Stage], Target]  # creates the target, which also detects damage
     skip_on_plain: str = ""  # why the attack fails or must not run on the plain backend
-    may_fail_on_plain: str = ""  # what blocks the attack on some machines without isolation
+    may_fail_on_plain: str = ""  # reason why the attack fails on some machines without isolation
     timeout_s: float = 6.0  # wall-clock limit of the run
 
     def was_stopped(self, result: ExecutionResult, name: str) -> bool:

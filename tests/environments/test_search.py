@@ -133,11 +133,14 @@ async def test_search_tool_repeats_failed_requests() -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (lambda body, n: web.Response(status=422, text="no topk"), r"HTTP 422 'no topk'.*Search-R1's format"),
+        (
+            lambda body, n: web.Response(status=422, text="no topk"),
+            r"refused .* HTTP 422: no topk; .*Search-R1's",
+        ),
         (lambda body, n: {"results": []}, "KeyError"),
         (lambda body, n: {"result": []}, "0 results for 1 queries"),
         (lambda body, n: {"result": [[{"document": {"id": 3}}]]}, r"got \{'id': 3\}; expected an object with contents"),
-        (lambda body, n: web.Response(text="hello"), "answered HTTP 200 'hello'"),
+        (lambda body, n: web.Response(text="hello"), "answered 'hello' .*Search-R1's format"),
     ],
 )
 async def test_search_tool_wrong_answer_is_a_server_fault(answer: Answer, message: str) -> None:

@@ -46,7 +46,7 @@ class ChatApi:
         """Send messages and return the model's message, unchanged.
 
         Raises:
-            EngineUnavailableError: No attempt got an answer.
+            EngineUnavailableError: Every attempt got no answer, a 429 or a 5xx.
             EngineRejectedError: The API refused the request or the key.
             EngineResponseError: The answer is not a chat completion.
         """
@@ -56,11 +56,11 @@ class ChatApi:
         body = {**self.params, "model": self.model, "messages": list(messages)}
         body |= {"tools": list(tools)} if tools else {}
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        limits = httpx.Timeout(self.timeout_s, pool=None)
+        timeout = httpx.Timeout(self.timeout_s, pool=None)
 
         async def attempt() -> httpx.Response | Fault:
             try:
-                answer = await client.post(url, json=body, headers=headers, timeout=limits)
+                answer = await client.post(url, json=body, headers=headers, timeout=timeout)
             except (httpx.HTTPError, httpx.InvalidURL) as e:
                 return Fault(FaultKind.UNREACHABLE, f"{type(e).__name__}: {mask_text(str(e))}")
             if answer.status_code == httpx.codes.OK:
@@ -73,7 +73,7 @@ class ChatApi:
             count = len(e.outage.faults)
             attempts = f"{count} attempt{'s' * (count > 1)}"
             raise EngineUnavailableError(
-                f"{masked_url} gave no answer in {attempts}; the last failed with: {e}"
+                f"{masked_url} gave no chat completion in {attempts}; the last failed with: {e}"
             ) from None
         try:
             message = answer.json()["choices"][0]["message"]

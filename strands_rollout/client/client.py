@@ -211,7 +211,7 @@ class SGLangClient:
         try:
             answer = await self._send_with_retries(attempt, f"no generation from {self.url}/generate", control)
         finally:
-            # after a cancellation, the caller may still read which fault the call was waiting out
+            # after a cancellation the fault stays, so that the caller can report why the call was waiting
             if not isinstance(sys.exception(), asyncio.CancelledError):
                 flight.fault = None
         latency_s = self._clock() - started
@@ -290,9 +290,10 @@ class SGLangClient:
         return self._http.connection_epoch if isinstance(self._http, transport.EngineClient) else 0
 
     async def server_info(self) -> ServerInfo:
-        """Return the engine's model and limits, fetched once per `connection_epoch`; None behind a router.
+        """Return the engine's model and limits, fetched once per `connection_epoch`.
 
-        If the engine is too busy to answer, the last known info is returned, and the next call fetches again.
+        Behind a router without these endpoints, the values of the `ServerInfo` are None. If the engine is too busy to
+        answer, the last known info is returned, and the next call fetches again.
 
         Raises:
             EngineUnavailableError: The engine could not be reached within `patience_s`.
@@ -339,10 +340,16 @@ class SGLangClient:
         return input_ids
 
     async def _attempt(self, body: bytes, rid: str, headers: Mapping[str, str] | None) -> object:
-        """Send the request once; return the JSON of a 200, or a `Fault`. Afterwards nothing runs at the engine."""
+        """Send the request once; return the JSON of a 200, or a `Fault`.
+
+        A request that reaches the read timeout or is cancelled is aborted at the engine.
+
+        Raises:
+            EngineUnavailableError: The read timeout was reached, and the engine did not confirm the abort.
+        """
         try:
             answer = await transport.post_generate(
-                self._http, body, headers=headers, limits=self._timeout, url=self.url
+                self._http, body, headers=headers, timeouts=self._timeout, url=self.url
             )
             slow = isinstance(answer, Fault) and answer.kind is FaultKind.SLOW
             if slow and not await self.abort(rid, headers=headers):
@@ -383,7 +390,7 @@ _ABORT_TIMEOUT_S: Final = 5.0
 
 
 class _AbortSender:
-    """Sends one client's abort requests, and remembers whether the server has the endpoint."""
+    """Sends one client's abort requests, and remembers whether the server has the endpoint for them."""
 
     def __init__(self, http: httpx.AsyncClient, *, url: str) -> None:
         self._http, self._url = http, url
@@ -404,7 +411,7 @@ class _AbortSender:
         return response.is_success
 
     async def stop(self, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> bool:
-        """Abort a request if the server has the endpoint; concurrent calls wait until the first call knows this."""
+        """Abort a request unless the server lacks the endpoint; until the first call knows this, further calls wait."""
         if self.has_endpoint is None:
             if self._first is None or self._first.done():
                 self._first = self.send_in_background(body, headers)
@@ -481,18 +488,23 @@ async def fetch_server_info(http: httpx.AsyncClient, *, url: str) -> ServerInfo:
             if part:
                 raw |= part
                 break
-    context_length = _positive(raw.get("context_length"))
+    context_length = _positive_int_or_none(raw.get("context_length"))
     if context_length is None:  # the server was started without a limit, so the model's own applies
         cards = (await _get(http, "/v1/models", url=url)).get("data")
         card = cards[0] if isinstance(cards, list) and cards and isinstance(cards[0], dict) else {}
-        context_length = _positive(card.get("max_model_len"))
+        context_length = _positive_int_or_none(card.get("max_model_len"))
     texts = raw.get("model_path"), raw.get("weight_version")
     model_path, version = (text if isinstance(text, str) else None for text in texts)
     return ServerInfo(context_length, model_path, version, raw)
 
 
 async def _get(http: httpx.AsyncClient, path: str, *, url: str) -> dict[str, Any]:
-    """Return the JSON object at a path; {} if there is none."""
+    """Return the JSON object at a path; {} if there is none.
+
+    Raises:
+        EngineUnavailableError: The connection was refused or lost.
+        EngineResponseError: The server is busy or failing.
+    """
     try:
         response = await http.get(path, timeout=_INFO_TIMEOUT_S)
     except transport.READ_TIMEOUTS as e:
@@ -509,5 +521,5 @@ async def _get(http: httpx.AsyncClient, path: str, *, url: str) -> dict[str, Any
     return answer if isinstance(answer, dict) else {}
 
 
-def _positive(value: object) -> int | None:
+def _positive_int_or_none(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

@@ -119,7 +119,7 @@ class EncodedPrompt:
         self._after: list[int] = []  # ids that are encoded after the mark: context that may enter the trajectory
 
     def encodes(self, token_ids: list[int], *, vocab_size: int | None) -> bool:
-        """Return whether this object encodes this very list of ids, which has not been shortened."""
+        """Return whether this object encodes this very list of ids, and the list has not been shortened."""
         is_same = token_ids is self._token_ids and vocab_size == self._encoded.vocab_size
         return is_same and len(token_ids) >= self._known
 
@@ -202,7 +202,7 @@ def _rid_suffix(rid: str) -> bytes:
 
 # a logprob is at most 0, but float32 rounding of log_softmax can raise it by about 1e-6
 MAX_LOGPROB: Final = 1e-4
-# smaller numbers become minus infinity in the trainer's float32 tensors, which no sampled token can have
+# a smaller number becomes minus infinity in the trainer's float32 tensors, but no sampled token has probability 0
 MIN_LOGPROB: Final = -3.4028234663852886e38
 _FINISH_TYPES: Final = ("stop", "length", "abort")
 _NUMBERS: Final = frozenset({float, int})
@@ -336,8 +336,8 @@ def read_generation(
         raise EngineResponseError(f"expected a JSON object with meta_info, got {_shown(answer)}{_WRONG_URL_HINT}")
     meta = answer["meta_info"]
     finish = _read_finish(meta.get("finish_reason"))
-    # versions of SGLang put logprobs in different fields: the second and third as torchrl reads them (torchrl 0.14,
-    # torchrl/modules/llm/policies/sglang_wrapper.py)
+    # SGLang's versions put logprobs in different fields; torchrl reads the second and third of these, too
+    # (torchrl 0.14, torchrl/modules/llm/policies/sglang_wrapper.py)
     name = "output_token_logprobs"
     entries: Any = meta.get(name) or answer.get(name) or meta.get("logprobs") or []
     try:
@@ -435,12 +435,12 @@ def _are_logprobs(numbers: list[float]) -> bool:
     """Return whether all numbers are finite in float32 and at most 0; without a loop, since an answer has hundreds."""
     try:
         total = sum(numbers)
-        # a sum is finite only if all its terms are, and above a minimum only if all its terms are, since none is
-        # noticeably above 0
-        has_large_terms = total >= MIN_LOGPROB or (math.isfinite(total) and min(numbers) >= MIN_LOGPROB)
+        # Numbers of at most 0 (checked below) are at least as large as their sum. If the sum is below the minimum but
+        # finite, no number is NaN, so `min` can be trusted.
+        are_above_min = total >= MIN_LOGPROB or (math.isfinite(total) and min(numbers) >= MIN_LOGPROB)
     except OverflowError:  # an int too large for a float
         return False
-    return has_large_terms and max(numbers, default=0.0) <= MAX_LOGPROB
+    return are_above_min and max(numbers, default=0.0) <= MAX_LOGPROB
 
 
 def _int_or_none(value: object) -> int | None:

@@ -53,7 +53,7 @@ class RetryPolicy:
     """The limits and waits of retries.
 
     Attributes:
-        patience_s: Seconds from the first failed attempt to the last; 0 for a single attempt.
+        patience_s: Maximum `Outage.waited_s` before the last attempt; 0 for a single attempt.
         backoff_base_s: First wait in seconds; each further wait is twice as long.
         backoff_cap_s: Longest wait in seconds; also the upper bound for a server's Retry-After.
         max_attempts: Maximum number of attempts, at least 1; None for no limit.
@@ -75,12 +75,17 @@ class RetryPolicy:
 
 
 class Outage:
-    """The failed attempts of one request, and the patience that they have used up."""
+    """The failed attempts of one request, and the patience that they have used up.
+
+    Attributes:
+        faults: The failed attempts.
+        waited_s: Seconds since the first fault: all waits, plus at most 10 s of each attempt, since a longer attempt
+            was generating.
+    """
 
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
         self.faults: list[Fault] = []
-        # since the first fault: all waits, plus at most 10 s of each attempt, since a longer attempt was generating
         self.waited_s = 0.0
 
     def add(self, fault: Fault, attempt_s: float) -> None:

@@ -34,7 +34,7 @@ def is_busy(status: int, body: bytes) -> bool:
 def fault_of_status(
     status: int, body: bytes, headers: httpx.Headers, *, url: str, endpoint: str = "/generate"
 ) -> Fault:
-    """Return the `Fault` of an answer other than a 200 if it may be retried; otherwise raise.
+    """Return the `Fault` of an answer other than a 200 if the request may be retried; otherwise raise.
 
     Raises:
         EngineOverlongError: The engine answered that the request is longer than its context.
@@ -81,7 +81,7 @@ _KEEPALIVE_PROBES: Final = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCN
 
 
 class EngineTransport(AiohttpTransport):  # type: ignore[misc] # the library has no types
-    """A transport on an aiohttp session, which the first request makes; the sockets belong to its event loop."""
+    """An httpx transport on an aiohttp session, which the first request makes for the event loop that it runs on."""
 
     def __init__(self, limits: httpx.Limits, *, secure: bool) -> None:
         # `verify=False` without TLS, since loading certificates takes about 30 ms
@@ -182,7 +182,7 @@ class EngineClient(httpx.AsyncClient):
         )
         self._direct_transport: Final = transport
         self._route: _Route | None = None
-        self._limits: tuple[httpx.Timeout, aiohttp.ClientTimeout] | None = None
+        self._timeouts: tuple[httpx.Timeout, aiohttp.ClientTimeout] | None = None
 
     @property
     def connection_epoch(self) -> int:
@@ -190,7 +190,7 @@ class EngineClient(httpx.AsyncClient):
         return self._direct_transport.connection_epoch
 
     async def post_direct(
-        self, path: str, body: bytes, headers: Mapping[str, str], limits: httpx.Timeout
+        self, path: str, body: bytes, headers: Mapping[str, str], timeouts: httpx.Timeout
     ) -> DirectResponse | None:
         """POST as httpx would, but without its layers.
 
@@ -212,11 +212,11 @@ class EngineClient(httpx.AsyncClient):
             sent_headers[name.lower()] = value
         if route.authorization is not None:
             sent_headers["authorization"] = route.authorization
-        if self._limits is None or self._limits[0] is not limits:
-            own = aiohttp.ClientTimeout(sock_connect=limits.connect, sock_read=limits.read, connect=limits.pool)
-            self._limits = (limits, own)
+        if self._timeouts is None or self._timeouts[0] is not timeouts:
+            own = aiohttp.ClientTimeout(sock_connect=timeouts.connect, sock_read=timeouts.read, connect=timeouts.pool)
+            self._timeouts = (timeouts, own)
         answer = await self._direct_transport.session().post(
-            route.url, data=body, headers=sent_headers, timeout=self._limits[1], allow_redirects=False
+            route.url, data=body, headers=sent_headers, timeout=self._timeouts[1], allow_redirects=False
         )
         response = DirectResponse(answer)
         if "Set-Cookie" in answer.headers:
@@ -250,7 +250,8 @@ class EngineClient(httpx.AsyncClient):
 
 
 WRITE_TIMEOUT_S: Final = 60.0
-# below the 5 s after which SGLang's server closes an idle connection, which must not hit a new request
+# SGLang's server closes a connection that is idle for 5 s: closing it earlier here keeps new requests off a connection
+# that the server is closing
 _KEEPALIVE_EXPIRY_S: Final = 4.0
 
 
@@ -310,7 +311,7 @@ def parse_base_url(base_url: str) -> httpx.URL:
     if url.scheme not in ("http", "https") or not url.host:
         raise errors.ConfigError(f"base_url is {shown!r}; {expected}")
     if url.query or url.fragment:
-        raise errors.ConfigError(f"base_url {shown!r} has a query or a fragment, which no engine has; {expected}")
+        raise errors.ConfigError(f"base_url {shown!r} has a query or a fragment; {expected}")
     path = url.path.rstrip("/")
     if path.endswith("/generate"):
         raise errors.ConfigError(f"base_url {shown!r} names the endpoint; remove '/generate': {expected}")
@@ -333,7 +334,7 @@ _PATH: Final = "/generate"
 
 
 async def post_generate(
-    http: httpx.AsyncClient, body: bytes, *, headers: Mapping[str, str] | None, limits: httpx.Timeout, url: str
+    http: httpx.AsyncClient, body: bytes, *, headers: Mapping[str, str] | None, timeouts: httpx.Timeout, url: str
 ) -> object:
     """POST a body to `/generate`; return the decoded JSON of a 200, or a `Fault` that may be retried.
 
@@ -344,21 +345,21 @@ async def post_generate(
     """
     try:
         sent_headers = {**JSON_HEADERS, **(headers or {})}
-        direct = isinstance(http, EngineClient) and await http.post_direct(_PATH, body, sent_headers, limits)
-        # through httpx's layers only if its settings need them
+        direct = isinstance(http, EngineClient) and await http.post_direct(_PATH, body, sent_headers, timeouts)
+        # httpx's layers are used only if the client's settings need them
         response: httpx.Response | DirectResponse = direct or await http.send(
-            http.build_request("POST", _PATH, content=body, headers=sent_headers, timeout=limits), stream=True
+            http.build_request("POST", _PATH, content=body, headers=sent_headers, timeout=timeouts), stream=True
         )
     except READ_TIMEOUTS:
-        return _slow(limits)
-    except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, ValueError) as e:  # aiohttp: a header's ValueError
+        return _timeout_fault(timeouts)
+    except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, ValueError) as e:  # ValueError: a header
         raise errors.ConfigError(f"the request can't be sent to {url}: {e}") from e
     except CONNECTION_ERRORS as e:
         return Fault(FaultKind.UNREACHABLE, _error_text(e))
     try:
         content = await response.aread()
     except READ_TIMEOUTS:
-        return _slow(limits)
+        return _timeout_fault(timeouts)
     except (*CONNECTION_ERRORS, httpx.DecodingError) as e:
         # a server error stays a server error even if its body could not be read
         kind = FaultKind.BAD_BODY if response.status_code < 500 else FaultKind.UNREACHABLE
@@ -374,8 +375,8 @@ async def post_generate(
         return Fault(FaultKind.BAD_BODY, f"HTTP 200 with a body that is not valid JSON: {got}: {e}")
 
 
-def _slow(limits: httpx.Timeout) -> Fault:
-    return Fault(FaultKind.SLOW, f"no answer within the read timeout of {limits.read} s")
+def _timeout_fault(timeouts: httpx.Timeout) -> Fault:
+    return Fault(FaultKind.SLOW, f"no answer within the read timeout of {timeouts.read} s")
 
 
 def _error_text(error: Exception) -> str:

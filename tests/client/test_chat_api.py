@@ -45,9 +45,10 @@ async def test_complete_sends_key_params_and_tools() -> None:
 
 
 async def test_complete_retries_busy_api() -> None:
+    message = "gave no chat completion in 1 attempt; the last failed with: HTTP 500"
     async with answering(503, 429, {"choices": [{"message": ANSWER}]}, 500) as (url, seen):
         assert await ChatApi(url, "m", retries=2).complete(QUESTION) == ANSWER
-        with pytest.raises(EngineUnavailableError, match="gave no answer in 1 attempt; the last failed with: HTTP 500"):
+        with pytest.raises(EngineUnavailableError, match=message):
             await ChatApi(url, "m").complete(QUESTION)
     assert len(seen) == 4
 

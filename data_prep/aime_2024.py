@@ -7,7 +7,7 @@ if __name__ == "__main__":
         DataSet(
             script="aime_2024.py",
             hub_id="zhuzilin/aime-2024",
-            id_source="the default is the one in slime's documentation",
+            id_source="the id in slime's documentation",
             file_stem="aime-2024",
         )
     )

@@ -7,7 +7,7 @@ if __name__ == "__main__":
         DataSet(
             script="aime_2025.py",
             hub_id="MathArena/aime_2025",
-            id_source="the default is a common one that was not checked against the hub",
+            id_source="a common id, not checked against the hub",
             file_stem="aime-2025",
         )
     )

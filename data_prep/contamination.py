@@ -24,9 +24,9 @@ def main(
 ) -> None:
     """Find rows of a file that share words with evaluation problems.
 
-    Problems shorter than --ngram-words count if all their words are the same. Runs of words that more than ten
-    different rows share are stock phrases and don't count, unless a row has half of a problem or more. Exit codes: 0
-    none found, 1 found, 2 wrong usage.
+    A problem with fewer than --ngram-words words counts only if a row consists of the same words. Runs of words that
+    more than ten different rows share are stock phrases and don't count, unless a row has half of a problem or more.
+    Exit codes: 0 none found, 1 found, 2 wrong usage.
 
     Example: python data_prep/contamination.py data/dapo-math-17k.jsonl data/aime-2024.jsonl
     """

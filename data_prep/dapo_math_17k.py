@@ -7,7 +7,7 @@ if __name__ == "__main__":
         DataSet(
             script="dapo_math_17k.py",
             hub_id="zhuzilin/dapo-math-17k",
-            id_source="the default is the one in slime's documentation",
+            id_source="the id in slime's documentation",
             file_stem="dapo-math-17k",
             against=("aime-2024", "aime-2025"),
         )

@@ -7,7 +7,7 @@ if __name__ == "__main__":
         DataSet(
             script="gsm8k.py",
             hub_id="openai/gsm8k",
-            id_source="the default is a common one that was not checked against the hub, with its configuration",
+            id_source="a common id and configuration, not checked against the hub",
             file_stem="gsm8k-{split}",
             config="main",
             against=("gsm8k-test",),

@@ -12,7 +12,7 @@ import orjson
 import typer
 import yaml
 from preparation.command_line import DATA_DIR
-from preparation.files import whole_file
+from preparation.files import atomic_write
 from preparation.rows import PreparationError
 
 from strands_rollout.cli.options import run_command
@@ -23,9 +23,7 @@ _MAX_TRIES_PER_ROW: Final = 20  # generators of small tasks repeat questions
 
 
 def command(
-    tasks: Annotated[
-        str, typer.Option(help="Names of generators, with commas between them, such as chain_sum,countdown.")
-    ],
+    tasks: Annotated[str, typer.Option(help="Names of generators, comma-separated, such as chain_sum,countdown.")],
     size: Annotated[int, typer.Option(help="Number of training rows of each task.", min=1)] = 1000,
     held_out: Annotated[int, typer.Option(help="Number of further rows of each task, for evaluation.", min=0)] = 100,
     seed: Annotated[int, typer.Option(help="Seed of the generators; equal arguments give equal rows.")] = 0,
@@ -39,7 +37,7 @@ def command(
     out: Annotated[
         Path,
         typer.Option(
-            help="File of the training rows; the others go to NAME-held-out.jsonl.",
+            help="File of the training rows; the held-out rows go to NAME-held-out.jsonl.",
             dir_okay=False,
             show_default="data/reasoning-gym.jsonl",
         ),
@@ -92,10 +90,10 @@ def _options_by_task(names: list[str], options: list[str]) -> dict[str, dict[str
 
 
 def _rows(name: str, count: int, seed: int, level: int | None, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return rows with different questions.
+    """Return `count` rows of a task, with different questions.
 
     Raises:
-        ConfigError: The task has no curriculum or does not know an option, or its rows can't be stored.
+        ConfigError: The task has no curriculum or refuses an option, or its rows can't be stored as JSON.
         PreparationError: The task has fewer different questions.
     """
     entries = _entries(name, count * _MAX_TRIES_PER_ROW, seed, level, options)
@@ -132,14 +130,14 @@ def _entries(
         data_set = factory.create_dataset(name, **{**config, **options, "seed": seed, "size": size})
     except (AssertionError, TypeError, ValueError) as e:  # the generators check their options by assertions
         known = ", ".join(field.name for field in dataclasses.fields(factory.DATASETS[name][1]))
-        raise ConfigError(f"{name} refuses its options: {e}; its options: {known}") from e
+        raise ConfigError(f"{name} refuses the values of its options: {e}; the options of {name}: {known}") from e
     _refuse_unstorable(name, data_set)
     for index in range(size):
         yield data_set[index]
 
 
 def _refuse_unstorable(name: str, data_set: Any) -> None:  # noqa: ANN401 - a generator of reasoning-gym
-    """Refuse a task whose own answer has another score once its metadata was stored as JSON."""
+    """Raise ConfigError if storing a row of the task as JSON fails, or changes the score of the row's own answer."""
     entry = data_set[0]
     expected = data_set.score_answer(answer=entry["answer"], entry=entry)
     try:
@@ -154,7 +152,7 @@ def _refuse_unstorable(name: str, data_set: Any) -> None:  # noqa: ANN401 - a ge
 
 
 def _write(path: Path, rows_of_tasks: list[list[dict[str, Any]]]) -> None:
-    with whole_file(path) as file:
+    with atomic_write(path) as file:
         for row in filter(None, itertools.chain.from_iterable(itertools.zip_longest(*rows_of_tasks))):
             file.write(_as_json(row) + b"\n")
 

@@ -1,4 +1,4 @@
-"""The command line of the scripts; its options are the fields of `Request`.
+"""The command line of the scripts: the fields of `Request` as options, with --data-dir, --force and --json.
 
 The report goes to stdout, with --json as one line of JSON; warnings, errors and progress go to stderr.
 """
@@ -27,7 +27,7 @@ class DataSet:
     Attributes:
         script: The script's file name.
         hub_id: Repository on the hub.
-        id_source: Where the id is from, for the help.
+        id_source: Origin of the id, for the help.
         file_stem: Name of the file in the data folder; `{split}` stands for the split.
         config: Configuration within the repository; None for its only or default one.
         against: Stems of the prepared evaluation files whose problems the data set should not contain.
@@ -45,13 +45,13 @@ class DataSet:
         return folder / f"{self.file_stem.format(split=split)}.jsonl"
 
     def evaluation_files(self, folder: Path, split: str) -> list[Path]:
-        """Return the default files to compare a split with: all except the split's file."""
+        """Return the files of `against` in a folder, without the split's own file."""
         stems = {self.file_stem.format(split=part.partition("[")[0].strip()) for part in split.split("+")}
         return [folder / f"{stem}.jsonl" for stem in self.against if stems != {stem}]
 
 
 def run(data_set: DataSet) -> None:
-    """Run a script and exit."""
+    """Run the script of a data set and exit."""
     run_command(_command(data_set), f"python data_prep/{data_set.script}")
 
 

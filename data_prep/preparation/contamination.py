@@ -1,10 +1,10 @@
 """Find rows of a prepared file that share words with evaluation problems.
 
-A row is contaminated by an evaluation problem if both contain a run of `ngram_words` words, or if all their words are
-the same; problems with fewer words can only match as a whole. Words are sequences of letters and digits, in any case,
-so that LaTeX and plain notation compare alike. Runs that many different rows share are stock phrases ("where m and n
-are relatively prime positive integers, find m + n"). They don't count, unless a row has at least half of a problem's
-runs: a problem that was copied many times is not a stock phrase.
+A row is contaminated by an evaluation problem if both contain the same run of `ngram_words` words, or if both consist
+of the same words; a problem with fewer words can only match as a whole. Words are sequences of letters and digits, in
+any case, so that LaTeX and plain notation compare alike. Runs that many different rows share are stock phrases ("where
+m and n are relatively prime positive integers, find m + n"). They don't count, unless a row has at least half of a
+problem's runs: a problem that was copied many times is not a stock phrase.
 """
 
 import re
@@ -22,10 +22,10 @@ from preparation.instruction import without_instruction
 from preparation.rows import PreparationError, RowError, to_chat
 
 STOCK_PHRASE_ROWS: Final = 10
-"""Number of different rows above which a run that they share is a stock phrase."""
+"""A run that more than this number of different rows share is a stock phrase."""
 
 COPY_SHARE: Final = 0.5
-"""Share of a problem's runs at which a row counts even if the runs are stock phrases."""
+"""A row with at least this share of a problem's runs counts, even if these runs are stock phrases."""
 
 _WORD: Final = re.compile(r"[^\W_]+")
 _EXAMPLES: Final = 3
@@ -40,7 +40,7 @@ class Overlap:
         line: Its line in the file, from 0.
         row: The problem of the row.
         problem: The evaluation problem.
-        words: The first words that they share.
+        words: The first run of words that both contain, or all words if both consist of the same words.
     """
 
     line: int
@@ -51,7 +51,7 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The overlap of an evaluation file with the rows.
+    """The overlap of an evaluation file with the rows of a prepared file.
 
     Attributes:
         path: The evaluation file.
@@ -70,7 +70,7 @@ class Finding:
     overlaps: tuple[Overlap, ...]
 
     def facts(self) -> dict[str, Any]:
-        """Return counts and the first examples for the manifest."""
+        """Return the manifest's entry: the evaluation file and its checksum, counts, and the first examples."""
         return {
             "file": str(self.path),
             "sha256": sha256_of(self.path),
@@ -96,7 +96,7 @@ def find_contamination(problems: Iterable[str], against: Sequence[Path], ngram_w
     """Compare the problem of each row with the problems of evaluation files, reading the rows once.
 
     Raises:
-        PreparationError: A file can't be read, has a line without a prompt, or has no line.
+        PreparationError: An evaluation file can't be read, has a line without a prompt, or has no problem.
     """
     searches = [_Search(path, ngram_words) for path in against]
     for line, problem in enumerate(problems):
@@ -130,7 +130,7 @@ def _problem_on(line: bytes, where: str) -> str:
 
 
 def words_of(problem: str) -> list[str]:
-    """Return the words of a problem, without the data set's instruction."""
+    """Return the words of a problem in order, case-folded and without the data set's answer instruction."""
     return _WORD.findall(unicodedata.normalize("NFKC", without_instruction(problem)[0]).casefold())
 
 
@@ -173,7 +173,7 @@ class _Search:
             self._rows_by_run.update(common)
 
     def finding(self) -> Finding:
-        """Return the overlaps without stock phrases."""
+        """Return the counts, and the rows that share more than stock phrases with a problem."""
         overlaps = []
         for line, problem, joined_words, common in self._candidates:
             match = (joined_words, joined_words) if joined_words in self._problems else self._match(common)
@@ -191,7 +191,10 @@ class _Search:
         )
 
     def _match(self, common: list[str]) -> tuple[str, str] | None:
-        """Return the words of the problem with which a row shares these runs, and the first such run; or None."""
+        """Return the words of the problem that contaminates a row with these runs, and the first run that both contain.
+
+        None if the row has less than `COPY_SHARE` of each problem's runs, and all its runs are stock phrases.
+        """
         shared = Counter(joined_words for run in common for joined_words in self._runs[run])
         for joined_words, count in shared.most_common():
             if count >= COPY_SHARE * self._run_counts[joined_words]:

@@ -58,7 +58,7 @@ class Choice:
     undecided: int = 0
 
     def keep(self, rows: list[int]) -> None:
-        """Keep the rows of a problem and label, or only the first."""
+        """Keep the rows of a problem and label: all if duplicates are kept, else the first."""
         kept = rows if self.keep_duplicates else rows[:1]
         self.kept.extend(kept)
         self.repeated += len(rows) - len(kept)
@@ -70,7 +70,10 @@ class Choice:
         self.rejections.append(Rejection(rows[0], times, kind, reason))
 
     def keep_majority(self, rows: RowsByLabel) -> None:
-        """Keep the rows of a problem whose label more than half of its rows have, and reject its other rows."""
+        """Keep a problem's rows with the label of more than half of them, and reject its other rows.
+
+        If duplicates are kept, keep all rows, and only count the conflict.
+        """
         self.conflicts += len(rows) > 1
         total = sum(map(len, rows.values()))
         kept = [label for label, numbers in rows.items() if self.keep_duplicates or 2 * len(numbers) > total]
@@ -90,7 +93,7 @@ class Survey:
     def __init__(self) -> None:
         self.rows_read = 0
         self._rows: dict[bytes, RowsByLabel] = {}
-        self._reasons: dict[bytes, str] = {}  # reasons why prompts can't be used, by their problems
+        self._reasons: dict[bytes, str] = {}  # reasons why prompts can't be used, by the prompts' digests
 
     def add(self, prompt: object, label: object) -> None:
         """Add the next row."""

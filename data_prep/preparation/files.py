@@ -12,8 +12,8 @@ from preparation.rows import PreparationError
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Yield a temporary file beside `path`, which replaces it if the block ends without an error.
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """Yield a temporary file that replaces `path` if the block ends without an error.
 
     Raises:
         PreparationError: The file can't be written.

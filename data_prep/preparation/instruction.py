@@ -66,8 +66,8 @@ class _Sentence:
     Attributes:
         kind: One of `KINDS`.
         needle: A text, in lower case, that every occurrence contains; a quick check before the patterns.
-        beginning: The instruction at the beginning of a text.
-        end: The instruction at the end of a text.
+        beginning: Pattern of the instruction at the beginning of a text.
+        end: Pattern of the instruction at the end of a text.
     """
 
     kind: str
@@ -87,8 +87,10 @@ class _Sentence:
 
 
 def _build_sentence(kind: str, needle: str, words: str) -> _Sentence:
-    """Return an instruction whose pattern matches whole sentences, not "Simplify, and give the answer in a box"."""
-    # not after a colon or an opening quotation mark: the sentence may be a quotation in the problem
+    """Return an instruction that matches whole sentences only, not the end of "Simplify, and give the answer in a box".
+
+    It does not match after a colon or an opening quotation mark either: the problem may quote the sentence.
+    """
     beginning = re.compile(rf"\s*(?:{words})(?:(?<=[.:])(?=\s)|(?=\s*\n))", re.IGNORECASE)
     end = re.compile(rf"(?:\A\s*|(?<=[.?!;\n])\s*|(?<=[)\]}}$\"])\s+)(?:{words})\s*\Z", re.IGNORECASE)
     return _Sentence(kind, needle, beginning, end)
@@ -124,7 +126,10 @@ _FORM_REQUESTS: Final = {
 
 @functools.lru_cache(maxsize=32_768)  # data sets repeat their problems, up to a hundred times
 def without_instruction(text: str) -> tuple[str, frozenset[str]]:
-    """Return the text without the instructions at its edges, "" if nothing is left, and their `KINDS`."""
+    """Return the text without the instructions at its beginning and end, and the kinds of the removed instructions.
+
+    The text is "" if it had nothing but instructions.
+    """
     found: set[str] = set()
     previous = None
     while text != previous:  # an instruction may end where another instruction was removed
@@ -138,9 +143,9 @@ def without_instruction(text: str) -> tuple[str, frozenset[str]]:
 
 
 def without_instructions(chat: Chat) -> tuple[Chat, frozenset[str]]:
-    """Remove instructions from system and user messages, and return their kinds too.
+    """Return the chat without the instructions in its system and user messages, and the kinds that were removed.
 
-    A system message that is only an instruction is dropped; such a user message stays as it is.
+    A system message that is only an instruction is dropped; a user message that is only an instruction stays.
     """
     kept: Chat = []
     found: set[str] = set()

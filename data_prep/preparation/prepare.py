@@ -15,7 +15,7 @@ import orjson
 
 from preparation.contamination import Finding, find_contamination
 from preparation.duplicates import Choice, Survey
-from preparation.files import sha256_of, whole_file
+from preparation.files import atomic_write, sha256_of
 from preparation.instruction import InstructionCount, without_instructions
 from preparation.labels import is_number, label_of, normalize
 from preparation.report import progress
@@ -25,11 +25,17 @@ from preparation.source import Source, input_sha256, open_source
 from strands_rollout import __version__
 
 FORMAT: Final = 1
+"""Version of the manifest's format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The manifest as written, and whether an earlier run had made the file."""
+    """The result of a preparation.
+
+    Attributes:
+        manifest: The manifest as written.
+        done_before: True if an earlier run had made the file.
+    """
 
     manifest: dict[str, Any]
     done_before: bool
@@ -39,7 +45,7 @@ def prepare(request: Request, *, force: bool = False) -> Prepared:
     """Write the file, unless it exists and was made with the same arguments.
 
     Raises:
-        ConfigError: See `check_usage`.
+        ConfigError: An option is wrong, or a file that must not be overwritten is in the way.
         PreparationError: The source can't be read, or too many rows can't be used. In both cases no data file is
             written, and an existing file stays.
     """
@@ -53,7 +59,7 @@ def prepare(request: Request, *, force: bool = False) -> Prepared:
     survey, differences = _survey(source, columns)
     choice = survey.decide(keep_duplicates=request.keep_duplicates)
     _write_rejected(source, choice, request)
-    _refuse_too_many(choice, request)
+    _check_rejections(choice, request)
     findings = _compare(source, columns, choice, request)
     dropped = {overlap.line for finding in findings for overlap in finding.overlaps if request.drop_contaminated}
     written = [number for line, number in enumerate(choice.kept) if line not in dropped][: request.limit]
@@ -71,7 +77,7 @@ def prepare(request: Request, *, force: bool = False) -> Prepared:
         "strands_rollout": __version__,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    with whole_file(request.manifest_file) as file:
+    with atomic_write(request.manifest_file) as file:
         file.write(json.dumps(manifest, indent=2, ensure_ascii=False).encode() + b"\n")
     return Prepared(manifest, done_before=False)
 
@@ -83,7 +89,7 @@ def arguments_of(request: Request) -> dict[str, Any]:
 
 
 def _finished_manifest(request: Request, arguments: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the manifest of an existing file if it has these arguments and was not changed since; else None."""
+    """Return the manifest of a data file that was made with these arguments and is unchanged; else None."""
     try:
         manifest = json.loads(request.manifest_file.read_bytes())
     except (OSError, ValueError):
@@ -116,7 +122,7 @@ def _write_rejected(source: Source, choice: Choice, request: Request) -> None:
         request.rejected_file.unlink(missing_ok=True)
         return
     rows = source.rows.select([rejection.row for rejection in choice.rejections])
-    with whole_file(request.rejected_file) as file:
+    with atomic_write(request.rejected_file) as file:
         for rejection, row in zip(choice.rejections, rows, strict=True):
             file.write(
                 _line(
@@ -131,19 +137,21 @@ def _write_rejected(source: Source, choice: Choice, request: Request) -> None:
             )
 
 
-def _refuse_too_many(choice: Choice, request: Request) -> None:
-    """Raise PreparationError if no row, or too few rows, can be used."""
+def _check_rejections(choice: Choice, request: Request) -> None:
+    """Raise PreparationError if no row can be used, or if too many rows were rejected."""
     rejected = sum(rejection.times for rejection in choice.rejections)
     different_rows = len(choice.kept) + rejected  # all rows except duplicates
     if not choice.kept:
-        why = choice.rejections[0].reason if choice.rejections else "there are none"
-        raise PreparationError(f"none of the rows can be used: {why}. Is it the right column? See --prompt-column.")
+        reason = choice.rejections[0].reason if choice.rejections else "the source has no rows"
+        raise PreparationError(
+            f"none of the rows can be used: {reason}. Name the right columns with --prompt-column and --label-column."
+        )
     if rejected > MAX_REJECTED_SHARE * different_rows and not request.allow_rejected:
         raise PreparationError(
             f"{rejected} of {different_rows} different rows can't be used, the first because of: "
             f"{choice.rejections[0].reason}. Expected at most {MAX_REJECTED_SHARE:.0%}. No data file was written. Read "
-            f"{request.rejected_file}, then name the right column with --label-column, or accept this with "
-            "--allow-rejected."
+            f"{request.rejected_file}, then name the right column with --label-column, or continue without these rows "
+            "with --allow-rejected."
         )
 
 
@@ -163,11 +171,11 @@ def _write_rows(source: Source, columns: Columns, numbers: Sequence[int], reques
     """Write the rows with these numbers to the data file; return its part of the manifest."""
     count = InstructionCount(removing=request.instruction == "remove")
     names, labels_in_words, system_messages, digest = dict[str, None](), list[str](), 0, hashlib.sha256()
-    with whole_file(request.out) as file:
+    with atomic_write(request.out) as file:
         for row in progress(source.rows.select(numbers), "writing", len(numbers)):
             chat, label = count.apply(to_chat(value_of(row, columns.prompt))), normalize(value_of(row, columns.label))
             prompt_and_label = {"prompt": chat, "label": label}
-            # first in the line, whatever columns the row has
+            # prompt and label stand first in the line, and replace the row's own columns of these names
             prepared = {**prompt_and_label, **row, **prompt_and_label}
             line = _line(prepared)
             file.write(line)

@@ -57,13 +57,13 @@ def warning_lines(facts: dict[str, Any], request: Request) -> Iterator[str]:
     yield from _instruction_warnings(facts["instruction"])
     contamination = facts["contamination"]
     for path in contamination["absent"]:
-        yield f"not compared with {path}, which does not exist. Prepare it first, then run this again"
+        yield f"not compared with {path}, which does not exist; prepare that file, then run this script again"
     for file in contamination["files"]:
         yield from contamination_warnings(file)
     if contamination["rows"] and not contamination["dropped"]:
         yield (
-            f"{contamination['rows']} rows share {contamination['ngram_words']} words in a row with an evaluation "
-            "problem; --drop-contaminated leaves them out"
+            f"{contamination['rows']} rows share {contamination['ngram_words']} consecutive words with an evaluation "
+            "problem; --drop-contaminated leaves these rows out"
         )
 
 
@@ -72,7 +72,7 @@ def contamination_lines(facts: dict[str, Any]) -> Iterator[str]:
     yield (
         f"against {facts['file']}: {facts['rows']} rows share words with {facts['problems_found']} of "
         f"{facts['problems']} problems ({facts['stock_phrases']} stock phrases not counted; {facts['problems_short']} "
-        "problems are shorter than a run of words and compared whole only)"
+        "problems are shorter than a run of words and compared only as a whole)"
     )
     for example in facts["examples"]:
         yield f"  line {example['line']}: {example['row']!r}"

@@ -11,8 +11,8 @@ from strands_rollout.client.transport import redacted
 from strands_rollout.errors import ConfigError
 
 HUB: Final = "https://huggingface.co"
-# a problem that shares more than 13 consecutive words with another was taken from it or from its source
 NGRAM_WORDS: Final = 13
+"""Number of consecutive shared words above which two problems hardly agree by chance: they have the same source."""
 MAX_REJECTED_SHARE: Final = 0.01
 """Maximum share of the different rows that may be unusable; of 30 problems, it allows none."""
 
@@ -32,7 +32,7 @@ class Request(BaseModel):
             "--from",
             exists=True,
             resolve_path=True,
-            help="Parquet, JSONL, JSON or CSV file, or a folder as downloaded from the hub, to read instead.",
+            help="Parquet, JSONL, JSON or CSV file, or a folder as downloaded; read instead of the hub.",
         ),
     ] = None
     endpoint: Annotated[str, Option("--mirror", envvar="HF_ENDPOINT", help="URL of a mirror of the hub.")] = HUB
@@ -68,16 +68,17 @@ class Request(BaseModel):
             dir_okay=False,
             resolve_path=True,
             help="Prepared evaluation file to compare with; can be given several times.",
-            show_default="the evaluation sets beside it",
+            show_default="the evaluation sets in --data-dir",
         ),
     ] = []
     out: Annotated[
-        Path, Option(help="File to write.", dir_okay=False, resolve_path=True, show_default="the set's, in --data-dir")
+        Path,
+        Option(help="File to write.", dir_okay=False, resolve_path=True, show_default="the set's name, in --data-dir"),
     ]
 
     @property
     def rejected_file(self) -> Path:
-        """The file for rejected rows and the reasons."""
+        """The file for rejected rows, each with the reason."""
         return self.out.with_name(f"{self.out.name}.rejected.jsonl")
 
     @property
@@ -120,7 +121,8 @@ def check_usage(request: Request, *, force: bool) -> None:
         if Path(request.dataset).exists():
             raise ConfigError(
                 f"--dataset {request.dataset}: the local path {Path(request.dataset).absolute()} would be read instead "
-                f"of the hub; give --from {request.dataset} to read it, or run this in another folder"
+                f"of the hub; to read the local path, give --from {request.dataset}; to read the hub, run the script "
+                "in another folder"
             )
 
 

@@ -26,7 +26,7 @@ class RowError(PreparationError):
 
 
 def to_chat(prompt: object) -> Chat:
-    """Return a prompt, a text or a chat, as messages without keys that are null.
+    """Return a prompt, which is text or a chat, as messages without the keys whose value is null.
 
     Raises:
         RowError: The prompt is empty, is neither a text nor a chat, or does not end with a user's message.
@@ -58,7 +58,7 @@ class Columns:
     Attributes:
         prompt: The column of the prompt.
         label: The column of the label.
-        other_labels: Further columns whose name is a label's, if the user did not name the label's column.
+        other_labels: Further columns with a known name of an answer; empty if the user named the label's column.
     """
 
     prompt: str

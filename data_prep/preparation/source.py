@@ -17,16 +17,16 @@ from strands_rollout.errors import ConfigError
 
 _BUILDERS: Final = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 _TIMEOUT_S: Final = 10.0
-_OFFLINE: Final = "HF_HUB_OFFLINE is set: read from the cache of an earlier download"
+_OFFLINE_REASON: Final = "HF_HUB_OFFLINE is set: read from the cache of an earlier download"
 _MESSAGES_BY_ERROR: Final = {
     "GatedRepoError": (
         "{what} at {where} is gated: accept its terms on its page, then log in with `hf auth login` or HF_TOKEN"
     ),
     "RepositoryNotFoundError": (
-        "{where} knows no data set {what}, or it is private; give the right one with --dataset, or log in with "
-        "`hf auth login` or HF_TOKEN"
+        "{where} has no data set {what}, or the data set is private; name another data set with --dataset, or log in "
+        "with `hf auth login` or HF_TOKEN"
     ),
-    "RevisionNotFoundError": "{what} at {where} has no revision {revision!r}; see --revision",
+    "RevisionNotFoundError": "{what} at {where} has no revision {revision!r}; name another revision with --revision",
 }
 """Messages for huggingface_hub's errors, by class name, subclasses first."""
 
@@ -52,7 +52,8 @@ def input_sha256(path: Path | None) -> str | None:
     """Return the digest of the data files at a local path; None without a local path.
 
     Raises:
-        ConfigError: The path holds no data file.
+        ConfigError: The path holds no data file, or is a folder whose name `datasets` would read as a pattern.
+        PreparationError: The data files are empty.
     """
     if path is None:
         return None
@@ -77,7 +78,10 @@ def _has_content(file: Path) -> bool:
 def open_source(request: Request) -> Source:
     """Open the requested data set.
 
+    To read the hub, sets HF_ENDPOINT in this process's environment.
+
     Raises:
+        ConfigError: The data set's name is not valid.
         PreparationError: The data set can't be opened; the message has the attempt, the cause and the remedy.
     """
     if request.path is None:
@@ -93,7 +97,7 @@ def open_source(request: Request) -> Source:
     if request.path is not None:
         return Source("local", None, "read from local files, which don't record their revision", _load_local(request))
     revision, reason = _resolve(request)
-    rows = _load_hub(request, revision, is_offline=reason == _OFFLINE)
+    rows = _load_hub(request, revision, is_offline=reason == _OFFLINE_REASON)
     return Source("hub" if request.endpoint == HUB else "mirror", revision, reason, rows)
 
 
@@ -114,18 +118,18 @@ def _load_local(request: Request) -> Any:  # noqa: ANN401 - a datasets.Dataset
         ) from e
 
 
-def _load_hub(request: Request, revision: str | None, *, is_offline: bool) -> Any:  # noqa: ANN401 - likewise
+def _load_hub(request: Request, revision: str | None, *, is_offline: bool) -> Any:  # noqa: ANN401 - a datasets.Dataset
     import datasets
 
     try:
         return datasets.load_dataset(
             request.dataset, request.config, split=request.split, revision=revision or request.revision
         )
-    except Exception as e:  # the errors above, and errors of the HTTP library, which differs between versions
+    except Exception as e:  # `datasets` raises errors of many libraries; its HTTP library differs between versions
         if is_offline:
             raise PreparationError(
-                f"HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) is set, and {request.dataset} is not in the cache of an "
-                f"earlier download: unset it. {_download_advice(request)}"
+                f"HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) is set, and the cache of earlier downloads does not have "
+                f"{request.dataset}; unset the variable. {_download_advice(request)}"
             ) from e
         raise PreparationError(
             f"{request.dataset} is at {request.shown_endpoint}, but can't be loaded with the configuration "
@@ -135,7 +139,14 @@ def _load_hub(request: Request, revision: str | None, *, is_offline: bool) -> An
 
 
 def _resolve(request: Request) -> tuple[str | None, str]:
-    """Return the commit of the revision, or None and the reason; unlike loading, it fails within seconds."""
+    """Return the commit of the requested revision and "", or None and the reason why the commit is unknown.
+
+    Unlike loading, this fails within seconds if the hub can't be reached.
+
+    Raises:
+        ConfigError: The data set's name is not valid.
+        PreparationError: The hub can't be reached, or does not give access to the data set or its revision.
+    """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
 
@@ -143,7 +154,7 @@ def _resolve(request: Request) -> tuple[str | None, str]:
     try:
         info = HfApi(endpoint=request.endpoint).dataset_info(dataset, revision=request.revision, timeout=_TIMEOUT_S)
     except OfflineModeIsEnabled:
-        return None, _OFFLINE
+        return None, _OFFLINE_REASON
     except HFValidationError as e:
         raise ConfigError(f"--dataset {dataset}: {_cause_of(e, request)}") from e
     except Exception as e:  # the HTTP library below huggingface_hub differs between its versions, and so do its errors
@@ -155,7 +166,7 @@ def _resolve(request: Request) -> tuple[str | None, str]:
             f"can't reach the data set {dataset}: asked {where} for it, and got {_cause_of(e, request)}. "
             f"{_download_advice(request)}"
         ) from e
-    return info.sha, "" if info.sha else f"{where} did not name it"
+    return info.sha, "" if info.sha else f"{where} did not name the commit"
 
 
 def _download_advice(request: Request) -> str:

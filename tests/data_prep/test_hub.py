@@ -20,7 +20,7 @@ from stand_in_hub import REVISION, served
         (
             404,
             "RepoNotFound",
-            "knows no data set someone/problems, or it is private; give the right one with --dataset",
+            "has no data set someone/problems, or the data set is private; name another data set with --dataset",
         ),
         (403, "GatedRepo", "is gated: accept its terms on its page, then log in"),
         (

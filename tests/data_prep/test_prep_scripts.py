@@ -48,7 +48,7 @@ def test_prep_script_reports_and_warns_on_stderr(tmp_path: Path, main: Main) -> 
         "reading 4 rows",
         "warning: the prompts keep their own answer instruction: set system_prompt",
         "3 prompts seem to ask for another form of the answer than the default system prompt (answer_line 3)",
-        "--drop-contaminated leaves them out",
+        "--drop-contaminated leaves these rows out",
     ):
         assert said in stderr
     code, stdout, _ = main("dapo_math_17k.py", *arguments)

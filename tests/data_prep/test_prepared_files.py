@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fake_sglang import dead_url
 from prep_support import Prepare, dapo_row
-from preparation.files import whole_file
+from preparation.files import atomic_write
 from preparation.prepare import arguments_of
 from preparation.request import Request, check_usage
 from preparation.rows import PreparationError
@@ -25,12 +25,12 @@ def names_in(folder: Path) -> set[str]:
 def test_whole_file_keeps_the_earlier_file_on_an_error(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text("earlier")
-    with pytest.raises(KeyboardInterrupt), whole_file(path):
+    with pytest.raises(KeyboardInterrupt), atomic_write(path):
         raise KeyboardInterrupt
-    with pytest.raises(PreparationError, match=r"can't write .*out\.jsonl: No space left"), whole_file(path):
+    with pytest.raises(PreparationError, match=r"can't write .*out\.jsonl: No space left"), atomic_write(path):
         raise OSError(28, "No space left on device")
     assert (names_in(tmp_path), path.read_text()) == ({"out.jsonl"}, "earlier")
-    with pytest.raises(PreparationError, match="can't write .*--out"), whole_file(path / "other.jsonl"):
+    with pytest.raises(PreparationError, match="can't write .*--out"), atomic_write(path / "other.jsonl"):
         pass
 
 

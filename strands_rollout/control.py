@@ -4,8 +4,8 @@ Aborts are polled in one place: a timer of each event loop calls `should_abort` 
 the same function, and ends the blocks that wait under a deadline. Other steps check before they begin
 (`Control.check`).
 
-Code that Strands or a user's code calls can't be passed a `Control`. Two context variables tell it whether an episode
-runs here (`is_in_episode`), and in which tool call it is (`current_call`).
+Code that Strands or a user's code calls can't be passed a `Control`. Two context variables tell such code whether it
+runs in an episode (`is_in_episode`), and in which tool call (`current_call`).
 """
 
 import asyncio
@@ -93,15 +93,18 @@ class Control:
 
         Args:
             timeout_s: Seconds that the block may take; None for no limit.
-            model: A model whose in-flight request the engine is asked to abort when the rollout is aborted. The block
-                then ends `engine_grace_s` later, so that the engine can answer with the tokens that it has sampled.
+            model: If the rollout is aborted while requests of this model are in flight, the engine is asked to abort
+                them, and the block ends `engine_grace_s` later, so that the engine can answer with the tokens that it
+                has sampled.
             during: The end of the error message after an abort.
         """
         return Deadline(self, timeout_s, model, during)
 
     @contextmanager
     def running(self, elapsed_s: float = 0.0) -> Iterator[None]:
-        """Run the clock during the block: the episode, or a part of the episode that has a clock of its own.
+        """Run the clock during the block, and make `is_in_episode` return True in it.
+
+        The block is the episode, or a part of the episode that has a clock of its own.
 
         Args:
             elapsed_s: Seconds that the episode had taken before it was resumed.
@@ -116,7 +119,7 @@ class Control:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds that the episode has taken, including those before a resume; 0 if none is running."""
+        """Seconds that the episode has taken, including the seconds before a resume; 0 if the clock does not run."""
         return 0.0 if self._began is None else time.monotonic() - self._began
 
     def left_s(self, limit_s: float | None) -> float | None:
@@ -268,11 +271,11 @@ class RunningCall:
     """A tool call that is running.
 
     Attributes:
-        id: Its tool-use id.
-        outer_id: Tool-use id of the outermost call, whose tool asked this call's agent; `id` without such a call.
+        id: The call's tool-use id.
+        outer_id: If a tool's sub-agent made this call, the tool-use id of the outermost call; otherwise `id`.
         sandbox: Facts of the sandbox for the call's record, if the code tool runs.
         faults: Failures of the code executor during the call, even if a sub-agent read a failure as a tool result.
-        began_at: Time at which it began, by `time.monotonic`.
+        began_at: Time at which the call began, by `time.monotonic`.
         timed_out: True if its time limit ended the call.
     """
 

@@ -38,7 +38,7 @@ class TemplateDifferenceError(TemplateError):
 
 
 class TrajectoryError(RolloutError):
-    """Tokens, loss mask and logprobs would not describe the same exact token sequence."""
+    """A request or an answer would make the trajectory differ from the tokens that the policy reads and samples."""
 
 
 class UnsendableTextError(TrajectoryError):
@@ -56,7 +56,7 @@ class UnsendableTextError(TrajectoryError):
 
 
 class ReplayError(RolloutError):
-    """A restarted agent sends other requests than the recorded episode that it should continue."""
+    """A restarted agent's requests differ from those of the recorded episode that it should continue."""
 
 
 class ResumeError(RolloutError):
@@ -76,7 +76,7 @@ class BudgetExhaustedError(RolloutError):
 
 
 class EngineError(RolloutError):
-    """A server (SGLang, a router before it, or a chat API) did not deliver a generation."""
+    """A server (SGLang, a router in front of it, or a chat API) did not deliver a generation."""
 
 
 class EngineUnavailableError(EngineError):
@@ -112,7 +112,7 @@ class EngineResponseError(EngineError):
 
 
 class EngineAbortedError(EngineError):
-    """The server aborted the generation (finish_reason "abort"), by request or for a weight update."""
+    """The rollout was aborted, or the server aborted the generation (finish_reason "abort")."""
 
 
 class ToolError(RolloutError):
@@ -120,7 +120,7 @@ class ToolError(RolloutError):
 
 
 class SandboxError(RolloutError):
-    """The code executor failed, independently of the code that it ran."""
+    """The code executor or an MCP server failed, independently of the policy's call."""
 
 
 class UnplayableAgentError(ConfigError):

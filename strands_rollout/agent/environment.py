@@ -29,7 +29,7 @@ from strands_rollout.settings import RolloutSettings
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S: Final = 30.0
-# nested lists and mappings: `copy.deepcopy` of a sample recurses several frames per level
+# maximum levels of nested lists and mappings: `copy.deepcopy` of a sample recurses several frames per level
 _MAX_SCORE_DEPTH: Final = 20
 
 
@@ -164,7 +164,7 @@ class Environment(Protocol):
     before `prepare` and always exited.
 
     Attributes:
-        tools: Strands tools that act on the environment; the agent has them beside the configured tools.
+        tools: Strands tools that act on the environment; the agent has them in addition to the configured tools.
     """
 
     tools: Any
@@ -195,6 +195,7 @@ class EpisodeContext:
 
     Raises:
         EnvironmentFaultError: From each method, if the environment fails or returns an unexpected value.
+        EngineAbortedError: From each method, if the rollout is aborted.
     """
 
     task: Task

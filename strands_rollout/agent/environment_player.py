@@ -110,17 +110,17 @@ class _EnvironmentRun:
         limits: EpisodeLimits,
         hooks: Sequence[HookProvider],
         tool_span: ToolSpan | None,
-        begun: EpisodeProgress | None,
+        earlier_progress: EpisodeProgress | None,
         *,
         may_replay: bool,
     ) -> None:
-        self.begun, self.may_replay = begun, may_replay
+        self.earlier_progress, self.may_replay = earlier_progress, may_replay
         self.model, self.context, self.limits, self.tool_span = model, context, limits, tool_span
         self.control = context.control
         self.stats = ToolStats(self.control)
         self.limiter = make_limiter(limits)
-        self.seat = _AgentHook(self)
-        self.hooks = [*hooks, EpisodeWatch(self.stats, self.control), self.limiter, self.seat]
+        self.agent_hook = _AgentHook(self)
+        self.hooks = [*hooks, EpisodeWatch(self.stats, self.control), self.limiter, self.agent_hook]
 
     async def play(self) -> Episode:
         hide_reported_failures()
@@ -138,9 +138,9 @@ class _EnvironmentRun:
             reason, error = end_at_deadline(was_aborted=True, limit_s=None, fault=None)
         if self.model.conversation.drop_new_branch():
             self.model.conversation.branch.forget_history()
-        history: Sequence[Mapping[str, Any]] = () if self.seat.agent is None else self.seat.agent.messages
-        if self.begun is not None and self.model.is_replaying:  # aborted before the whole attempt was repeated
-            history = self.begun.messages
+        history: Sequence[Mapping[str, Any]] = () if self.agent_hook.agent is None else self.agent_hook.agent.messages
+        if self.earlier_progress is not None and self.model.is_replaying:  # aborted while repeating
+            history = self.earlier_progress.messages
         progress = EpisodeProgress(
             messages=history,
             covered=self.model.conversation.branch.covered,
@@ -166,14 +166,17 @@ class _EnvironmentRun:
         )
 
     async def _play(self) -> PlayedEpisode:
-        """Call the environment. After a cancellation, wait up to `CLOSE_TIMEOUT_S` for the environment's cleanup."""
+        """Call the environment's `play`, and check its result.
+
+        After a cancellation, wait up to `CLOSE_TIMEOUT_S` for the environment's cleanup.
+        """
         environment, task = self.context.task.environment, self.context.task
         playing = asyncio.ensure_future(
             call_user_code(environment.play, self.model, self.hooks, loop=self.context.loop)
         )
         try:
             while not playing.done():
-                await self._wait_for_phase(playing)
+                await self._wait_for_phase_change(playing)
             played = playing.result()
         finally:
             if not playing.done():
@@ -196,7 +199,7 @@ class _EnvironmentRun:
             played = replace(played, score=checked_score(played.score, "the environment"))
         return played
 
-    async def _wait_for_phase(self, playing: asyncio.Future[PlayedEpisode]) -> None:
+    async def _wait_for_phase_change(self, playing: asyncio.Future[PlayedEpisode]) -> None:
         """Wait until the agent begins or ends its turns, or the environment has ended.
 
         Raises:
@@ -204,12 +207,12 @@ class _EnvironmentRun:
                 not at fault.
         """
         limit_s = self._time_left_s()
-        self.seat.changed.clear()
-        changed: asyncio.Future[Any] = asyncio.ensure_future(self.seat.changed.wait())
+        self.agent_hook.changed.clear()
+        changed: asyncio.Future[Any] = asyncio.ensure_future(self.agent_hook.changed.wait())
         done, _ = await asyncio.wait([playing, changed], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         changed.cancel()
         if not done:
-            raise errors.EnvironmentFaultError(f"the environment took more than {limit_s:g} s {self.seat.phase}")
+            raise errors.EnvironmentFaultError(f"the environment took more than {limit_s:g} s {self.agent_hook.phase}")
 
     def _time_left_s(self) -> float | None:
         """Return the time limit of the environment's next step, in seconds; None for no limit.
@@ -217,13 +220,16 @@ class _EnvironmentRun:
         `environment_timeout_s` limits its work before and after the agent's turns. `episode_timeout_s` limits
         the agent's turns, in `_AgentHook`, and the time before them.
         """
-        if self.seat.is_playing:  # older versions of Strands can't cut the turns themselves
+        if self.agent_hook.is_playing:  # `_AgentHook` can't cut the turns in older versions of Strands
             return None if HAS_MIDDLEWARE else self.control.left_s(self.limits.episode_timeout_s)
-        limits = [self.context.timeout_s, self.limits.episode_timeout_s if self.seat.agent is None else None]
+        limits = [self.context.timeout_s, self.limits.episode_timeout_s if self.agent_hook.agent is None else None]
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _ending(self, played: PlayedEpisode | None, raised: Exception | None) -> tuple[StopReason, Exception | None]:
-        """Return the stop reason and error; a fault of the environment counts if the agent's turns would be trained."""
+        """Return the episode's stop reason and error.
+
+        A fault of the environment counts unless the agent's turns ended in an abort or an error.
+        """
         fault = raised if played is None else played.scoring_error
         if fault is not None and (not isinstance(fault, errors.RolloutError) or isinstance(fault, errors.ToolError)):
             fault = errors.EnvironmentFaultError(describe_failure("the environment", fault, self.context.task))
@@ -234,10 +240,10 @@ class _EnvironmentRun:
 
     def _ending_of_agent(self, played: PlayedEpisode | None) -> tuple[StopReason, Exception | None]:
         """Return the stop reason and error of the agent's turns; no error if only the environment failed."""
-        model, seat = self.model, self.seat
+        model, agent_hook = self.model, self.agent_hook
         has_turns, cut_by = model.conversation.turn_count > 0, model.cut_by
         is_completed = played is not None and played.stop_reason is StopReason.COMPLETED
-        fault = self.stats.infrastructure_error or (None if is_completed else seat.error)
+        fault = self.stats.infrastructure_error or (None if is_completed else agent_hook.error)
         if fault is not None:
             reason = stop_reason_of(fault, cut_by=cut_by, has_turns=has_turns)
             if reason is not StopReason.INTERNAL_ERROR:
@@ -249,8 +255,8 @@ class _EnvironmentRun:
                 return StopReason.ENVIRONMENT_ERROR, errors.EnvironmentFaultError(message)
         if not is_completed and self.control.should_abort():
             return StopReason.ABORTED, errors.EngineAbortedError("the rollout was aborted")
-        if seat.is_out_of_time:
-            limit_s, failing = self.limits.episode_timeout_s, seat.engine_fault
+        if agent_hook.is_out_of_time:
+            limit_s, failing = self.limits.episode_timeout_s, agent_hook.engine_fault
             return end_at_deadline(was_aborted=False, limit_s=limit_s, fault=failing)
         if self.limiter.tripped:
             is_iterations = self.limiter.tripped == "max_iterations"

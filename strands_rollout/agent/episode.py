@@ -53,12 +53,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ProgramOutcome:
-    """The outcome of an episode that a program played.
+    """The outcome of an episode that a program (`agent_program` or `agent_command`) played.
 
     Attributes:
-        text: Returned text, which replaces the policy's last turn as the final answer; None if no text was returned.
-        score: Returned number as `{"score": number}`, or the returned mapping with `score`; None if neither was
-            returned.
+        text: Text that the program returned: the final answer, in place of the policy's last turn; None without text.
+        score: The score that the program returned, as a mapping with `score`; None if it returned no score.
         facts: Facts of the endpoint's requests and of the program's process.
         dropped_tokens: Tokens of an earlier attempt that this attempt did not repeat; None without an earlier attempt.
     """
@@ -79,7 +78,7 @@ class Episode:
         tool_iterations: Turns whose tools were run.
         tool_calls: Calls that were run.
         tools: Times and errors of the tools.
-        duration_s: Wall-clock seconds, including those before a resume.
+        duration_s: Wall-clock seconds, including the seconds before a resume.
         limits: The limits of the episode.
         progress: State from which another agent can continue; `progress.messages` is the main agent's history.
         user_turns: User messages after the first.
@@ -116,7 +115,7 @@ class Journal(Protocol):
     """Protocol of a journal, which stores what another process needs to continue the episode."""
 
     async def turn_ended(self, progress: EpisodeProgress) -> None:
-        """Store a finished turn; its tools run when this returns."""
+        """Store a finished turn; its tools run after this returns."""
 
     def call_ended(self, progress: EpisodeProgress) -> None:
         """Store a finished tool call."""
@@ -226,7 +225,7 @@ class _AgentRun:
             reason, error = self._end_at_deadline(deadline) if deadline.expired() else self._end_with_error(e)
         is_resumable = self.team is None or self.team.is_single_agent
         history = self.start.messages if self.main is None else self.main.messages
-        if self.model.conversation.drop_new_branch():  # left by a failed request with a rewritten history
+        if self.model.conversation.drop_new_branch():  # a failed request with a rewritten history began the branch
             self.model.conversation.branch.forget_history()
         in_tools = bool(history) and any("toolUse" in block for block in history[-1]["content"])
         progress = self.progress(history, in_tools=in_tools)
@@ -258,7 +257,7 @@ class _AgentRun:
         )
 
     def _prepare(self, team: Team) -> None:
-        """Give the episode's history, hooks and limits to its agents."""
+        """Give the episode's history, hooks and limits to its agents, and bind the main agent to its conversation."""
         setup, limits, conversation = self.setup, self.setup.limits, self.model.conversation
         self.team, self.main = team, (main := team.candidates[0])
         self.limiters = {main: self.limiter, **{agent: make_limiter(limits) for agent in team.candidates[1:]}}
@@ -412,5 +411,5 @@ _FILTER: Final = _ReportedFailureFilter()
 
 
 def hide_reported_failures() -> None:
-    """Install the log filter; further calls have no effect."""
+    """Drop Strands' error lines about failures that a sample reports; further calls have no effect."""
     logging.getLogger(_EVENT_LOOP_LOGGER).addFilter(_FILTER)

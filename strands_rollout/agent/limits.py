@@ -36,8 +36,8 @@ class StopReason(StrEnum):
     """The reason why an episode ended.
 
     Limits are checked in this order: abort, then the token budgets, before each model call; after a turn, its length,
-    abort, tool iterations, tool calls, parallel calls; after an answer, user turns; the wall-clock of a tool and of
-    the episode at any time. The first limit reached counts.
+    abort, tool iterations, tool calls, parallel calls; after an answer, user turns; the timeouts of tools and of the
+    episode at any time. The first limit reached counts.
     """
 
     COMPLETED = "completed"
@@ -118,7 +118,7 @@ LENGTH_REASONS: Final = {
 def end_at_deadline(*, was_aborted: bool, limit_s: float | None, fault: Fault | None) -> tuple[StopReason, Exception]:
     """Return stop reason and error of an episode that was ended by its deadline or an abort.
 
-    `fault` is the engine's fault at that time; None if it was not failing.
+    `fault` is the engine's fault at that time; None if the engine was not failing.
     """
     if was_aborted:
         return StopReason.ABORTED, errors.EngineAbortedError("the rollout was aborted")
@@ -146,7 +146,7 @@ class ToolLimiter(HookProvider):
         iterations: Tool iterations that were run.
         calls: Tool calls that were run, without calls that could not be parsed.
         tripped: The limit that ended the loop, or None.
-        before_turn: `iterations` and `calls` at the last model call.
+        before_turn: `iterations` and `calls` before the last model call.
     """
 
     def __init__(
@@ -204,9 +204,11 @@ class ToolLimiter(HookProvider):
 
 
 class EpisodeWatch(HookProvider):
-    """Hook that ends an agent's loop after an abort or a sandbox fault, and answers calls that can't be run.
+    """Hook that ends an agent's loop after an abort or a sandbox fault.
 
-    It notices aborts between steps; during a model call or tools, the episode's deadline notices them.
+    It also answers calls that could not be parsed, and counts calls of unknown tools.
+
+    Aborts are noticed between steps; during a model call or tools, the episode's deadline notices them.
 
     Args:
         stats: Counts of the agent's tools.
@@ -297,7 +299,7 @@ def limit_other_agents(
     stats: ToolStats,
     control: Control,
 ) -> None:
-    """Apply the episode's limits to each agent that can't give the answer, with separate counts for each."""
+    """Apply the episode's limits to each agent that can't give the answer; each agent has its own counts."""
     # an agent used as a tool makes its calls within that tool's call, and their ids may equal other calls' ids
     inner_stats = ToolStats(control)
     for agent in team.tool_agents:

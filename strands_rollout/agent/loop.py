@@ -1,8 +1,8 @@
-"""A faster agent loop than Strands' own, whose cost per turn depends on the new messages only.
+"""A faster agent loop: its cost per turn depends only on the new messages, unlike the cost of Strands' own loop.
 
-Strands' cycle streams each answer through a dozen generators, copies the history, and records it in spans. If nothing
-observes these, this loop calls the model and the tools directly and fires the same hook events, with the same effects.
-With middleware, a callback handler or a recording span, Strands' own cycle runs, which takes 2.4 times the CPU for an
+Strands' cycle streams each answer through a dozen generators, copies the history and records tracing spans. This loop
+calls the model and the tools directly, and fires the same hook events with the same effects. If the agent has
+middleware or a callback handler, or a span is recorded, Strands' own cycle runs. It takes 2.4 times the CPU for an
 agent with a hook and 20 tool turns; see docs/performance.md.
 """
 
@@ -54,7 +54,8 @@ else:
     IMPORT_FAULT = ""
 HAS_MIDDLEWARE: Final = not IMPORT_FAULT
 SHARED_PLUGINS: Final[Sequence[Plugin]] = [] if IMPORT_FAULT else [AgentDelegation()]
-"""Plugins without settings, which Strands would build for each agent: 1% of the CPU of an episode of 5 tool turns."""
+"""Strands' default plugins without state, built once: building them for each agent takes 1% of the CPU of an episode of
+5 tool turns."""
 
 logger = logging.getLogger(__name__)
 
@@ -68,21 +69,21 @@ class DirectLoop(hooks.HookProvider):
     """The loop of one agent: `Agent(..., hooks=[*hooks, loop])`, then `await loop.run(agent, prompt)`.
 
     Args:
-        listeners: All hooks of the agent except this one, if they need only the events that `DirectInvocation` sends to
-            its `listeners`; None if the agent may have other hooks.
+        listeners: All hooks of the agent except this loop, if they need only the events that `DirectInvocation` sends
+            to its `listeners`; None if the agent may have other hooks.
     """
 
     def __init__(self, listeners: Sequence[hooks.HookProvider] | None = None) -> None:
         self._listeners = listeners
         self._limits: dict[str, int] = {}
-        self._is_added = False
+        self._is_middleware_added = False
 
     def register_hooks(self, registry: hooks.HookRegistry, **kwargs: Any) -> None:  # noqa: ARG002, ANN401 - Strands' signature
         """Called by Strands."""
         if HAS_MIDDLEWARE:
             registry.add_callback(hooks.BeforeInvocationEvent, self._before_invocation, order=math.inf)
 
-    async def run(self, agent: Agent, prompt: Any) -> AgentResult:  # noqa: ANN401 - whatever Strands takes
+    async def run(self, agent: Agent, prompt: Any) -> AgentResult:  # noqa: ANN401 - as Strands takes it
         """Invoke the agent once, and return Strands' result.
 
         Args:
@@ -97,8 +98,8 @@ class DirectLoop(hooks.HookProvider):
 
     def _before_invocation(self, event: hooks.BeforeInvocationEvent) -> None:
         """Add this loop's middleware last, after the middleware that hooks add, so that all others see its events."""
-        if not self._is_added and not missing_loop_names(event.agent):
-            self._is_added = True
+        if not self._is_middleware_added and not missing_loop_names(event.agent):
+            self._is_middleware_added = True
             event.agent.add_middleware(AgentStreamStage, self._run_cycles)
 
     async def _run_cycles(self, context: Any, call_next: CallNext) -> AsyncGenerator[Any, None]:  # noqa: ANN401
@@ -162,8 +163,8 @@ class DirectInvocation:
         agent: An agent on an `SGLangModel`.
         state: The invocation's state, which hooks and tools share.
         listeners: All hooks that observe the agent. They receive the events before a model call, before a turn's tools,
-            before a tool call, and after a turn's tools. None if anything may observe the agent; all of Strands'
-            events, metrics and state are produced then.
+            before a tool call, after a tool call that was cancelled or raised an exception, and after a turn's tools.
+            None if anything may observe the agent; all of Strands' events, metrics and state are produced then.
     """
 
     def __init__(self, agent: Agent, state: dict[str, Any], listeners: Sequence[hooks.HookProvider] | None) -> None:
@@ -174,13 +175,13 @@ class DirectInvocation:
         self._callbacks: dict[type, list[Any]] = {}  # callbacks of the listeners, by class of event
         self._specs: list[ToolSpec] = agent.tool_registry.get_all_tool_specs()
         self._given_specs: list[ToolSpec] = []
-        self._simple = {} if listeners is None else agent.tool_registry.registry
+        self._simple_tools = {} if listeners is None else agent.tool_registry.registry
         self._started = 0.0
         self._trace: Trace | None = None
         self._has_answer = False
 
     async def run(self) -> End | None:
-        """Run cycles to the end of the invocation; return None if Strands' cycle must do the next step."""
+        """Run cycles to the end of the invocation, and return it; None if Strands' cycle must do the next step."""
         agent = self._agent
         self._state["agent"] = agent
         while can_run_directly(agent) if self._is_observed else not agent.cancel_signal.is_set():
@@ -257,8 +258,8 @@ class DirectInvocation:
             text, blocks = split_system_prompt(agent.system_prompt_content)
             specs = self._current_specs() if self._is_observed else self._specs
             model = cast("SGLangModel", agent.model)
-            # only this loop has changed the messages since the last answer, so the record need not compare them, which
-            # would take about 3% of the CPU at 20 turns and 7% at 80
+            # only this loop has changed the messages since the last answer, so the record need not compare them: the
+            # comparison would take about 3% of the CPU at 20 turns and 7% at 80
             only_grew = self._has_answer and not self._is_observed
             answer = await model.answer(agent.messages, specs or None, text, blocks, agent, only_grew=only_grew)
             self._has_answer = True
@@ -356,8 +357,8 @@ class DirectInvocation:
             results += [_error_tool_result(call, cancel_text) for call in _tool_uses(message)]
             return []
         calls = _tool_uses(message)
-        if len(calls) == 1 and (simple := self._simple.get(calls[0]["name"])) is not None:
-            return await self._run_call(simple, calls[0], results)
+        if len(calls) == 1 and (simple_tool := self._simple_tools.get(calls[0]["name"])) is not None:
+            return await self._run_call(simple_tool, calls[0], results)
         calls, invalid = [], list[str]()
         validate_and_prepare_tools(message, calls, results, invalid)
         calls = [call for call in calls if call["toolUseId"] not in invalid]
@@ -375,7 +376,7 @@ class DirectInvocation:
         return interrupts
 
     def _can_call_directly(self, tool: AgentTool | None) -> bool:
-        """Return True if only hooks observe a single call, so that `_run_call` does everything that Strands would."""
+        """Return True if `_run_call` does everything that Strands' executor would do for a turn's only call."""
         agent = self._agent
         middleware = agent._middleware_registry._handlers.get(ExecuteToolStage, ())
         # AgentDelegation is Strands' own middleware, which affects only agents used as tools
@@ -413,7 +414,8 @@ class DirectInvocation:
         """Call the tool once.
 
         Returns:
-            The event that was sent to the hooks; only the result if no hook listens; or interrupts, if any were raised.
+            The event after the call, which the hooks have received; the bare result of a finished call if no hook
+            needs that event; or the interrupts that a hook or the tool raised.
         """
         agent, state, last = self._agent, self._state, cast("Any", None)
         before = hooks.BeforeToolCallEvent(agent=agent, selected_tool=tool, tool_use=call, invocation_state=state)
@@ -554,10 +556,10 @@ async def _run_unknown_tool(call: ToolUse) -> AsyncGenerator[ToolResultEvent, No
 
 def has_only_simple_tools(agent: Agent) -> bool:
     """Return True if each tool of the agent receives only its arguments."""
-    return all(map(_is_simple, agent.tool_registry.registry.values()))
+    return all(map(_is_simple_tool, agent.tool_registry.registry.values()))
 
 
-def _is_simple(tool: object) -> bool:
+def _is_simple_tool(tool: object) -> bool:
     return isinstance(tool, BoundedTool) and tool.is_simple
 
 
@@ -571,7 +573,7 @@ class TurnToolExecutor(ConcurrentToolExecutor):
     def __init__(self) -> None:
         self._in_place = SequentialToolExecutor()
 
-    async def _execute(self, agent: Agent, tool_uses: list[ToolUse], *rest: Any) -> AsyncGenerator[Any, None]:  # noqa: ANN401 - what Strands hands on
+    async def _execute(self, agent: Agent, tool_uses: list[ToolUse], *rest: Any) -> AsyncGenerator[Any, None]:  # noqa: ANN401 - Strands' arguments
         execute = self._in_place._execute if len(tool_uses) == 1 else super()._execute
         async for event in execute(agent, tool_uses, *rest):
             yield event

@@ -48,7 +48,7 @@ _HIDES_TRACEBACKS: Final = ContextVar("_HIDES_TRACEBACKS", default=False)
 
 # no start is attempted for this long after a failed start: hundreds of episodes may be waiting for the server
 _RESTART_DELAY_S: Final = 5.0
-# servers that start at the same time: among hundreds, none would be ready before its timeout
+# limits the servers that start at the same time: of hundreds, none would be ready before its timeout
 _START_SLOTS: Final = threading.BoundedSemaphore(max(4, os.cpu_count() or 1))
 _END_TIMEOUT_S: Final = 5.0  # the MCP library kills a server 2 s after asking it to end
 _CLIENTS: "Final[weakref.WeakSet[GuardedMcpClient]]" = weakref.WeakSet()
@@ -107,7 +107,7 @@ class GuardedMcpClient(ToolProvider):
         self._failure = ""  # error message of the last start
         self._failed_at = -_RESTART_DELAY_S
         self._startup_s = client._startup_timeout
-        # the timeout of the open connection, and its loop
+        # the event loop and the timeout of the open connection
         self._limit: tuple[asyncio.AbstractEventLoop, asyncio.Timeout] | None = None
         self._is_late = False  # True if the timeout ended the last connection
         self._closed = threading.Event()
@@ -174,7 +174,9 @@ class GuardedMcpClient(ToolProvider):
     def _with_start_timeout(
         self, transport: Callable[[], AbstractAsyncContextManager[Any]]
     ) -> Callable[[], AbstractAsyncContextManager[Any]]:
-        """Return the client's transport with a timeout, which `end` can also trigger; its block raises TimeoutError.
+        """Return the client's transport with a timeout that `end` can also trigger.
+
+        The timeout raises TimeoutError in the block of the transport.
 
         Strands' client gives up after its timeout but then waits for its thread, which waits for the server's answer.
         """
@@ -269,7 +271,11 @@ def _hide_tracebacks() -> Iterator[None]:
 
 
 def _filter_record(record: logging.LogRecord) -> bool:
-    """Drop a log record, or its traceback, of an error that the episode reports in one line; False drops it."""
+    """Drop a log record, or its traceback, of an error that the episode reports in one line.
+
+    Returns:
+        False to drop the record.
+    """
     if record.name == "asyncio":  # the loop ended before Strands' client stopped it
         return "MCPClient.stop" not in record.getMessage()
     error = record.exc_info[1] if record.exc_info else None

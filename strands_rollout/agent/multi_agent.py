@@ -1,7 +1,8 @@
 """The agents of an episode: this package's agent, or the agent, swarm or graph of a user's factory.
 
-Also here: `join_episode`, which adds an episode's history and hooks to agents; `sub_agent_model`, the same policy with
-a trajectory of its own. Agents are built and closed off the event loop, since tool providers start and stop servers.
+Also here: `join_episode` adds an episode's history and hooks to agents; `sub_agent_model` returns a model of the same
+policy with a trajectory of its own. Agents are built and closed off the event loop, since tool providers start and stop
+servers.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ async def factory_team(path: str, model: SGLangModel, task: Task) -> AsyncIterat
     Raises:
         ConfigError: The factory raised an exception (the message names file, line and sample); returned no agent, swarm
             or graph; put no agent on the model; returned agents of an earlier episode; or left an agent without model.
-        ToolError: The path can't be loaded.
+            Or an agent has checkpoints, or a router with other models.
+        ToolError: The path can't be loaded, or an agent's conversation manager blocks the event loop.
+        SandboxError: An MCP server of the agents failed.
     """
     build = load_function(path, "an agent")
     factory_task = replace(task, tools=release_once(task.tools))
@@ -151,7 +154,7 @@ def _reused_agents_message(path: str, agents: Sequence[Agent]) -> str:
 
 
 def multi_agents_in(runner: object) -> Iterator[MultiAgentBase]:
-    """Yield a runner's swarms and graphs, at any depth."""
+    """Yield the runner, if it is a swarm or graph, and the swarms and graphs among its nodes, at any depth."""
     if isinstance(runner, MultiAgentBase):
         yield runner
         for node in getattr(runner, "nodes", {}).values():
@@ -375,7 +378,10 @@ class AgentModels:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Make `sub_agent_model` return models of this episode in everything that the block calls, awaits or starts."""
+        """Make `sub_agent_model` return models of this episode in everything that the block calls, awaits or starts.
+
+        At the end of the block, the records of the models that were made are closed.
+        """
         scope = _ModelsScope(self)
         token = _CURRENT.set(scope)
         try:
@@ -465,7 +471,7 @@ async def _run_in_thread(action: Callable[[], object]) -> object:
 
 
 class _ReleaseOnceProvider(ToolProvider):
-    """A wrapper around a tool provider, which passes on each agent's release once.
+    """Wrapper around a tool provider that passes on each agent's release only once.
 
     Strands' agents release their providers again in their finalizers, which run at any time and without the lock, when
     another agent may be starting the provider.

@@ -253,7 +253,7 @@ class BoundedTool(WrappedTool):
             return _plain_event(last, tool_use["toolUseId"])
 
     def _count(self, call: RunningCall, event: object, error: BaseException | None) -> None:
-        # an agent that the tool runs may have read a fault as an ordinary tool result: `call.faults` has it
+        # an agent that the tool runs may have read a fault as an ordinary tool result; `call.faults` has such faults
         fault = sandbox_fault(error) or next(iter(call.faults), None)
         if fault is not None and self._stats.infrastructure_error is None:
             self._stats.infrastructure_error = fault

@@ -101,7 +101,7 @@ def load_conversation_manager(path: str | None) -> ConversationManager | None:
     """Return the conversation manager that the class or function at a path makes; None for None.
 
     Raises:
-        ToolError: The path can't be imported, or the object that it makes is not a conversation manager.
+        ToolError: The path can't be imported; or it makes no conversation manager, or one that blocks the event loop.
     """
     if path is None:
         return None
@@ -150,8 +150,8 @@ def load_function(path: str, what: str | None = None, given: Sequence[str] | Non
 
     Args:
         path: Path of the function or class.
-        what: Name of its result for messages, such as "an agent"; None for a function without a result.
-        given: Names of the arguments to check its signature with; None for no check.
+        what: Name of the function's result for messages, such as "an agent"; None for a function without a result.
+        given: Names of the arguments that the function must accept; None for no check.
 
     Raises:
         ToolError: The path can't be imported, is no function or class, or can't be called with these arguments.
@@ -241,7 +241,7 @@ def _mcp_tools(server: McpServer) -> ToolProvider:
 
 
 def _guard_mcp_client(provider: ToolProvider, path: str) -> ToolProvider:
-    """Wrap an MCP client so that outages of its server are told from answers; return other providers unchanged."""
+    """Wrap an MCP client, to distinguish outages of its server from answers; return other providers unchanged."""
     if "strands.tools.mcp" not in sys.modules:  # the provider can't be an MCP client, and the import is slow
         return provider
     from strands.tools.mcp import MCPClient
@@ -310,7 +310,8 @@ class _MissingModel(BedrockModel):
 
 def _resolve(path: str) -> object:
     """Resolve a path; first patch Strands' defaults for agents without a model or a callback handler."""
-    # Strands calls these names for its defaults: `_MissingModel` can be recognized, and agents in tools print nothing
+    # Strands makes its defaults with these names; the replacements make a missing model recognizable, and keep agents
+    # in tools from printing
     vars(strands.agent.agent)["BedrockModel"] = lambda **config: BedrockModel(**config) if config else _MissingModel()
     vars(strands.agent.agent)["PrintingCallbackHandler"] = _default_handler
     _keep_calls_off_the_loop()

@@ -98,7 +98,7 @@ class AnswerReader:
     conversation: int
 
     def read(self, branch: Branch, index: int, number: int) -> Answer:
-        """Parse a turn, and note its calls on its branch, including those that could not be parsed.
+        """Parse a turn, and return the answer; note its text and calls on the branch, also calls that can't be parsed.
 
         Args:
             branch: The turn's branch.
@@ -202,7 +202,7 @@ def _start_and_delta(block: dict[str, Any]) -> tuple[dict[str, Any], dict[str, A
 
 
 def validated_output(output_model: type[T], message: dict[str, Any], tool_name: str) -> T:
-    """Return the instance in an answer: the arguments of the call of the tool `tool_name`, or JSON text.
+    """Return the instance of `output_model` in an answer: the arguments of its call of `tool_name`, or its JSON text.
 
     Raises:
         StructuredOutputException: The answer has no valid instance.

@@ -1,7 +1,7 @@
 """Images of prompts and tools: their tokens, their training inputs, and their fields in a request.
 
-Tokens and training inputs come from the model's own Hugging Face processor. `image_data` beside `input_ids` follows
-SGLang 0.5.23, python/sglang/srt/multimodal/processors/base_processor.py.
+Tokens and training inputs come from the model's own Hugging Face processor. `image_data` together with `input_ids`
+follows SGLang 0.5.23, python/sglang/srt/multimodal/processors/base_processor.py.
 """
 
 from __future__ import annotations

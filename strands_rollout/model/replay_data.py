@@ -1,4 +1,4 @@
-"""Replay data, from which a trainer repeats the engine's choices: routed experts and kept top-p ids.
+"""Replay data, from which a trainer repeats the engine's choices: routed experts, and the ids that top-p kept.
 
 If a request asks for replay data, its answer must have them. slime's Sample decodes replay data; for older releases of
 slime, `joined_experts` decodes the routed experts.
@@ -24,15 +24,15 @@ _INT32_BYTES: Final = 4
 
 
 def request_fields(extra: Mapping[str, Any], *, known_tokens: int) -> dict[str, Any]:
-    """Return the extra fields of a request, which ask only for the routed experts of new tokens.
+    """Return the extra fields of a request, limited to the routed experts of new tokens.
 
     SGLang answers with one row per token from `routed_experts_start_len` to the second-to-last token. Without a start,
-    each turn would send the rows of the whole conversation again, and replace those rows whose tokens older weights
-    sampled.
+    each answer would contain the rows of the whole conversation again, and replace the rows of tokens that older
+    weights sampled.
 
     Args:
         extra: The configured fields.
-        known_tokens: Tokens of the trajectory so far; every token except the last already has its row.
+        known_tokens: Number of tokens of the trajectory so far; every token except the last already has its row.
     """
     if not extra.get(RETURN_EXPERTS) or not known_tokens:
         return dict(extra)

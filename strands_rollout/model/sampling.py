@@ -144,7 +144,7 @@ class TurnSampler:
         self._decode = decode
         self._engine_context: int | None = None
         self._connection_epoch: int | None = None
-        self._info_client: SGLangClient | None = None  # while it fetches the engine's context length
+        self._info_client: SGLangClient | None = None  # the client that is fetching the context length
         self._unreachable_error: errors.EngineUnavailableError | None = None
         self.cut_by: str | None = None
         self.engine_aborts = 0
@@ -181,7 +181,7 @@ class TurnSampler:
             self._unreachable_error = e
         except errors.EngineError as e:
             logger.debug("context length unknown error=%s", e)
-        self._info_client = None  # after a cancellation, `engine_fault` still reports the outage that it waited for
+        self._info_client = None  # after a cancellation, `engine_fault` still reports the outage
 
     def remaining_budget(self, config: SGLangModelConfig, trajectory: Trajectory) -> RemainingBudget:
         """Return the tokens left for new context and the next turn."""
@@ -417,7 +417,7 @@ def request_params(params: Mapping[str, Any], trajectory: Trajectory, allowance:
 
 @dataclass(frozen=True, slots=True)
 class TokenLimits:
-    """Budgets in tokens; None leaves only the limit of the engine's context.
+    """Budgets in tokens; None for no limit other than the engine's context length.
 
     Attributes:
         max_response_tokens: Maximum tokens after the first prompt, tool results included; slime's `max_new_tokens`.

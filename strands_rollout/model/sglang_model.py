@@ -83,10 +83,10 @@ class SGLangModel(Model):
         processor: The model's Hugging Face processor, which turns images into tokens; or its folder or hub id, loaded
             with the first image.
         engine_patience_s: Seconds for which requests to an unreachable, busy or failing engine are retried; an
-            `SGLangClient` given as `client` has its own.
+            `SGLangClient` given as `client` has its own patience.
 
     Attributes:
-        record: Everything that the policy read and wrote, in a conversation for each agent; the main agent's first.
+        record: Everything that the policy read and wrote: one conversation per agent, the main agent's first.
         tool_parser: Name of the parser; None for a parser given as an object.
 
     Raises:
@@ -179,7 +179,7 @@ class SGLangModel(Model):
 
     @property
     def trajectory(self) -> Trajectory:
-        """Tokens, loss mask, logprobs and turns of the main conversation so far."""
+        """Tokens, loss mask, logprobs and turns of the main conversation's last branch."""
         return self.conversation.branch.trajectory
 
     @property
@@ -231,11 +231,11 @@ class SGLangModel(Model):
             TrajectoryError: The history does not extend what the policy has read, or has another system prompt or a
                 further tool, and `on_rewritten_history` is "error"; or a turn is running, and `conversations` is "one".
             BudgetExhaustedError: A budget leaves no token for this turn.
-            ContextWindowOverflowException: The engine refuses the first prompt as too long; or the context is full, and
-                the history may be rewritten.
+            ContextWindowOverflowException: The engine refuses the request as too long; or the context is full, and the
+                history may be rewritten.
             EngineAbortedError: The engine aborted the turn, and it is not continued. Its tokens are in the trajectory.
-            EngineError: The engine failed. The trajectory is unchanged.
-            ReplayError: See `replay`.
+            EngineError: The engine failed. The failed request does not change the trajectory.
+            ReplayError: After `replay`, the request differs from the requests of the aborted attempt.
         """
         is_sole = self.config["conversations"] == "one"
         arguments = messages, tool_specs, system_prompt, system_prompt_content, agent, signal
@@ -499,7 +499,7 @@ class SGLangModel(Model):
         return max((flight.sent_at for flight in flights if flight.rid is not None), default=None)
 
     async def stop_generating(self) -> bool:
-        """Ask the engine to abort the in-flight requests; return True if it confirmed one. Routers can't abort."""
+        """Ask the engine to abort the in-flight requests; return True if it confirmed an abort. Routers can't abort."""
         rids = [rid for conversation in self.record if (rid := conversation.sampler.flight.rid) is not None]
         client, headers = self.client(), self.config["headers"] or None
         return any([await client.stop(rid, headers=headers) for rid in rids])

@@ -142,7 +142,7 @@ class Branch:
     new history: it begins another branch, whose first prompt contains the whole new history.
 
     Args:
-        shown_ids: `CallNames.shown_ids` of the branch that the history left, so that its calls keep their ids.
+        shown_ids: `CallNames.shown_ids` of the branch that the history left: calls in the history keep their ids.
 
     Attributes:
         messages: The messages that the policy has read, then its last answer. The answer is missing while the turn is
@@ -240,7 +240,7 @@ class Branch:
         return frozen
 
     def append_read(self, messages: StrandsMessages, without_transient: Mapping[int, Message] | None = None) -> None:
-        """Append the messages that the policy read in a turn whose first token was sampled.
+        """Append a turn whose first token was sampled, and the messages that the policy read in it.
 
         Args:
             messages: The last answer, if any, as the agent's history has it; then the new messages. Copies are stored.
@@ -298,8 +298,8 @@ class Conversation:
         sampler: Samples the turns.
         kind: "main" for the main agent's conversation, "agent" for another agent's, "aside" for requests outside of any
             agent's conversation, such as those of a conversation manager.
-        number: Makes its tool-use ids and seeds differ from those of the other conversations; 0 for the first.
-        shown_ids: `CallNames.shown_ids` of the other conversations, whose history it may begin with.
+        number: Number of the conversation, from 0; makes its tool-use ids and seeds differ from other conversations'.
+        shown_ids: `CallNames.shown_ids` of the other conversations, whose messages its history may begin with.
 
     Attributes:
         branches: The branches, in the order in which they were last entered; the last branch grows.

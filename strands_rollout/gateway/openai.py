@@ -252,7 +252,7 @@ class Responses(ApiProtocol):
 def _join_items(earlier: Sequence[Item], new: Sequence[Item]) -> list[Item]:
     """Return the items of an earlier response, then the new items, without duplicates.
 
-    Strands' agents send their whole history again.
+    Strands' agents send their whole history in each request, also if the request refers to an earlier response.
     """
     known = {item.get("call_id") for item in earlier if item.get("type") == "function_call"}
     end = len(earlier)
@@ -284,7 +284,7 @@ def _output_items(reply: Reply, tools: _Tools) -> list[dict[str, Any]]:
 
 
 def _item_events(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the events of an output item; the events lack the item's index."""
+    """Yield the events of an output item, without their `output_index`."""
     kind, item_id = item["type"], item["id"]
     if kind == "function_call":
         yield {"type": "response.output_item.added", "item": {**item, "arguments": "", "status": "in_progress"}}

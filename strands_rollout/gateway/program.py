@@ -105,7 +105,7 @@ class ProcessEnd:
 
     Attributes:
         exit_code: Exit code of the process.
-        output: The last part of its output.
+        output: The last 4096 bytes of its stdout and stderr, as text.
         escaped: Number of killed descendants that had left the process group.
     """
 
@@ -216,7 +216,7 @@ class _ProgramRun:
         )
 
     def on_request(self, conversation: Conversation, messages: StrandsMessages, waited_s: float | None) -> None:
-        """Count the tool results and user turns of a request; see `SessionObserver.on_request`."""
+        """Count the tool results and user turns of a request, and end the session at the limit of user turns."""
         results = [block["toolResult"] for message in messages for block in message["content"] if "toolResult" in block]
         new = [result for result in results if waited_s is not None and result["toolUseId"] not in self.counted_results]
         for result in new:
@@ -237,7 +237,7 @@ class _ProgramRun:
             self.user_turns += 1
 
     def on_turn(self, conversation: Conversation, reply: Reply) -> None:
-        """Count a turn and its calls, and add it to the journal."""
+        """Count the calls of a turn, and add a turn of the main conversation to the journal."""
         if reply.calls:
             self._count_calls(conversation, reply)
         if self.journal is not None and conversation is self.model.conversation:
@@ -311,7 +311,7 @@ class _ProgramRun:
     def _stop_reason(self, error: Exception | None) -> tuple[StopReason, Exception | None]:
         """Return the stop reason and the error that caused it.
 
-        An error of the endpoint comes first, since a program usually fails because of it.
+        A limit comes first, then an error of the endpoint, since a program usually fails because of one of these.
         """
         conversation, fault = self.model.conversation, self.session.error
         has_turns, cut_by = conversation.turn_count > 0, self.model.cut_by
@@ -353,7 +353,7 @@ class _ProgramRun:
 
 
 def _count_user_turns(messages: Sequence[Mapping[str, Any]], turns: int) -> int:
-    """Return the number of user turns without tool results after the first of the policy's last `turns` turns."""
+    """Return the number of user turns after the policy's last `turns` answers, without replies that have tool results."""
     answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     policy_answers = answers[max(0, len(answers) - turns) :]
     replies = [messages[begin + 1 : end] for begin, end in pairwise((*policy_answers, len(messages)))]
@@ -432,7 +432,11 @@ async def _run_process(argv: Sequence[str], env: Mapping[str, str], cwd: str, st
 
 
 def _kill_marked(mark: str, group: int) -> int:
-    """Kill processes that have an episode's mark and left its group; return their number (Linux only)."""
+    """Kill processes that have an episode's mark and are not in the process group `group` (Linux only).
+
+    Returns:
+        The largest number of processes found in one pass.
+    """
     found = 0
     for _ in range(3):  # each pass kills processes that were started during the previous pass
         alive = 0

@@ -43,7 +43,7 @@ _SAMPLING_FIELDS: Final = (
 )
 # names of the minimum length of a turn: SGLang's, and that of SGLang's and vLLM's chat endpoints
 _MIN_LENGTHS: Final = ("min_new_tokens", "min_tokens")
-# fields of the APIs, and of SGLang's and vLLM's endpoints
+# fields of the APIs, and of SGLang's and vLLM's endpoints, that are honoured
 HONOURED: Final = frozenset(
     {
         *_SAMPLING_FIELDS,
@@ -78,6 +78,7 @@ HONOURED: Final = frozenset(
         "parallel_tool_calls",
     }
 )
+# fields that are accepted, since they can't change tokens
 HARMLESS: Final = frozenset(
     {
         "metadata",
@@ -104,6 +105,7 @@ HARMLESS: Final = frozenset(
         "priority",
     }
 )
+# fields that are refused unless they are empty or false; see `refuse`
 REFUSED: Final = (
     "logit_bias",
     "logprobs",
@@ -192,7 +194,7 @@ class TurnRequest:
         return {name: self.params[name] for name in GRAMMARS if name in self.params}
 
     def is_repeated_by(self, other: TurnRequest) -> bool:
-        """Return whether another request asks for the same turn."""
+        """Return whether another request has the same messages and grammar."""
         return self.messages == other.messages and self.grammar == other.grammar
 
 
@@ -245,7 +247,7 @@ class _ReadItems:
         pieces: The pieces of each item.
         system: Texts of system messages.
         messages: The messages, made of the other pieces.
-        last: Role of the last piece.
+        last: Role of the last piece among `messages`.
     """
 
     items: Sequence[Item]
@@ -330,7 +332,7 @@ class ItemCache:
 
 
 class ApiProtocol(ABC):
-    """One of the APIs. A request may refer to an earlier answer of its session, whose history it then continues.
+    """One of the APIs. A request may refer to an earlier answer of its session, to continue the history of that answer.
 
     Attributes:
         items_name: Name of the field with the history.
@@ -345,7 +347,7 @@ class ApiProtocol(ABC):
         self._remembered: dict[str, Mapping[str, Any]] = {}  # stored fields, by the ids of answers
 
     def remember(self, answer_id: str, body: Mapping[str, Any]) -> None:
-        """Store the fields that a request inherits if it refers to this answer; drop the oldest stored fields."""
+        """Store the fields that a request inherits if it refers to this answer; keep those of the last 256 answers."""
         self._remembered[answer_id] = body
         while len(self._remembered) > self._MAX_REMEMBERED:
             del self._remembered[next(iter(self._remembered))]
@@ -372,11 +374,11 @@ class ApiProtocol(ABC):
 
     @abstractmethod
     def response_body(self, request: TurnRequest, reply: Reply) -> dict[str, Any]:
-        """Return the answer as one object."""
+        """Return the body of a non-streaming response."""
 
     @abstractmethod
     def events(self, request: TurnRequest, reply: Reply) -> Iterator[bytes]:
-        """Yield the answer as server-sent events."""
+        """Yield a streaming response as server-sent events."""
 
     @abstractmethod
     def error(self, status: int, kind: str, message: str) -> dict[str, Any]:
@@ -456,7 +458,7 @@ def find_ignored_fields(body: Item, tools: Iterable[Item] = ()) -> dict[str, Any
     """
     known = HONOURED | HARMLESS
     found = {name: value for name, value in body.items() if name not in known and value not in (None, "", [], {})}
-    # fields of `REFUSED` are false or empty here
+    # `refuse` has already raised for a field of `REFUSED` that is neither empty nor false
     found = {name: value for name, value in found.items() if name not in REFUSED}
     for outer in ("text", "output_config"):
         inner = field_of(body, outer, dict, "an object")
@@ -480,7 +482,7 @@ def sampling_params(body: Item, *limits: str) -> dict[str, Any]:
     """
     for name in (*_SAMPLING_FIELDS, *_MIN_LENGTHS, *limits, "seed", "stop", "stop_sequences"):
         try:
-            orjson.dumps(body.get(name))  # the client sends it to the engine with orjson
+            orjson.dumps(body.get(name))  # `SGLangClient` sends the value with orjson
         except TypeError as e:
             raise PromptError(f"got {name}={body[name]!r:.100}, which can't be sent to the engine: {e}") from e
     params = {name: body[name] for name in _SAMPLING_FIELDS if body.get(name) is not None}
@@ -521,7 +523,7 @@ def _whole_number(body: Item, names: Sequence[str], *, at_least: int | None = No
 
 
 def _grammar(body: Item) -> dict[str, str]:
-    """Return the grammar of the turn under SGLang's name; {} for none. A JSON schema may be an object."""
+    """Return the grammar of the turn under SGLang's name; {} for none. A grammar in JSON may be an object."""
     given = {name: body[name] for name in GRAMMARS if body.get(name)}
     if len(given) > 1:
         raise PromptError(f"got {' and '.join(given)}; expected only one of them, since SGLang applies only one")
@@ -557,7 +559,7 @@ def client_tools(tools: list[dict[str, Any]], tool_type: str) -> list[dict[str, 
     """Return the tools; refuse a tool whose type is not `tool_type`, the API's type of tools that the client runs."""
     for tool in tools:
         if tool.get("type", tool_type) != tool_type:
-            raise PromptError(f"got the tool {tool!r:.100}; expected a tool of the client's own, of type {tool_type}")
+            raise PromptError(f"got the tool {tool!r:.100}; expected a tool that the client runs, of type {tool_type}")
     return tools
 
 
@@ -620,7 +622,7 @@ def blocks_of(content: object, convert: Callable[[Item], Block | None]) -> list[
     return [block for part in content if (block := convert(part)) is not None]
 
 
-# prefix of a note for its server that Claude Code adds to the system prompt; the note differs in each request
+# prefix of a note to Anthropic's server that Claude Code adds to the system prompt; the note differs in each request
 _BILLING_NOTE: Final = "x-anthropic-billing-header"
 
 

@@ -1,4 +1,4 @@
-"""Answer a program that was started again from the record of its earlier, aborted attempt."""
+"""Answers to the requests that a restarted program repeats, from the record of its aborted attempt."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _OTHER_HEAD: Final = "the system prompt or the tools differ"
 class Replay:
     """The main conversation of an earlier attempt, which a program repeats after it was started again.
 
-    As long as the program repeats its requests, they are answered from the record. The replay is over when a request
-    continues where the record ends, or departs from the record; `Session` then restarts the conversation.
+    Requests that repeat the record are answered from it. The replay is over when a request continues where the record
+    ends, or departs from the record. If it departs, `Session` restarts the conversation.
 
     Args:
         model: The model, which was resumed with that conversation.
@@ -27,7 +27,8 @@ class Replay:
     Attributes:
         conversation: The resumed conversation.
         branch: The only branch of the conversation.
-        is_over: True once the program has repeated the whole record, or departed from it.
+        is_over: True once a request has continued past the record or departed from it, another conversation has become
+            the main one, or the program has ended.
         position: `Node.position` of the last turn that was answered from the record; None before the first.
     """
 
@@ -49,14 +50,20 @@ class Replay:
         self.position = max(node.position, self.position or 0)
 
     @property
-    def is_repeated_to_the_end(self) -> bool:
+    def is_complete(self) -> bool:
         """True if the program has repeated the whole record."""
         return self.position is not None and self.position + 1 == len(self.branch.messages) and not self.branch.is_open
 
-    async def difference(self, request: ClientRequest) -> str:
-        """Describe where a request departs from the record; "" if it repeats or continues it, or is a side request."""
+    async def compare(self, request: ClientRequest) -> str:
+        """Compare a request with the record; a request that continues past the record ends the replay.
+
+        Returns:
+            A description of where the request departs from the record; "" if the request repeats or continues the
+            record, or is a side request.
+        """
         branch = self.branch
-        if branch.head is None:  # the head is not saved; the first request that renders to the recorded prompt has it
+        # saved progress lacks the head; it is taken from the first request that renders to the recorded prompt
+        if branch.head is None:
             has_same_prompt = await self._has_same_prompt(request)
             if self.is_over:  # a concurrent request ended the replay
                 return ""
@@ -86,7 +93,7 @@ class Replay:
         return prompt_ids == branch.prompt_ids
 
     def _is_side_request(self, request: ClientRequest) -> bool:
-        """Return whether a request with another first prompt is not the agent's, such as a request for a title."""
+        """Return whether a request whose first prompt differs is not the agent's, such as a request for a title."""
         has_calls = any("toolUse" in block for _, content in self.branch.messages for block in content)
         shares_nothing = not request.match(self.conversation, self.branch).length
         return not request.head.tools and (has_calls or shares_nothing)
@@ -121,7 +128,7 @@ class Replay:
 
 
 def reply_of_turn(content: Sequence[dict[str, Any]], turn: Turn, usage: Mapping[str, int] | None) -> Reply:
-    """Return a finished turn in the form in which it is sent to its client."""
+    """Return a finished turn as the reply to its client."""
     matched = turn.parts[-1].matched
     stop = matched if isinstance(matched, str) else None
     if turn.finish_reason == "length":

@@ -1,4 +1,4 @@
-"""The endpoint over HTTP: find the session of a request by the API key, and answer in the format of its API."""
+"""The endpoint over HTTP: find the session of a request by its API key, and answer in the format of the API called."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Problem = tuple[int, str, str]
 
 
 class Gateway:
-    """The sessions of one server, by their API keys.
+    """Answers the requests of one server's sessions, each of which has an API key.
 
     Args:
         anonymous: Returns a session for a request without a known key; by default such requests are refused.
@@ -85,7 +85,7 @@ class Gateway:
         ]
 
     async def session_of(self, request: web.Request) -> tuple[str, Session] | None:
-        """Return the key and session of a request; None if its key is unknown and no `anonymous` session exists."""
+        """Return the key and session of a request; None if its key is unknown and `anonymous` is None."""
         headers = request.headers
         bearer = headers.get("Authorization", "").removeprefix("Bearer ")
         key = headers.get(KEY_HEADER) or headers.get("x-api-key") or bearer
@@ -106,7 +106,7 @@ class Gateway:
         models = {"object": "list", "data": [card], "has_more": False, "first_id": name, "last_id": name}
         return _json_response(card if requested else models)
 
-    async def unknown(self, request: web.Request) -> web.Response:
+    async def not_found(self, request: web.Request) -> web.Response:
         """Answer a request to an unknown path."""
         paths = ", ".join(_PROTOCOLS)
         message = f"{request.method} {request.path} is not supported; expected POST to one of {paths}"
@@ -172,7 +172,7 @@ _NO_KEY: Final[Problem] = (401, "invalid_api_key", "got no key of a running sess
 
 
 def problem_of(error: BaseException | None) -> Problem:
-    """Return the status, code and message for an error; 429 and 503 mean that the request may be sent again."""
+    """Return the status, code and message for an error; a client may send the request again after a 429 only."""
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return 413, "request_too_large", f"got a body of more than {MAX_BODY_BYTES} bytes; expected a shorter one"
     if isinstance(error, RecursionError):  # raised by a client's JSON only: the policy's output is never so deep
@@ -238,7 +238,7 @@ async def start(
     app = web.Application(client_max_size=MAX_BODY_BYTES)
     models = [web.get(path, gateway.models) for path in ("/v1/models", "/v1/models/{name:.+}")]
     app.add_routes([*gateway.routes(), *models, *routes])
-    app.router.add_route("*", "/{path:.*}", gateway.unknown)
+    app.router.add_route("*", "/{path:.*}", gateway.not_found)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_TIMEOUT_S)
     await runner.setup()
     try:

@@ -1,4 +1,4 @@
-"""One episode behind the endpoint: each request is answered at the place in the record where it continues."""
+"""The session of an episode: answers each request at the place in the record that the request continues."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ class Session:
         if replay.position is None:
             self._restart("the program repeated no request of the record")
             self.settle_main()  # the program may have sent other requests
-        elif replay.is_repeated_to_the_end:
+        elif replay.is_complete:
             replay.is_over = True
         else:
             reason = f"the program ended after message {replay.position}, before the end of the record"
@@ -235,7 +235,7 @@ class Session:
             request.messages, Head(request.system, request.tools), request.grammar, keeps_transient
         )
         if self._replay is not None and not self._replay.is_over:
-            difference = await self._replay.difference(client_request)
+            difference = await self._replay.compare(client_request)
             self._check_open()  # the episode may have ended meanwhile
             if difference:
                 self._restart(difference)
@@ -256,6 +256,12 @@ class Session:
         return await self._result_of(self._begin_turn(request, client_request, place, is_gone))
 
     def _check_open(self) -> None:
+        """Check that the session can answer one more request.
+
+        Raises:
+            SessionEndedError: The episode is over.
+            BusySessionError: There are too many concurrent requests.
+        """
         if self._ended is not None:
             raise SessionEndedError(f"the episode has ended: {self._ended}") from self._ended
         if len(self._tasks) >= MAX_CONCURRENT_REQUESTS:
@@ -270,7 +276,7 @@ class Session:
         place: ExtendBranch | BeginBranch,
         is_gone: Callable[[], bool],
     ) -> asyncio.Task[Reply]:
-        """Enter the place of a request, and start the task that samples its turn."""
+        """Enter the place of a request, count the request, and start the task that samples its turn."""
         record, match = self.model.record, place.match
         if isinstance(place, ExtendBranch) and isinstance(match, ClientMatch):
             self.facts.changed_calls += len(match.changed_calls)
@@ -285,9 +291,9 @@ class Session:
         if is_first_with_tools:
             self._make_main(conversation)
         branch = conversation.branch
-        given: StrandsMessages = request.messages
+        client_messages: StrandsMessages = request.messages
         if isinstance(match, ClientMatch):
-            branch.client.call_ids, given = match.call_ids, match.given
+            branch.client.call_ids, client_messages = match.call_ids, match.given
             if isinstance(place, BeginBranch):
                 branch.client.messages = match.branch.client.messages[: match.length]
         if self._observer is not None:
@@ -299,7 +305,7 @@ class Session:
             except SessionEndedError:
                 _release(conversation)
                 raise
-        task = asyncio.create_task(self._sample(conversation, request, client_request, place, given))
+        task = asyncio.create_task(self._sample(conversation, request, client_request, place, client_messages))
         pending = _Pending(request, branch, task, is_gone)
         self._pending.append(pending)
         self._tasks.add(task)
@@ -312,7 +318,7 @@ class Session:
         request: TurnRequest,
         client_request: ClientRequest,
         place: ExtendBranch | BeginBranch,
-        given: StrandsMessages,
+        client_messages: StrandsMessages,
     ) -> Reply:
         """Sample the turn of a request at the place that was entered, and store the reply in the record."""
         branch, params = conversation.branch, self._allowed_params(request.params)
@@ -330,7 +336,7 @@ class Session:
             raise PromptError(f"a request with the client's own {', '.join(client_params)} was refused: {e}") from e
         finally:
             if not conversation.drop_new_branch() and branch.covered == end:
-                branch.client.messages = given
+                branch.client.messages = client_messages
         node = branch.nodes[-1]
         node.reply = reply = reply_of_turn(answer.message["content"], branch.trajectory.turns[-1], answer.usage)
         node.grammar = client_request.grammar
@@ -370,14 +376,14 @@ class Session:
             raise
 
     def _make_main(self, conversation: Conversation) -> None:
-        """Make an agent's conversation the main conversation, in place of the first, which had no tools."""
+        """Make an agent's conversation the main conversation, instead of the first conversation, which had no tools."""
         before = self.model.conversation
         self.model.record.promote(conversation)
         before.kind = "aside"
         if self._replay is None:
             return
         self._replay.is_over = True
-        if before is self._replay.conversation:  # it stays in the record, so no token is dropped
+        if before is self._replay.conversation:  # `before` stays in the record, so no token is dropped
             self.facts.diverged, self.facts.dropped_tokens = "another conversation became the main one", 0
             if self._observer is not None:
                 self._observer.on_restart(conversation, (), ())
@@ -432,7 +438,7 @@ class Session:
             self.facts.differences.append(f"request {self.facts.requests}: {description}")
 
     def _note_fork(self, request: TurnRequest, place: BeginBranch) -> None:
-        """Count a request whose history, system prompt or tools match no branch.
+        """Count a request that matches no branch, unless the request begins a conversation.
 
         Raises:
             BusySessionError: There are too many histories.

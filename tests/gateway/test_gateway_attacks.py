@@ -76,7 +76,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("chat", {"messages": [ASK], "stop": [5]}, "stop strings"),
     ("chat", {"messages": [ASK], "tools": [{"type": "web_search"}]}, "of type function"),
     ("chat", {"messages": [ASK], "tools": [{"type": "function", "function": {"name": ""}}]}, "expected a name"),
-    ("messages", {"messages": [ASK], "tools": [{"type": "web_search_20250305"}]}, "of the client's own"),
+    ("messages", {"messages": [ASK], "tools": [{"type": "web_search_20250305"}]}, "that the client runs"),
     ("messages", {"messages": [ASK], "tool_choice": {"type": "any"}}, "tool_choice"),
     ("messages", {"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "'document'"),
     ("messages", {"messages": [{"role": "user", "content": [

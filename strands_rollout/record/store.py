@@ -178,7 +178,7 @@ class EpisodeRecords:
         self._store.release(self._key, keep=keep)
 
 
-def take_left_records(folder: Path) -> dict[str, list[bytes]]:
+def take_leftover_records(folder: Path) -> dict[str, list[bytes]]:
     """Return the records of unfinished episodes that a dead process left in a folder, and remove the folder."""
     found: dict[str, list[bytes]] = {}
     for file, records in _take_over(folder):

@@ -30,7 +30,7 @@ import numpy as np
 from strands_rollout import __version__
 from strands_rollout.aio import admit_to_loop
 from strands_rollout.errors import ConfigError
-from strands_rollout.record.store import EpisodeRecords, RecordStore, take_left_records
+from strands_rollout.record.store import EpisodeRecords, RecordStore, take_leftover_records
 from strands_rollout.record.weight_versions import KNOWN_VERSIONS
 from strands_rollout.samples import SampleLike, SlimeArgs
 from strands_rollout.settings import EpisodeWorkers, settings_from_args
@@ -92,7 +92,7 @@ class RemoteCall:
     spans: object
 
 
-class LeftRecords(NamedTuple):
+class LeftoverRecords(NamedTuple):
     """The records of an attempt whose process died; fields as in `journal.RecordSink`."""
 
     records: Sequence[bytes]
@@ -119,14 +119,14 @@ class Assignment(NamedTuple):
         key: Identifies the episode in one driver.
         data: A pickled `RemoteCall`.
         buffers: Its large arrays.
-        left: The records of an earlier attempt.
+        leftover: The records of an earlier attempt.
         aborts: The abort signals so far.
     """
 
     key: int
     data: bytes
     buffers: Sequence[Any]
-    left: LeftRecords
+    leftover: LeftoverRecords
     aborts: AbortSignals
 
 
@@ -381,7 +381,7 @@ class EpisodeWorker:
         key = assignment.key
         try:
             call: RemoteCall = unpack(assignment.data, assignment.buffers)
-            result = Result(key, None, *await self._play(key, call, state, assignment.left))
+            result = Result(key, None, *await self._play(key, call, state, assignment.leftover))
         except Exception as e:  # a user's value may raise anything when it is pickled or unpickled
             result = Result(key, f"{type(e).__name__}: {e}", b"", [])
         self._outbox.add_result(result)
@@ -389,14 +389,14 @@ class EpisodeWorker:
     def _forget(self, key: int, _task: asyncio.Task[None]) -> None:
         self._running.pop(key, None)
 
-    async def _play(self, key: int, call: RemoteCall, state: DriverState, left: LeftRecords) -> Packed:
+    async def _play(self, key: int, call: RemoteCall, state: DriverState, leftover: LeftoverRecords) -> Packed:
         async with self._args_arrived:
             await self._args_arrived.wait_for(lambda: call.args_number in self._args)
         args = copy.copy(self._args[call.args_number])
         setattr(args, DRIVER_STATE_ATTR, state)
         if state.user_abort is not None:
             args.strands_rollout = {**args.strands_rollout, "should_abort": lambda: state.user_abort}
-        sample, sink = call.sample, _WorkerRecordSink(self._outbox, key, *left, self._store.open(str(key)))
+        sample, sink = call.sample, _WorkerRecordSink(self._outbox, key, *leftover, self._store.open(str(key)))
         inputs = {name: getattr(sample, name, None) for name in _INPUT_FIELDS}
         with within_spans(call.spans):
             await admit_to_loop()
@@ -420,10 +420,10 @@ class EpisodeWorker:
         self._cpu_s, self._measured_at = cpu_s, now
         return Batch(records, results, busy, KNOWN_VERSIONS.newest)
 
-    async def take_left_records(self, folder: str) -> dict[int, Sequence[bytes]]:
+    async def take_leftover_records(self, folder: str) -> dict[int, Sequence[bytes]]:
         """Return the records, by episode, in the folder of a process that died on this node, and remove the folder."""
-        left = await asyncio.to_thread(take_left_records, Path(folder))
-        return {int(key): records for key, records in left.items()}
+        leftover = await asyncio.to_thread(take_leftover_records, Path(folder))
+        return {int(key): records for key, records in leftover.items()}
 
     async def close(self) -> None:
         """Remove the records of all episodes."""

@@ -50,7 +50,7 @@ from strands_rollout.slime_plugin.worker import (
     Assignment,
     Batch,
     EpisodeWorker,
-    LeftRecords,
+    LeftoverRecords,
     Packed,
     Ray,
     RemoteCall,
@@ -208,20 +208,20 @@ class _EpisodeJob:
         self.waits_or_plays_since, self.worker, worker.jobs[self.key] = now, worker, self
         if self.journal is not None:
             self.journal.begin()
-        left_records = LeftRecords(self.records, self.may_have_acted, self.is_latest)
-        return Assignment(self.key, *self.packed_call, left_records, self.sent_aborts)
+        leftover_records = LeftoverRecords(self.records, self.may_have_acted, self.is_latest)
+        return Assignment(self.key, *self.packed_call, leftover_records, self.sent_aborts)
 
-    def on_worker_death(self, left: Sequence[bytes] | None) -> None:
+    def on_worker_death(self, leftover: Sequence[bytes] | None) -> None:
         """Prepare the next attempt after the worker died.
 
         Args:
-            left: The records in the worker's file; None if it can't be read.
+            leftover: The records in the worker's file; None if it can't be read.
         """
         # a turn's record goes to the driver, then to the worker's file, and only then do the turn's tools run; the
         # record of a tool's result goes to the file first. So if the driver has exactly one record more than the
         # file, the turn's tools had not begun
-        ahead = 0 if left is None else len(self.new_records) - len(left)
-        records = self.new_records if left is None or ahead > 0 else [*left]
+        ahead = 0 if leftover is None else len(self.new_records) - len(leftover)
+        records = self.new_records if leftover is None or ahead > 0 else [*leftover]
         self.attempts = 0 if records else self.attempts + 1
         if records:
             self.records, self.may_have_acted, self.is_latest = records, ahead != 1, True
@@ -508,7 +508,7 @@ class WorkerPool:
             message = f"{worker} died {_MAX_DEATHS} times within {_DEATH_WINDOW_S:.0f} s, the last time by: {cause}."
             self._fail_all(WorkersLostError(f"{message} The end of its log:\n{remote.log_tail(dead)}"))
             return
-        left: dict[int, Sequence[bytes]] | None = None
+        leftover: dict[int, Sequence[bytes]] | None = None
         starting = self.loop.create_task(self._start_worker(worker))
         try:
             # wait until any worker on the dead worker's node can read the records there: without them, a finished tool
@@ -516,10 +516,10 @@ class WorkerPool:
             while self._worker_on_node_of(dead) is None and not starting.done() and await self._is_node_alive(dead):
                 await asyncio.wait({starting}, timeout=_NODE_POLL_S)
             if dead is not None and (reader := self._worker_on_node_of(dead)) is not None:
-                left = await self._take_left_records(reader, dead)
+                leftover = await self._take_leftover_records(reader, dead)
         finally:
             for key, job in interrupted.items():
-                job.on_worker_death(None if left is None else left.get(key, ()))
+                job.on_worker_death(None if leftover is None else leftover.get(key, ()))
             self._queue.extendleft(reversed(interrupted.values()))
             self._assign()
         await starting
@@ -534,7 +534,7 @@ class WorkerPool:
         ready = [(worker, worker.info) for worker in self._workers if worker.is_ready and worker.info is not None]
         return next((worker for worker, info in ready if dead is not None and info.node == dead.node), None)
 
-    async def _take_left_records(self, worker: _Worker, dead: WorkerInfo) -> dict[int, Sequence[bytes]] | None:
+    async def _take_leftover_records(self, worker: _Worker, dead: WorkerInfo) -> dict[int, Sequence[bytes]] | None:
         """Let a worker on the same node read a dead worker's records; the driver may lack the last record.
 
         Returns:
@@ -542,8 +542,8 @@ class WorkerPool:
         """
         try:
             async with asyncio.timeout(_READ_RECORDS_TIMEOUT_S):
-                left: dict[int, Sequence[bytes]] = await worker.actor.take_left_records.remote(dead.folder)
-                return left
+                leftover: dict[int, Sequence[bytes]] = await worker.actor.take_leftover_records.remote(dead.folder)
+                return leftover
         except Exception:  # Ray may raise anything; the driver has most of the records
             logger.debug("the records of a dead episode worker can't be read", exc_info=True)
             return None

@@ -11,7 +11,7 @@ import pytest
 from full_disk import limit_file_size
 
 from strands_rollout.record import store as store_module
-from strands_rollout.record.store import RecordStore, take_left_records
+from strands_rollout.record.store import RecordStore, take_leftover_records
 
 WRITER = """
 import os, signal, sys
@@ -38,7 +38,7 @@ sys.stdin.readline()
 def left_if_killed(folder: Path, copy: Path) -> dict[str, list[bytes]]:
     """What another process would find; `copy` is a new folder, whose files have no lock."""
     shutil.copytree(folder, copy)
-    return take_left_records(copy)
+    return take_leftover_records(copy)
 
 
 def written_file(folder: Path) -> Path:
@@ -96,7 +96,7 @@ def test_record_store_end_others_spares_running_episodes(tmp_path: Path) -> None
     assert sorted(left_if_killed(tmp_path / "journal", tmp_path / "copy")) == ["3-b", "3-c", "33-a"]
 
 
-def test_record_store_gives_left_records_to_one_process(tmp_path: Path) -> None:
+def test_record_store_gives_leftover_records_to_one_process(tmp_path: Path) -> None:
     folder = tmp_path / "journal"
     living = RecordStore(folder)
     living.open("0").write(b"another run's")

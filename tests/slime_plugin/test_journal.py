@@ -22,7 +22,7 @@ from strands.models.openai import OpenAIModel
 from strands.multiagent import GraphBuilder
 
 from strands_rollout import Sample, generate, normalize_rewards
-from strands_rollout.record.store import take_left_records
+from strands_rollout.record.store import take_leftover_records
 from strands_rollout.record.weight_versions import KNOWN_VERSIONS
 from strands_rollout.settings import settings_from_args
 from strands_rollout.slime_plugin.conditions import changed_conditions, episode_conditions
@@ -502,19 +502,19 @@ async def test_journal_drops_records_after_resumed_attempt_ends(shipped_tokenize
     async with FakeSGLang(reply, context_length=8192, weight_version="7") as fake:
         args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=settings, log_multi_turn=True)
         await generate(args, sample, params)
-        assert (sample.status, next(iter(_left_records(tmp_path / "journal")))[:2]) == (Sample.Status.ABORTED, "3-")
+        assert (sample.status, next(iter(_leftover_records(tmp_path / "journal")))[:2]) == (Sample.Status.ABORTED, "3-")
         sample.metadata["start_rollout_id"] = 7  # as slime sets it on a collected sample
         aborting = False
         await generate(args, sample, params | changed)
     assert sample.status is Sample.Status.COMPLETED
-    assert _left_records(tmp_path / "journal") == {}
+    assert _leftover_records(tmp_path / "journal") == {}
 
 
-def _left_records(folder: Path) -> dict[str, list[bytes]]:
+def _leftover_records(folder: Path) -> dict[str, list[bytes]]:
     """Return the records that another process would find."""
     copied = Path(tempfile.mkdtemp(), "copy")  # the copy has no lock of its writer
     shutil.copytree(folder, copied)
-    return take_left_records(copied)
+    return take_leftover_records(copied)
 
 
 async def test_unusable_journal_dir_does_not_fail_episode(shipped_tokenizer, tmp_path, caplog) -> None:

@@ -38,7 +38,7 @@ from test_journal import CHILD
 
 from strands_rollout import Sample, generate, normalize_rewards, reward_func
 from strands_rollout.errors import ConfigError, WorkersLostError
-from strands_rollout.record.store import take_left_records
+from strands_rollout.record.store import take_leftover_records
 from strands_rollout.record.weight_versions import KNOWN_VERSIONS
 from strands_rollout.settings import validate_settings
 from strands_rollout.slime_plugin import metrics, worker, workers
@@ -332,7 +332,7 @@ async def test_workers_clear_journal_of_finished_episodes(stage: Stage, tmp_path
     assert {sample.status.value for sample in samples} == {"completed"}
     shutil.copytree(tmp_path / "journal", tmp_path / "copy")  # the copy has no lock of this process
     assert any((tmp_path / "copy").iterdir())
-    assert take_left_records(tmp_path / "copy") == {}
+    assert take_leftover_records(tmp_path / "copy") == {}
 
 
 @pytest.mark.parametrize(
@@ -452,7 +452,7 @@ def call_of(sample: Sample) -> GenerateCall:
     return GenerateCall(None, sample, {}, False)
 
 
-async def test_worker_pool_restart_takes_left_records(monkeypatch) -> None:
+async def test_worker_pool_restart_takes_leftover_records(monkeypatch) -> None:
     monkeypatch.setattr(workers, "_NODE_POLL_S", 0.001)
     dead = worker.WorkerInfo(1, "here", "node", "", "folder", {})
     entry, job, polls = (
@@ -472,11 +472,11 @@ async def test_worker_pool_restart_takes_left_records(monkeypatch) -> None:
         await wait_until(lambda: len(polls) > 3)  # the new worker starts slowly
         started.info, started.is_ready = dead, True
 
-    async def take_left_records(_near: Any, _died: Any) -> dict[int, list[bytes]]:
+    async def take_leftover_records(_near: Any, _died: Any) -> dict[int, list[bytes]]:
         return {7: [b"turn", b"result"]}
 
     pool._ray = SimpleNamespace(nodes=nodes, kill=lambda *_a, **_k: None)
-    pool._start_worker, pool._take_left_records = start_worker, take_left_records
+    pool._start_worker, pool._take_leftover_records = start_worker, take_leftover_records
     monkeypatch.setattr(pool, "_assign", lambda: None)
     await pool._restart(entry, "killed")
     assert (job.records, list(pool._queue)) == ([b"turn", b"result"], [job])

@@ -259,7 +259,7 @@ def checkouts(
     concurrency: Annotated[int, typer.Option(help="Concurrent episodes.", min=1)] = 64,
     repeats: Annotated[int, typer.Option(help="Rounds in each checkout.", min=1)] = 15,
     episodes: Annotated[
-        int | None, typer.Option(help="Episodes of a round. Default: about a second of them.", min=1)
+        int | None, typer.Option(help="Episodes of a round. Default: as many as take about a second.", min=1)
     ] = None,
     agent: Annotated[
         str,
@@ -276,8 +276,8 @@ def checkouts(
 ) -> None:
     """Compare the cost of an episode between checkouts of this repository.
 
-    They run on this environment's libraries, and play the same tokens in turn. Prints the median of each figure over
-    the rounds, and the median and quartiles of the rounds' ratios to the first checkout.
+    The checkouts run on this environment's libraries, and play the same tokens in turn. Prints the median of each
+    figure over the rounds, and the median and quartiles of the rounds' ratios to the first checkout.
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from benchmarks.checkouts import AGENTS, MEASURES, Comparison, compare, table
@@ -314,10 +314,10 @@ def _run_client(options: "ClientOptions", out: Path | None, *, json_only: bool) 
 
 
 def check_writable(path: Path | None) -> None:
-    """Create a file's folder and check that it is writable, before minutes of measurements are lost.
+    """Create the folder of an output file and check that the file can be written, before minutes of measurements.
 
     Raises:
-        ConfigError: The folder can't be created or written to.
+        ConfigError: The folder can't be created, or the file can't be written.
     """
     if path is None:
         return
@@ -375,7 +375,9 @@ def _tokenizer_dir(given: Path | None) -> Path:
     named = os.environ.get(_TOKENIZER_VARIABLE)
     found = given or (Path(named) if named else SHIPPED_TOKENIZER_DIR)
     if not found.is_dir():
-        raise ConfigError(f"got {_TOKENIZER_VARIABLE}={named!r}; expected the folder of a tokenizer")
+        raise ConfigError(
+            f"got the tokenizer {found}; expected a folder; name another with --tokenizer or {_TOKENIZER_VARIABLE}"
+        )
     return found
 
 

@@ -1,4 +1,4 @@
-"""The variants with an agent: this package, its gateway, strands-sglang, Strands' own OpenAI model. See `variants`.
+"""The variants with an agent: this package, its gateway, strands-sglang and Strands' OpenAI model.
 
 Their code tool runs nothing: it knows each script's code and its output. Its name, description and schema are those of
 the real code tool, so that prompts are the same.
@@ -94,7 +94,7 @@ def build_with_plugin(model: SGLangModel, task: Task) -> Agent:
     return Agent(model=model, system_prompt=SYSTEM_PROMPT, tools=list(task.tools), plugins=[ListeningPlugin()])
 
 
-_MORE_SETTINGS: Final[Mapping[str, dict[str, Any]]] = {
+_SETTINGS_BY_VARIANT: Final[Mapping[str, dict[str, Any]]] = {
     "ours": {},
     "ours-hook": {"hooks": [f"{__name__}.{Listener.__name__}"]},
     "ours-plugin": {"agent_factory": f"{__name__}.{build_with_plugin.__name__}"},
@@ -108,14 +108,14 @@ class Ours:
 
     def __init__(self, job: Job) -> None:
         tools = {} if job.step.runs_code else {"tools": [f"{__name__}.answer_from_script"]}
-        tools |= _MORE_SETTINGS.get(job.step.variant, {})
+        settings = tools | _SETTINGS_BY_VARIANT.get(job.step.variant, {})
         freezes = job.collector != "unfrozen"
         self._params, self._count = sampling_params(), 0
         self._args = SimpleNamespace(
             hf_checkpoint=job.tokenizer,
             sglang_router_ip="127.0.0.1",
             sglang_router_port=job.port,
-            strands_rollout={"max_tool_iterations": None, "freeze_gc": freezes, **tools},
+            strands_rollout={"max_tool_iterations": None, "freeze_gc": freezes, **settings},
         )
 
     async def play(self, script: Script) -> Played:
@@ -131,28 +131,31 @@ class Ours:
 
 
 class ThroughGateway(Ours):
-    """The same episode as a program that calls the endpoint; its client runs in the scripted engine's process."""
+    """The same episode as an agent program on the gateway; the program's client runs in the scripted engine's process.
 
-    asked: ClassVar[tuple[int, str]]
+    `engine_port_and_api` is for the program, which slime's seam calls without the job.
+    """
+
+    engine_port_and_api: ClassVar[tuple[int, str]]
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         settings = self._args.strands_rollout
         del settings["tools"]
         settings["agent_program"] = f"{__name__}.{play_through_gateway.__name__}"
-        ThroughGateway.asked = job.port, job.step.variant.removeprefix("gateway-")
+        ThroughGateway.engine_port_and_api = job.port, job.step.variant.removeprefix("gateway-")
 
 
 async def play_through_gateway(task: Task, endpoint: Endpoint) -> None:
-    """Play an episode through the gateway, as a user's program."""
-    port, api = ThroughGateway.asked
+    """Play an episode through the gateway, as a user's agent program: make the scripted engine's process its client."""
+    port, api = ThroughGateway.engine_port_and_api
     body = orjson.dumps([api, endpoint.base_url, endpoint.api_key, task.text])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"POST /play HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
     answer = await reader.readuntil(b"\r\n")
     writer.close()
     if b" 200 " not in answer:
-        raise WrongEpisodeError(f"got {answer!r}; expected an episode that was played")
+        raise WrongEpisodeError(f"got {answer!r}; expected status 200 once the client has played the episode")
 
 
 class SubAgents:
@@ -160,11 +163,11 @@ class SubAgents:
 
     def __init__(self, job: Job) -> None:
         self._tokenizer, self._url = load_tokenizer(job.tokenizer), f"http://127.0.0.1:{job.port}"
-        self._served = 1 if job.step.variant == "own-model" else 64
+        self._agents_per_model = 1 if job.step.variant == "own-model" else 64
         self._count = 0
 
     async def play(self, script: Script) -> Played:
-        if self._count % self._served == 0:
+        if self._count % self._agents_per_model == 0:
             params: Any = sampling_params()
             self._model = SGLangModel(self._tokenizer, self._url, conversations="many", sampling_params=params)
         self._count += 1
@@ -234,7 +237,7 @@ class OpenAI:
     """Strands' own OpenAI model on the engine's chat endpoint; its messages are tokenised again after the episode.
 
     One `openai.AsyncOpenAI` serves all episodes, the cheapest option of the model. Tokens and mask come from one
-    rendering of the whole conversation, so they are not the sampled ones, and there are no logprobs.
+    rendering of the whole conversation, so the tokens are not the sampled tokens, and there are no logprobs.
     """
 
     def __init__(self, job: Job) -> None:
@@ -254,7 +257,7 @@ class OpenAI:
             tools=[answer_from_script],
             callback_handler=None,
             system_prompt=SYSTEM_PROMPT,
-            # the default manager drops the first messages of a long conversation, which are trained on
+            # the default manager drops a long conversation's first messages, but they are trained on
             conversation_manager=NullConversationManager(),
         )
         await agent.invoke_async(script.question)
@@ -293,7 +296,7 @@ def _sample(tokenizer: Any, tokens: list[int], mask: list[int], logprobs: list[f
 
 
 AGENT_VARIANTS: Final[Mapping[str, type[Ours | SubAgents | StrandsSGLang | OpenAI]]] = {
-    **dict.fromkeys(_MORE_SETTINGS, Ours),
+    **dict.fromkeys(_SETTINGS_BY_VARIANT, Ours),
     **dict.fromkeys(("gateway-chat", "gateway-responses", "gateway-messages"), ThroughGateway),
     **dict.fromkeys(("one-model", "own-model"), SubAgents),
     "strands-sglang": StrandsSGLang,

@@ -125,18 +125,21 @@ def check(done: list[tuple[Any, Any]]) -> None:
     """Compare every sample's tokens with its script: a version that skips work must not look fast.
 
     Raises:
-        RuntimeError: They differ, or an episode did not complete.
+        RuntimeError: The tokens differ, or an episode did not complete.
     """
     for script, sample in done:
         expected = list(script["prompt_ids"])
         for turn in script["turns"]:
             expected += [*turn["ids"], *turn["context_ids"]]
         if sample.status is not Sample.Status.COMPLETED or sample.tokens != expected:
-            raise RuntimeError(f"got a sample that is {sample.status}; expected the script's: {sample.metadata}")
+            raise RuntimeError(
+                f"got a sample with {sample.status} and {len(sample.tokens)} tokens; expected a completed sample with "
+                f"the script's {len(expected)} tokens; the sample's metadata: {sample.metadata}"
+            )
 
 
 async def cpu(player: Player, turns: int, episodes: int, concurrency: int) -> dict[str, float]:
-    """Measure the CPU time of this process: all threads, user and system."""
+    """Measure this process's CPU time per episode: all threads, user and system."""
     started = time.process_time()
     done = await player.play(turns, episodes, concurrency)
     spent = time.process_time() - started
@@ -145,7 +148,10 @@ async def cpu(player: Player, turns: int, episodes: int, concurrency: int) -> di
 
 
 async def memory(player: Player, turns: int, episodes: int, concurrency: int) -> dict[str, float]:
-    """Measure Python's allocations at their peak and of kept samples; meant for as many episodes as run at once."""
+    """Measure Python's allocations per episode: at their peak, and those of the finished samples.
+
+    All episodes should run at once, so `episodes` should equal `concurrency`.
+    """
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     done = await player.play(turns, episodes, concurrency)
@@ -167,6 +173,6 @@ async def main() -> None:
     warnings.simplefilter("ignore")
     measures, player = {"cpu": cpu, "memory": memory}, Player()
     while line := await asyncio.to_thread(sys.stdin.readline):
-        asked = json.loads(line)
+        request = json.loads(line)
         gc.collect()
-        print(json.dumps(await measures[asked.pop("measure")](player, **asked)), flush=True)
+        print(json.dumps(await measures[request.pop("measure")](player, **request)), flush=True)

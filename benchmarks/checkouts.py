@@ -70,10 +70,10 @@ class Comparison:
             if not (checkout / "strands_rollout").is_dir():
                 raise ConfigError(f"got the checkout {checkout}; expected a folder that contains strands_rollout")
 
-    def round(self, turns: int) -> dict[str, Any]:
+    def round_request(self, turns: int) -> dict[str, Any]:
         """Return the request for a round of episodes with this number of turns."""
         episodes = self.episodes or max(_MIN_EPISODES, _TURNS_PER_ROUND // turns)
-        if self.measure == "memory":  # of the episodes that run at once
+        if self.measure == "memory":  # all measured episodes run at once
             episodes = self.concurrency
         return {"measure": self.measure, "turns": turns, "episodes": episodes, "concurrency": self.concurrency}
 
@@ -102,10 +102,11 @@ def compare(comparison: Comparison, on_step: OnStep) -> list[dict[str, Any]]:
                 with ExitStack() as stack:
                     players = [stack.enter_context(_player(checkout, job)) for checkout in comparison.checkouts]
                     for play in players:  # the first round loads and compiles
-                        play({**comparison.round(turns), "measure": "cpu"})
+                        play({**comparison.round_request(turns), "measure": "cpu"})
                     for number in range(comparison.rounds):
                         on_step(f"{turns} tool turns", len(rows) // len(players) * comparison.rounds + number, total)
-                        rounds.append(_play_in_turn(players, comparison.round(turns), is_reversed=number % 2 == 1))
+                        request = comparison.round_request(turns)
+                        rounds.append(_play_in_turn(players, request, is_reversed=number % 2 == 1))
                 rows += [
                     {"checkout": str(checkout), "turns": turns, **_row(rounds, at)}
                     for at, checkout in enumerate(comparison.checkouts)
@@ -131,7 +132,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 def _row(rounds: Sequence[Sequence[Figures]], at: int) -> dict[str, Any]:
     """Return the medians of a checkout's figures over the rounds, and of their ratios to the first checkout's figures.
 
-    Also returns the quartiles of the rounds' ratios, and the ratio of the least figures of all rounds.
+    Also returns the quartiles of the rounds' ratios, and the ratio of both checkouts' smallest figures of all rounds.
     """
     found: dict[str, Any] = {}
     for name in rounds[0][at]:
@@ -174,7 +175,7 @@ def _write_job(folder: Path, comparison: Comparison, scripts: Sequence[Script], 
 
 @contextmanager
 def _player(checkout: Path, job: Path) -> Iterator[Play]:
-    """Start a process on a checkout's package; it ends with its stdin."""
+    """Start a process on a checkout's package and yield its `Play`; the process ends when the block does."""
     path = os.pathsep.join([str(checkout), str(job.parent)])
     command = [sys.executable, "-c", f"import asyncio, {_PLAYER.stem} as player; asyncio.run(player.main())"]
     environment = {**os.environ, "PYTHONPATH": path, "CHECKOUT_PLAYER_JOB": str(job)}

@@ -33,17 +33,17 @@ OnStep = Callable[[str, int, int], None]
 """Function that receives the next measurement's label, the number of finished measurements, and their total."""
 Figures = dict[str, Any]
 MEASURES: Final = ("cpu", "turns", "lag", "code", "memory", "profile")
-_IN_ROUNDS: Final[tuple[JobKind, ...]] = ("cpu", "turns")
+_REPEATED_KINDS: Final[tuple[JobKind, ...]] = ("cpu", "turns")
 REPOSITORY: Final = Path(__file__).resolve().parents[1]
 SHIPPED_TOKENIZER_DIR: Final = Path(strands_rollout.__file__).parent / "engine" / "checkpoint"
 _MIN_EPISODES: Final = 64
 _TOOL_TURNS: Final = 640
-# A streamed turn costs as much as twenty others, so it is played with these numbers of turns only.
+# A streamed turn costs as much as twenty others, so the streaming variant plays only these numbers of turns.
 _STREAMED_TURNS: Final = (5, 20)
 _STREAMED_TOOL_TURNS: Final = 80
 _MIN_STREAMED_EPISODES: Final = 2
-# Measurements that take minutes run in one round only, with few episodes.
-_REPEATED_TURNS: Final = {"openai": 0, "strands-sglang": 40}
+# Measurements of a variant at more turns than these take minutes, so they run in one round only, with few episodes.
+_MAX_REPEATED_TURNS: Final = {"openai": 0, "strands-sglang": 40}
 _FEW_EPISODES: Final = {"strands-sglang": 8}
 _DETAIL_TURNS: Final = 5
 _PROFILE_TURNS: Final = 20
@@ -74,7 +74,8 @@ class BenchProcessError(RolloutError):
 class ClientOptions:
     """Options of a run, which measures each variant at each number of tool turns and of concurrent episodes.
 
-    With `episodes` None, their number depends on the turns; `code_episodes` run at once with the real code tool.
+    With `episodes` None, the number of episodes depends on the turns; `code_episodes` is the number of episodes that
+    run at once with the real code tool.
     """
 
     turns: tuple[int, ...]
@@ -88,11 +89,11 @@ class ClientOptions:
     collector: Collector = "own"
 
     def steps(self) -> Iterator[Step]:
-        """Return all measurements of a run, round by round; measurements that run once come last."""
+        """Yield all measurements of a run, round by round; measurements that run once come last."""
         for number in range(self.repeats):
             for turns, concurrency in product(self.turns, self.concurrency):
-                for kind in (kind for kind in _IN_ROUNDS if kind in self.measures):
-                    yield from self._round(kind, number, turns, concurrency)
+                for kind in (kind for kind in _REPEATED_KINDS if kind in self.measures):
+                    yield from self._round_steps(kind, number, turns, concurrency)
         detail_turns, profile_turns = (
             usual if usual in self.turns else max(self.turns) for usual in (_DETAIL_TURNS, _PROFILE_TURNS)
         )
@@ -101,15 +102,15 @@ class ClientOptions:
         kinds: list[JobKind] = ["lag"] if "lag" in self.measures else []
         kinds += ["rss", "traced"] if "memory" in self.measures else []
         for kind in kinds:
-            yield from self._round(kind, 0, detail_turns, max(self.concurrency))
+            yield from self._round_steps(kind, 0, detail_turns, max(self.concurrency))
         if "profile" in self.measures:
-            yield from self._round("profile", 0, profile_turns, max(self.concurrency))
+            yield from self._round_steps("profile", 0, profile_turns, max(self.concurrency))
 
-    def _round(self, kind: JobKind, number: int, turns: int, concurrency: int) -> Iterator[Step]:
-        """Yield each variant once, starting with another variant in each round."""
+    def _round_steps(self, kind: JobKind, number: int, turns: int, concurrency: int) -> Iterator[Step]:
+        """Yield a step for each variant that is measured in this round; each round starts with another variant."""
         first = number % len(self.variants)
         for variant in (*self.variants[first:], *self.variants[:first]):
-            rounds = self.repeats if turns <= _REPEATED_TURNS.get(variant, turns) else 1
+            rounds = self.repeats if turns <= _MAX_REPEATED_TURNS.get(variant, turns) else 1
             if number < rounds and self._is_measured(variant, turns, kind):
                 episodes = self._episodes_of(variant, turns, concurrency)
                 if kind in ("turns", "rss", "traced"):  # all episodes run at once
@@ -117,7 +118,7 @@ class ClientOptions:
                 yield Step(kind, variant, turns, concurrency, episodes, number)
 
     def _is_measured(self, variant: str, turns: int, kind: JobKind) -> bool:
-        """Return whether to measure this; some measurements at many turns take minutes and add little."""
+        """Return whether to measure a variant in this way; some measurements take minutes and add little."""
         if kind == "turns":
             return variant.startswith(("ours", "gateway"))
         if variant != "openai" or self.variants == (variant,):
@@ -129,7 +130,7 @@ class ClientOptions:
             return self.episodes
         if variant == "openai":
             return min(concurrency, max(_MIN_STREAMED_EPISODES, _STREAMED_TOOL_TURNS // turns))
-        if variant in _FEW_EPISODES and turns > _REPEATED_TURNS[variant]:
+        if variant in _FEW_EPISODES and turns > _MAX_REPEATED_TURNS[variant]:
             return min(concurrency, _FEW_EPISODES[variant])
         return max(concurrency, _MIN_EPISODES, _TOOL_TURNS // turns)
 
@@ -156,7 +157,7 @@ def playable_variants(requested: Iterable[str]) -> tuple[list[str], list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The figures of one worker."""
+    """A step and the figures that its worker process measured."""
 
     step: Step
     figures: Figures
@@ -267,8 +268,8 @@ class _Engines:
 def scripted_engine(scripts: Sequence[Path], *, core: int | None, any_input: bool = False) -> Iterator[int]:
     """Run the engine, which answers from files of scripts, until the block ends; yield its port.
 
-    It exits when its stdin closes, and so with this process, however that ends. A terminal's Ctrl-C does not reach it.
-    It is pinned to `core` (None for any). With `any_input` only the end of a request's input must be a script's.
+    The engine exits when its stdin closes, so it never outlives this process. A terminal's Ctrl-C does not reach it. It
+    is pinned to `core` (None for any). With `any_input`, only the end of a request's input must be a script's.
 
     Raises:
         BenchProcessError: The engine does not start, or a measurement in the block failed; the message has the end of
@@ -319,7 +320,7 @@ def run_job(job: Job) -> Figures:
     """
     command = [sys.executable, "-m", "benchmarks.worker", job.to_json()]
     name = f"the measurement {job.step.kind} of {job.step.variant}"
-    stdin, held = os.pipe()
+    stdin, stdin_writer = os.pipe()  # the worker exits when the writing end closes, so it never outlives this process
     try:
         done = subprocess.run(
             command,
@@ -333,7 +334,7 @@ def run_job(job: Job) -> Figures:
     except subprocess.TimeoutExpired as e:
         raise BenchProcessError(f"{name} took over {_WORKER_TIMEOUT_S:.0f} s; ask for fewer --episodes") from e
     finally:
-        os.close(held)
+        os.close(stdin_writer)
         os.close(stdin)
     if done.returncode != 0:
         output_tail = done.stderr[-_OUTPUT_TAIL_BYTES:].decode(errors="replace")
@@ -371,12 +372,12 @@ def medians(measurements: Iterable[Measurement]) -> list[dict[str, Any]]:
 def all_ratios(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
     """Return our ratio to each other variant, and each variant's growth from 20 to 80 tool turns.
 
-    Each ratio is the median of the rounds' ratios: the measurements of a round are minutes apart, so that other load on
-    the machine affects both sides of a ratio.
+    Each ratio is the median of the rounds' ratios: the measurements of a round are at most minutes apart, so other load
+    on the machine affects both sides of a ratio.
     """
     cpu: dict[tuple[int, int], dict[int, dict[str, float]]] = {}  # (turns, concurrency) -> round -> variant -> ms
     for one in measurements:
-        if one.step.kind in _IN_ROUNDS:
+        if one.step.kind in _REPEATED_KINDS:
             rounds = cpu.setdefault((one.step.turns, one.step.concurrency), {})
             rounds.setdefault(one.step.round, {})[one.step.variant] = one.figures["cpu_ms_per_trajectory"]
     variants = list(dict.fromkeys(one.step.variant for one in measurements))

@@ -1,7 +1,7 @@
 """The engine benchmark: tokens per second, long prompts, the prefix cache, samples of one prompt.
 
-Measures engines behind SGLang's API; the embedded one runs in a process of its own. All engines take turns within each
-round, so that other load on the machine affects them equally.
+Measures engines behind SGLang's API; the embedded engine runs in a process of its own. All engines take turns within
+each round, so that other load on the machine affects them equally.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ SGLANG_VENV: Final = "STRANDS_ROLLOUT_SGLANG_VENV"
 _SGLANG_SCRIPT: Final = Path(__file__).resolve().parents[1] / "scripts" / "sglang_cpu.sh"
 # SGLang reserves six tokens of a context, and one token is generated.
 _CONTEXT_RESERVE: Final = 8
-# Every vocabulary has these ids.
+# Every vocabulary has the ids below this number.
 _MAX_ID: Final = 1000
 # SGLang refuses to flush for a moment after its last answer.
 _FLUSH_ATTEMPTS: Final = 100
@@ -51,10 +51,10 @@ _CACHE_LABELS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Concurrent requests, each with `prompt_tokens` and exactly `new_tokens`.
+    """Concurrent requests, each for a prompt of `prompt_tokens` and exactly `new_tokens`.
 
-    `cache` is the content of the engine's prefix cache before them: "distinct": other prompts; "flushed": nothing;
-    "again": the same prompts; "shared": other prompts, and all requests have the same prompt.
+    `cache` is the content of the engine's prefix cache before the requests: "distinct": other prompts; "flushed":
+    nothing; "again": the prompts of the requests; "shared": nothing, and all requests have the same prompt.
     """
 
     kind: Kind
@@ -158,9 +158,10 @@ def engine_processes(url: httpx.URL) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class EngineRow:
-    """The cost of a workload on an engine: medians over the rounds, CPU in microseconds of the engine's processes.
+    """The cost of a workload on an engine: medians over the rounds.
 
-    "Token" in rates is a new token, or a prompt token for "prefill".
+    `cpu_us_per_token` is the CPU time of the engine's processes in microseconds; None if it is not visible. Both rates
+    count new tokens, or prompt tokens for "prefill".
     """
 
     engine: str
@@ -172,7 +173,7 @@ class EngineRow:
 
 
 def engine_row(engine: str, workload: Workload, passes: Sequence[Cost]) -> EngineRow:
-    """Return the medians of at least one pass."""
+    """Return the medians over the passes; there must be at least one pass."""
     wall_s = median(took.wall_s for took in passes)
     cpus = [took.engine_cpu_s for took in passes if took.engine_cpu_s is not None]
     return EngineRow(
@@ -243,7 +244,7 @@ class EngineBenchmark:
     warmup_rounds: int = 1
 
     def workloads(self, context_length: int) -> list[Workload]:
-        """Return the workloads for engines of which the shortest context has `context_length` tokens."""
+        """Return the workloads for engines whose shortest context has `context_length` tokens."""
         longest = context_length - _CONTEXT_RESERVE
         lengths = sorted({*(tokens for tokens in self.prefill_tokens if tokens < longest), longest})
         prompt, new = self.decode_prompt_tokens, self.decode_new_tokens
@@ -281,7 +282,7 @@ def run_engine_benchmark(
 
 
 def has_sglang() -> bool:
-    """Return whether the environment names an installed SGLang, and this checkout has the script that starts it."""
+    """Return whether `SGLANG_VENV` is set in the environment, and this checkout has the script that starts SGLang."""
     return bool(os.environ.get(SGLANG_VENV)) and _SGLANG_SCRIPT.is_file()
 
 
@@ -291,7 +292,7 @@ async def _run(plan: EngineBenchmark, engines: ComparedEngines, on_step: OnStep)
         if engines.embedded:
             urls = {"embedded": await stack.enter_async_context(engine_process()), **urls}
         if engines.sglang:
-            urls["SGLang"] = await stack.enter_async_context(_sglang())
+            urls["SGLang"] = await stack.enter_async_context(_sglang_url())
         if not urls:
             raise ConfigError("got no engine to measure; give a URL, or let an engine be started")
         clients = {name: create_client(url) for name, url in urls.items()}
@@ -325,13 +326,13 @@ async def _context_length(client: httpx.AsyncClient) -> int:
     url = redacted(client.base_url)
     length = (await fetch_server_info(client, url=url)).context_length
     if length is None:
-        raise EngineUnavailableError(f"{url} does not tell its context length; expected an SGLang server, not a router")
+        raise EngineUnavailableError(f"{url} reports no context length; expected an SGLang server, not a router")
     return length
 
 
 @asynccontextmanager
-async def _sglang() -> AsyncIterator[str]:
-    """Run SGLang on this CPU until the block ends; yields its URL."""
+async def _sglang_url() -> AsyncIterator[str]:
+    """Run SGLang on this CPU until the block ends; yield its URL."""
     started = json.loads(await _script_output("start", "--owner", str(os.getpid())))
     try:
         yield started["base_url"]

@@ -1,7 +1,7 @@
 """Clocks and counters that the benchmarks share: event-loop lag, percentiles, processor cores, /proc.
 
 Uses only the standard library, because the sandbox benchmark's workers run in other environments too. Functions that
-read /proc return an empty result if it is missing or hides another user's processes.
+read /proc return None or an empty result if /proc is missing or hides another user's processes.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ _LISTENING: Final = "0A"
 
 
 class LoopLag:
-    """Measures how late the running event loop is, while it is entered: `lags_ms`, one per timer.
+    """Context manager that records how late the running event loop fires timers: `lags_ms`, one per timer.
 
-    A timer is due every 5 ms. Timers that came due while the loop was blocked are all recorded, each with its own wait:
-    a block weighs as much as it lasted.
+    A timer is due every 5 ms. All timers that came due while the loop was blocked are recorded, each with its own wait,
+    so that a long block weighs more than a short one.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class LoopLag:
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """Return the smallest value that is not below this share of all values; None without values."""
+    """Return the smallest value that at least this share of all values does not exceed; None without values."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
@@ -95,12 +95,15 @@ def threads_cpu_s(pids: Sequence[int]) -> float | None:
 
 
 def memory_mb(root: int) -> dict[int, tuple[float, float]]:
-    """Return the mebibytes of each readable descendant: private (USS), and with its share of shared pages (PSS)."""
+    """Return the private memory (USS) of each readable descendant and its memory with a share of shared pages (PSS).
+
+    Both are in mebibytes, by process id.
+    """
     found = {}
     for pid in process_tree(root)[1:]:
         try:
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-        except OSError:  # it has ended, or belongs to another user
+        except OSError:  # the process has ended, or belongs to another user
             continue
         sizes = {name: int(value.split()[0]) / 1024 for name, _, value in (line.partition(":") for line in lines)}
         if sizes:
@@ -122,7 +125,7 @@ def oldest_children(root: int, depth: int) -> list[int]:
 
 
 def listening_process(port: int) -> int | None:
-    """Return the oldest process that listens on a TCP port of this machine."""
+    """Return the id of the oldest process that listens on a TCP port of this machine; None if there is none."""
     try:
         rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     except OSError:
@@ -137,7 +140,7 @@ def _open_files(pid: int) -> set[str]:
     try:
         for link in Path(f"/proc/{pid}/fd").iterdir():
             found.add(str(link.readlink()))
-    except OSError:  # it has just ended, or belongs to another user
+    except OSError:  # the process has just ended, or belongs to another user
         return found
     return found
 
@@ -147,7 +150,7 @@ def _stats() -> dict[int, list[str]]:
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
             found[int(entry.parent.name)] = entry.read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
     return found
 

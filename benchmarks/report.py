@@ -24,6 +24,7 @@ _LIMITS: Final = {
     **{(f"ours-{more} / ours", turns): 1.25 for more in ("hook", "plugin", "factory") for turns in (5, 20)},
     ("ours: 80 turns / 20 turns", 80): 6.0,
 }
+"""Maximum ratios that this package allows itself, by the ratio's name and the number of tool turns."""
 _COLLECTORS: Final = {
     "own": "",
     "frozen": " All variants excluded their objects from garbage collection (`gc.freeze`).",
@@ -94,7 +95,7 @@ def _turn_table(rows: Sequence[Row], ratios: Sequence[Row]) -> str:
     for row in rows:
         if row["kind"] == "turns":
             ratio = found.get((f"{row['variant']} / ours", row["turns"], row["concurrency"]))
-            lines.append([*_place(row), *(_number(row[name]) for name in figures), f"{ratio:.2f}x" if ratio else ""])
+            lines.append([*_key(row), *(_number(row[name]) for name in figures), f"{ratio:.2f}x" if ratio else ""])
     heads = (
         "tool turns",
         "at once",
@@ -135,21 +136,21 @@ def _wire_table(rows: Sequence[Row]) -> str:
         "received, KiB": ("bytes_received_per_trajectory", 1024),
     }
     lines = [
-        [*_place(row), *(_number(row[name] / unit) for name, unit in figures.values())]
+        [*_key(row), *(_number(row[name] / unit) for name, unit in figures.values())]
         for row in rows
         if row["kind"] == "cpu"
     ]
     return markdown(["variant", "tool turns", "at once", *figures], lines)
 
 
-def _place(row: Row) -> list[str]:
+def _key(row: Row) -> list[str]:
     label = _LABELS[row["variant"]] + (", code tool" if row["runs_code"] else "")
     return [label, str(row["turns"]), str(min(row["concurrency"], row["episodes"]))]
 
 
 def _lag_table(rows: Sequence[Row]) -> str:
     lines = [
-        [*_place(row), *(_number(row[f"lag_{name}_ms"]) for name in ("p50", "p99", "max"))]
+        [*_key(row), *(_number(row[f"lag_{name}_ms"]) for name in ("p50", "p99", "max"))]
         for row in rows
         if row["kind"] == "lag"
     ]
@@ -157,7 +158,7 @@ def _lag_table(rows: Sequence[Row]) -> str:
 
 
 def _memory_table(rows: Sequence[Row]) -> str:
-    """Return a line per variant with resident and allocated memory, which different processes measured."""
+    """Return a line per variant, with the resident and the allocated memory that two processes measured."""
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
         if row["kind"] in ("rss", "traced"):
@@ -167,10 +168,14 @@ def _memory_table(rows: Sequence[Row]) -> str:
         "peak, allocated": "peak_traced_bytes_per_episode",
         "a finished sample": "kept_bytes_per_sample",
         "its token arrays": "array_bytes_per_sample",
-        "left when it is gone": "left_behind_bytes_per_episode",
+        "after the sample is freed": "left_behind_bytes_per_episode",
     }
     lines = [
-        [*_place(row), *(_number(row[name] / 1024) for name in figures.values()), f"{row['kept_per_array_byte']:.2f}x"]
+        [
+            *_key(row),
+            *(_number(row[name] / 1024) for name in figures.values()),
+            f"{row['kept_per_array_byte']:.2f}x",
+        ]
         for row in found.values()
     ]
     return markdown(["memory, KiB per episode", "tool turns", "at once", *figures, "sample / arrays"], lines)
@@ -183,7 +188,7 @@ def _profile_table(one: Row) -> str:
 
 
 def _number(value: float) -> str:
-    """Return a number with three digits and no exponent."""
+    """Return a number with at least three significant digits if it has them, and no exponent for large numbers."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 

@@ -30,9 +30,9 @@ CONTENDERS: Final = {
     "subprocess": "SubprocessExecutor",
 }
 _COMPARED_WITH: Final = ("camel", "cold_python")
-_START: Final = "from benchmarks.sandbox_worker import main; main()"
-_ANSWER_LIMIT_S: Final = 900.0
-_END_LIMIT_S: Final = 30.0
+_WORKER_CODE: Final = "from benchmarks.sandbox_worker import main; main()"
+_ANSWER_TIMEOUT_S: Final = 900.0
+_EXIT_TIMEOUT_S: Final = 30.0
 
 OnStep = Callable[[str, int, int], None]
 """Function that receives the next stage, the number of finished steps, and the number of all steps."""
@@ -43,17 +43,17 @@ Figures = dict[str, float | None]
 class WorkerLink:
     """A contender in a process of its own, in the environment of `python`.
 
-    `slots` is the number of calls that it must run at once, None for its default. `keeps_sessions` is True if it keeps
-    sessions.
+    `slots` is the number of calls that the contender must run at once; None for its default. `keeps_sessions` is True
+    if the contender keeps the state of a named session.
 
     Raises:
-        SandboxError: The process did not start.
+        SandboxError: The process or the contender did not start.
     """
 
     def __init__(self, name: str, python: str, slots: int | None = None) -> None:
         self.name = name
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended
-        start = f"import sys; sys.path.append({str(Path(__file__).parents[1])!r}); {_START}"
+        start = f"import sys; sys.path.append({str(Path(__file__).parents[1])!r}); {_WORKER_CODE}"
         self._process = subprocess.Popen(
             [python, "-c", start, name, json.dumps(slots)],
             stdin=subprocess.PIPE,
@@ -69,7 +69,10 @@ class WorkerLink:
             raise
 
     def ask(self, do: str, **arguments: Any) -> Any:
-        """Request a measurement; see `measures`.
+        """Request a measurement and return its result.
+
+        `do` is "one_at_a_time", "at_once", "memory" or "start": the function of this name in `sandbox_worker` takes the
+        `arguments` and describes the result.
 
         Raises:
             SandboxError: The contender failed.
@@ -87,7 +90,7 @@ class WorkerLink:
             assert pipe is not None
             pipe.close()
         try:
-            self._process.wait(_END_LIMIT_S)
+            self._process.wait(_EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -101,7 +104,7 @@ class WorkerLink:
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
-        watchdog = threading.Timer(_ANSWER_LIMIT_S, self._process.kill)
+        watchdog = threading.Timer(_ANSWER_TIMEOUT_S, self._process.kill)
         watchdog.start()
         try:
             line = self._process.stdout.readline()
@@ -120,7 +123,7 @@ class WorkerLink:
 
 
 def _environment(python: str) -> dict[str, str]:
-    """Return our environment with the worker's `python` first on the PATH, because camel-ai starts `python`."""
+    """Return this process's environment, with the worker's Python first on the PATH: camel-ai starts `python`."""
     path = os.pathsep.join([str(Path(python).absolute().parent), os.environ.get("PATH", os.defpath)])
     return {**os.environ, "PATH": path}
 
@@ -135,8 +138,8 @@ class Plan:
         callers: Number of concurrent callers.
         calls_each: Program -> calls of each concurrent caller per round.
         session_calls: Calls in a session per round.
-        children: Number of children whose memory is measured, all asleep at the same time.
-        sleep_s: Seconds for which they sleep; all of them must start within this time.
+        children: Number of children whose memory is measured while all of them sleep.
+        sleep_s: Seconds for which the children sleep; all children must start within this time.
     """
 
     repeats: int = 5
@@ -182,7 +185,7 @@ def measure(pythons: Mapping[str, str], plan: Plan, on_step: OnStep) -> dict[str
         for number in range(plan.repeats):
             on_step(f"round {number + 1} of {plan.repeats}", number + 1, total)
             turn = number % len(names)
-            _round([workers[name] for name in names[turn:] + names[:turn]], plan, samples)
+            _measure_round([workers[name] for name in names[turn:] + names[:turn]], plan, samples)
     on_step("memory", total - 1, total)
     for name, python in pythons.items():
         with WorkerLink(name, python, plan.children) as worker:
@@ -191,7 +194,7 @@ def measure(pythons: Mapping[str, str], plan: Plan, on_step: OnStep) -> dict[str
     return summary(samples, plan, load_before)
 
 
-def _round(workers: Sequence[WorkerLink], plan: Plan, samples: Mapping[str, Samples]) -> None:
+def _measure_round(workers: Sequence[WorkerLink], plan: Plan, samples: Mapping[str, Samples]) -> None:
     for program, calls in plan.calls.items():
         for worker in workers:
             took_ms = worker.ask("one_at_a_time", program=program, calls=calls)
@@ -203,11 +206,12 @@ def _round(workers: Sequence[WorkerLink], plan: Plan, samples: Mapping[str, Samp
     for worker in workers:
         if worker.keeps_sessions:
             took_ms = worker.ask("one_at_a_time", program="trivial", calls=plan.session_calls + 1, session="session")
-            samples[worker.name].calls_ms.setdefault("session", []).append(took_ms[1:])  # the first call opens it
+            # the first call opens the session
+            samples[worker.name].calls_ms.setdefault("session", []).append(took_ms[1:])
             samples[worker.name].starts.append(worker.ask("start"))
 
 
-def _figures() -> dict[str, str]:
+def _figure_labels() -> dict[str, str]:
     found: dict[str, str] = {}
     for program in ("trivial", "numpy", "sympy"):
         found |= {f"{program}_{p}_ms": f"{program}, one at a time: {p}, ms" for p in ("p50", "p99")}
@@ -216,14 +220,14 @@ def _figures() -> dict[str, str]:
         found |= {f"{program}_lag_{p}_ms": f"  loop lag: {p}, ms" for p in ("p50", "p99", "max")}
         found[f"{program}_client_cpu_ms"] = "  CPU of the caller per call, ms"
         found[f"{program}_total_cpu_ms"] = "  CPU of all processes per call, ms"
-    for name in ("child", "supervisor", "template"):
-        found[f"{name}_uss_mb"] = f"memory of {'a ' if name == 'child' else 'the '}{name}: private, MiB"
+    for name, label in (("child", "a child"), ("supervisor", "the supervisor"), ("fork_server", "the fork server")):
+        found[f"{name}_uss_mb"] = f"memory of {label}: private, MiB"
         found[f"{name}_pss_mb"] = "  with its share of shared pages, MiB"
-    found |= {"start_ms": "start, ms", "first_call_ms": "first call after it, ms"}
+    found |= {"start_ms": "start, ms", "first_call_ms": "first call after the start, ms"}
     return found | {f"session_{p}_ms": f"trivial, in a session: {p}, ms" for p in ("p50", "p99")}
 
 
-FIGURES: Final = _figures()
+FIGURES: Final = _figure_labels()
 """Key in JSON, with the unit -> label in the table."""
 
 
@@ -252,7 +256,7 @@ def figures_of(samples: Samples) -> Figures:
 
 
 def summary(samples: Mapping[str, Samples], plan: Plan, load_before: float) -> dict[str, Any]:
-    """Return the result in JSON's types, figures with four digits.
+    """Return the result in JSON's types, with figures of four significant digits.
 
     Returns:
         `machine`, `plan`, `contenders` (name -> figures; None if it was left out) and `ratios` (name -> LocalExecutor's

@@ -1,8 +1,9 @@
 """A measured process of the sandbox benchmark: one way to run Python code, the programs, and the measurements.
 
-Reads orders on stdin and answers on stdout, a line of JSON each. Orders: `{"do": "one_at_a_time", ...arguments}`,
-likewise "at_once", "memory" and "start". Answers: `{"value": ...}` or `{"error": "..."}`. The first answer, without an
-order, means that the contender has started. The process exits when its stdin closes.
+Reads orders from stdin and writes answers to stdout, a line of JSON each. An order is `{"do": NAME, ...arguments}`;
+NAME is the function `one_at_a_time`, `at_once`, `memory` or `start`. An answer is `{"value": ...}` or `{"error":
+"..."}`. The first answer needs no order: the contender has started, and the value is its `keeps_sessions`. The process
+exits when its stdin closes.
 
 Imports only the standard library and a contender's own package, because a worker may run in another environment. Every
 answer of a contender is checked: a contender that fails fast must not look fast.
@@ -20,7 +21,7 @@ from typing import Any, Final, TextIO
 
 from benchmarks.measuring import LoopLag, memory_mb, oldest_children, tree_cpu_s
 
-_SNAPSHOT_S: Final = 0.3
+_SNAPSHOT_INTERVAL_S: Final = 0.3
 
 
 _NUMPY: Final = """\
@@ -57,11 +58,11 @@ PROGRAMS: Final = {
 
 
 class Contender:
-    """Runs programs; the default of each step does nothing.
+    """Runs programs; subclasses implement `run`. By default, `start` and `stop` do nothing.
 
     Attributes:
-        helpers: Names of its permanent processes: the first is the caller's child, each further one the child of the
-            previous.
+        helpers: Names of the contender's permanent processes: the first is a child of the caller, each further process
+            a child of the previous process.
         keeps_sessions: True if `run` keeps the state of a named session.
     """
 
@@ -98,7 +99,7 @@ class CamelInterpreter(Contender):
         self._slots = slots
 
     async def start(self) -> None:
-        """Check that camel-ai starts this environment's `python`."""
+        """Limit concurrent calls to the slots, and check that camel-ai starts this environment's `python`."""
         if self._slots is not None:
             asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(self._slots))
         printed = await self.run("import sys; print(sys.prefix)")
@@ -132,7 +133,7 @@ class OwnExecutor(Contender):
         self._executor = getattr(strands_rollout.code_tool, name)(**options)
         self.keeps_sessions = self._executor.facts.keeps_sessions
         if name == "LocalExecutor":
-            self.helpers = ("supervisor", "template")
+            self.helpers = ("supervisor", "fork_server")
 
     async def start(self) -> None:
         if hasattr(self._executor, "start"):
@@ -182,16 +183,16 @@ async def at_once(contender: Contender, program: str, callers: int, calls_each: 
 
 
 async def memory(contender: Contender, children: int, sleep_s: float) -> dict[str, float] | None:
-    """Measure the mean mebibytes of sleeping children, and those of each helper; None if they can't be read.
+    """Measure the mean memory of sleeping children and the memory of each helper, in MiB; None if it can't be read.
 
-    The contender must run `children` at once, and all must have started within `sleep_s`.
+    The contender must run `children` programs at once, and start all of them within `sleep_s`.
     """
     code = _SLEEPING.format(sleep_s=sleep_s)
     runs = asyncio.gather(*(contender.run(code) for _ in range(children)))
     snapshots, helpers = [], oldest_children(os.getpid(), len(contender.helpers))
     while not runs.done():
         snapshots.append(memory_mb(os.getpid()))
-        await asyncio.wait([runs], timeout=_SNAPSHOT_S)
+        await asyncio.wait([runs], timeout=_SNAPSHOT_INTERVAL_S)
     pids = [int(printed) for printed in await runs]
     complete = [snapshot for snapshot in snapshots if snapshot.keys() >= set(pids)]
     if not complete:
@@ -207,7 +208,7 @@ async def memory(contender: Contender, children: int, sleep_s: float) -> dict[st
 
 
 async def start(name: str) -> dict[str, float]:
-    """Measure the milliseconds until a new contender of this kind has started, and those of its first call."""
+    """Measure the milliseconds until a new contender of this name has started, and those of its first call."""
     started = time.perf_counter()
     contender = make_contender(name)
     await contender.start()

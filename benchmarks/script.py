@@ -176,7 +176,7 @@ class _Writer:
         return Turn(text, ids, self._logprobs(len(ids)), self._pieces(words), arguments, code, result, context_ids)
 
     def _thinking(self) -> str:
-        """Return reasoning that makes about `_TURN_TOKENS` together with a call."""
+        """Return reasoning of such a length that a turn with a call has about `_TURN_TOKENS`."""
         thoughts: list[str] = []
         remaining = _TURN_TOKENS - 85
         while remaining > 0:
@@ -186,7 +186,7 @@ class _Writer:
         return f"<think>\n{' '.join(thoughts)}\n</think>\n\n"
 
     def _call(self) -> tuple[str, str]:
-        """Return real code and its output, which is unique within the script."""
+        """Return code that could run and its output; both are random, so that calls differ."""
         a, b, modulus = (self._chance.randrange(low, low * 9) for low in (101, 11, 1009))
         values: list[int] = []
         while len(self._encode(str(values))) < _RESULT_TOKENS:

@@ -26,7 +26,7 @@ from strands_rollout.code_tool.tool import CODE_TOOL_NAME
 _CONTEXT_LENGTH: Final = 131_072
 _HEAD: Final = b"date: Thu, 01 Jan 2026 00:00:00 GMT\r\nserver: uvicorn\r\n"
 _REASONS: Final = {200: b"OK", 404: b"Not Found"}
-_TAIL_TOKENS: Final = 72
+_TAIL_TOKENS: Final = 72  # the last ids of an input, which identify its turn
 _IDS: Final = b'"input_ids":'
 _CONTENT_LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _INPUT_LOGPROBS: Final = re.compile(rb'"logprob_start_len": ?(\d+)')
@@ -188,11 +188,11 @@ def _tail(ids: Sequence[int]) -> bytes:
 
 def _difference(got: Sequence[int], expected: Sequence[int]) -> str:
     at = next((n for n, pair in enumerate(zip(got, expected, strict=False)) if pair[0] != pair[1]), "the end")
-    return f"got {len(got)} input ids, expected {len(expected)}; they differ from {at} on"
+    return f"got {len(got)} input ids, expected {len(expected)}; the first difference is at {at}"
 
 
 class _Server:
-    """Answers requests, and counts generations, bytes with heads, and opened connections."""
+    """Answers requests, and counts answered generations, bytes including HTTP heads, and opened connections."""
 
     def __init__(self, scripts: _Scripts) -> None:
         self._scripts = scripts
@@ -247,7 +247,7 @@ def _content_length(head: bytes) -> int:
 async def _serve(scripts: _Scripts) -> None:
     server = await asyncio.start_server(_Server(scripts).connected, "127.0.0.1", 0, backlog=2048)
     print(server.sockets[0].getsockname()[1], flush=True)
-    await asyncio.to_thread(sys.stdin.read)  # until its parent is gone
+    await asyncio.to_thread(sys.stdin.read)  # returns when the parent process closes it or ends
 
 
 def main() -> None:

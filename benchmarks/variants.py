@@ -30,8 +30,9 @@ class WrongEpisodeError(RolloutError):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A measurement of `episodes` with `turns` tool turns, `concurrency` of them at once, in a round, counted from 0.
+    """A measurement of `episodes` episodes with `turns` tool turns each, `concurrency` of them at once.
 
+    `round` is the number of the round, from 0.
     `runs_code` uses the real code tool instead of a tool that knows the results.
     """
 
@@ -103,8 +104,7 @@ def sampling_params() -> dict[str, Any]:
 class Floor:
     """The lower bound: sends the same requests without an agent, and appends the answers to the episode's lists.
 
-    Ids are concatenated and encoded again each turn. It knows the tools' results, so it renders, parses and calls
-    nothing.
+    Encodes the whole input again each turn. Knows the tools' results, so it renders, parses and calls nothing.
     """
 
     def __init__(self, job: Job) -> None:
@@ -165,7 +165,10 @@ NEEDS: Final = {"strands-sglang": "strands_sglang", "openai": "openai"}
 
 
 def make_player(job: Job, scripts: Sequence[Script]) -> Player:
-    """Load the job's variant, and nothing of the others; `scripts` are all scripts that may be played."""
+    """Return the player of the job's variant, importing no other variant's package.
+
+    `scripts` are all scripts that may be played.
+    """
     if job.step.variant == "floor":
         return Floor(job)
     from benchmarks.agent_variants import AGENT_VARIANTS, learn_results

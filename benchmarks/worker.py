@@ -1,7 +1,7 @@
 """A measured process of the client benchmark: `python -m benchmarks.worker JOB` prints figures as one line of JSON.
 
 It warms up a variant, then measures its CPU, loop lag, memory or a profile; every episode is checked. It exits when its
-stdin closes, that is, with the process that reads the figures.
+stdin closes, so it never outlives the process that reads the figures.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ def end_with_stdin() -> None:
 
 
 async def measure(job: Job) -> Figures:
-    """Warm up, measure, check.
+    """Warm up the variant, measure the job's step and return its figures.
 
     Raises:
         WrongEpisodeError: The variant did not play the scripts.
@@ -87,15 +87,15 @@ def check_all(done: Done, *, any_prompt: bool = False) -> None:
         check_played(played, script, any_prompt=any_prompt)
 
 
-async def _play(job: Job, player: Player, scripts: Sequence[Script]) -> Done:
+async def _play_step(job: Job, player: Player, scripts: Sequence[Script]) -> Done:
     return await play_episodes(player, scripts, job.step.episodes, job.step.concurrency)
 
 
 async def cpu(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
-    """Measure the CPU time of this process (all threads, user and system), and bytes by the engine's count."""
+    """Measure the CPU time of this process (all threads, user and system), and the bytes that the engine counts."""
     before = _counters(job.port)
     cpu_s, wall_s = time.process_time(), time.perf_counter()
-    done = await _play(job, player, scripts)
+    done = await _play_step(job, player, scripts)
     cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
     after = _counters(job.port)
     check_all(done)
@@ -121,8 +121,8 @@ async def cpu(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
 async def turns(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
     """Measure the CPU of this process per turn: over all turns, around the 8th, and around the last.
 
-    All episodes must run concurrently: they proceed in step, so that the CPU time between two requests belongs to turns
-    of the same number in all episodes.
+    All episodes must run concurrently: they reach each turn at about the same time, so that the CPU time between two
+    requests belongs to turns of the same number.
     """
     from strands_rollout import SGLangModel
 
@@ -136,7 +136,7 @@ async def turns(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
 
     with patch.object(SGLangModel, "answer_at", record_and_answer):
         cpu_s, wall_s = time.process_time(), time.perf_counter()
-        done = await _play(job, player, scripts)
+        done = await _play_step(job, player, scripts)
         cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
     check_all(done)
     count = sum(len(script.turns) for script, _ in done)
@@ -161,7 +161,7 @@ async def turns(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
 async def lag(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
     """Measure the lag of the loop while episodes run."""
     with LoopLag() as watch:
-        done = await _play(job, player, scripts)
+        done = await _play_step(job, player, scripts)
     check_all(done, any_prompt=job.step.runs_code)
     return {
         "lag_p50_ms": percentile(watch.lags_ms, 0.5),
@@ -172,9 +172,9 @@ async def lag(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
 
 
 async def rss(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
-    """Measure the peak of resident memory, with finished episodes kept; all episodes should run concurrently."""
+    """Measure the peak of resident memory while finished episodes stay in memory; all should run concurrently."""
     before, is_new_peak = _status_bytes("VmRSS"), _reset_peak()
-    done = await _play(job, player, scripts)
+    done = await _play_step(job, player, scripts)
     peak = _status_bytes("VmHWM")
     check_all(done)
     return {
@@ -189,7 +189,7 @@ async def traced(job: Job, player: Player, scripts: Sequence[Script]) -> Figures
     await _settle()
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
-    done = await _play(job, player, scripts)
+    done = await _play_step(job, player, scripts)
     _, peak = tracemalloc.get_traced_memory()
     check_all(done)
     arrays = sum(array_bytes((played.tokens, played.loss_mask, played.logprobs)) for _, played in done)
@@ -217,7 +217,7 @@ async def profile(job: Job, player: Player, scripts: Sequence[Script]) -> Figure
 
     thread_s, process_s = time.thread_time(), time.process_time()
     profiler = start_profile()
-    done = await _play(job, player, scripts)
+    done = await _play_step(job, player, scripts)
     profiler.disable()
     thread_s, process_s = time.thread_time() - thread_s, time.process_time() - process_s
     check_all(done)

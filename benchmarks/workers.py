@@ -28,13 +28,13 @@ from strands_rollout.settings import SYSTEM_PROMPT
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 from strands_rollout.slime_plugin.workers import local_workers
 
-_SCRIPTS: Final = "STRANDS_ROLLOUT_BENCH_SCRIPTS"  # environment variable with the file of scripts, for the workers too
+_SCRIPTS_VARIABLE: Final = "STRANDS_ROLLOUT_BENCH_SCRIPTS"  # has the path of the scripts; the workers inherit it
 OnStep = Callable[[str, int, int], None]
 
 
 @functools.cache
 def _results() -> dict[str, str]:
-    scripts = load_scripts(Path(os.environ[_SCRIPTS]))
+    scripts = load_scripts(Path(os.environ[_SCRIPTS_VARIABLE]))
     return {turn.code: turn.result for script in scripts for turn in script.turns if turn.code}
 
 
@@ -51,7 +51,8 @@ class WorkerFigures:
     Attributes:
         driver_cpu_ms: CPU of the driver's process, all threads, per episode.
         episodes_per_s: Episodes per second of wall-clock time.
-        driver_lag_p99_ms: Delay of timers of the driver's loop.
+        driver_lag_p50_ms: Median delay of timers on the driver's event loop.
+        driver_lag_p99_ms: 99th percentile of these delays.
     """
 
     workers: int
@@ -76,7 +77,7 @@ def measure(
     with TemporaryDirectory(prefix="strands-rollout-bench-") as folder:
         path = Path(folder, "scripts.json")
         save_scripts(write_scripts(load_tokenizer(str(tokenizer_dir)), turns), path)
-        os.environ[_SCRIPTS] = str(path)
+        os.environ[_SCRIPTS_VARIABLE] = str(path)
         os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
         scripts = load_scripts(path)
         with scripted_engine([path], core=None) as port:

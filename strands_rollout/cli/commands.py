@@ -444,11 +444,11 @@ def tasks(
         raise ConfigError("this command needs verifiers, which is missing; pip install 'strands-rollout[verifiers]'")
     from strands_rollout.environments.verifiers import task_rows
     from strands_rollout.files.json_codec import encode_json
-    from strands_rollout.files.safe_files import replaced
+    from strands_rollout.files.safe_files import atomic_replacement
 
     rows = task_rows(environment, split=split, limit=limit, seed=seed)
     try:
-        with replaced(out) as partial:
+        with atomic_replacement(out) as partial:
             partial.write_bytes(b"".join(encode_json(row) + b"\n" for row in rows))
     except OSError as e:
         raise ConfigError(f"can't write {out}: {e.strerror or e}") from e

@@ -32,7 +32,7 @@ from typing import Any, Final
 
 from strands_rollout.code_tool.executors import ExecutionResult, check_positive, infra_failure
 from strands_rollout.code_tool.remote import LoopExecutor
-from strands_rollout.code_tool.sandbox.code_runner import shorten, signal_words
+from strands_rollout.code_tool.sandbox.code_runner import describe_signal, shorten
 from strands_rollout.errors import ConfigError, ToolError
 from strands_rollout.user_code import resolve
 
@@ -40,7 +40,7 @@ Interpreter = Any  # camel's classes can't be named here: camel may not be insta
 
 _CAMEL_MODULE: Final = "camel.interpreters"
 _DEFAULTS: Final[dict[str, Any]] = {"require_confirm": False, "print_stderr": False, "raise_error": True}
-# these raise InterpreterError for faults of their own only; they report the code's errors in their answer
+# these interpreters raise InterpreterError for their own faults only; their answer reports the code's errors
 _OUT_OF_PROCESS: Final = ("DockerInterpreter", "JupyterKernelInterpreter", "E2BInterpreter", "MicrosandboxInterpreter")
 _RETURN_CODE: Final = re.compile(r"\(Execution failed with return code (-?[0-9]{1,9})\)\Z")
 _TIMED_OUT: Final = re.compile(r"\n?Process timed out after [\d.]+ seconds and was terminated\.\Z")
@@ -114,7 +114,10 @@ def _is_stateless(interpreter: Interpreter) -> bool:
 
 @contextlib.contextmanager
 def _with_time_limit(interpreter: Interpreter, timeout_s: float) -> Iterator[Interpreter]:
-    """Provide the interpreter of one call; a stateless one gets the call's time limit, and its files are removed."""
+    """Yield the interpreter of one call: itself, or a copy with the call's time limit if the interpreter is stateless.
+
+    Temporary files of the copy are removed.
+    """
     if not _is_stateless(interpreter):
         yield interpreter
         return
@@ -155,7 +158,7 @@ def _parse_answer(interpreter: Interpreter, answer: object, timeout_s: float) ->
         stderr=_SCRIPT_PATH.sub('File "<code>"', code_stderr),
         exit_code=exit_code,
         timed_out=timed_out,
-        killed_by=f"time limit of {timeout_s:g} s" if timed_out else signal_words(exit_code),
+        killed_by=f"time limit of {timeout_s:g} s" if timed_out else describe_signal(exit_code),
     )
 
 
@@ -251,7 +254,7 @@ class CamelExecutor(LoopExecutor):
             self._check_exclusive(self._make.func)
         self._reuse = reuse
         self._idle: list[Interpreter] = []
-        self._abandoned: list[tuple[Future[Any], float]] = []  # each with the time at which it should have ended
+        self._abandoned: list[tuple[Future[Any], float]] = []  # threads, and when each should have ended
 
     async def _attempt(self, code: str, timeout_s: float) -> ExecutionResult:
         """Make an interpreter and run the code on it, each in a thread of its own."""
@@ -286,7 +289,7 @@ class CamelExecutor(LoopExecutor):
         return replace(result, stdout=stdout, stderr=stderr, truncated=truncated)
 
     async def _wait_or_abandon(self, future: Future[Any], limit_s: float) -> Any:  # noqa: ANN401 - of either thread
-        """Wait for a thread for a limited time; record it as abandoned if it has not ended by then."""
+        """Wait for a thread for a limited time; record the thread as abandoned if it has not ended by then."""
         due_at = time.monotonic() + limit_s
         try:
             return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), limit_s)

@@ -37,7 +37,7 @@ class ExecutionResult:
             the process lives on: 1 after an uncaught exception, else 0 or the argument of `sys.exit`.
         timed_out: The time limit ended the code; `stdout` and `stderr` hold the output until then.
         truncated: At least one stream was longer than the backend keeps; a marker says how much was dropped.
-        duration_s: Seconds from the first instruction of the code to the end of the process.
+        duration_s: Seconds from the first instruction of the code to its end.
         killed_by: Limit or signal that ended the code ("time limit of 30 s", "SIGSEGV (crash)"), else None.
         infra_error: Fault of the executor itself, else None. The code did not cause it, and it must not be shown to
             the model.
@@ -164,7 +164,7 @@ async def run_with_one_retry(attempt: Callable[[], Awaitable[ExecutionResult]]) 
 
 
 class StatelessExecutor(CodeExecutor):
-    """Base class of backends without sessions; a subclass implements `_run`, which gets validated arguments."""
+    """Base class of backends without sessions; a subclass implements `_run`, which gets checked arguments."""
 
     def __init__(self, timeout_s: float, max_output_chars: int, facts: ExecutorFacts, **limits: float) -> None:
         check_positive(timeout_s=timeout_s, max_output_chars=max_output_chars, **limits)
@@ -262,7 +262,8 @@ _RECLAIM_INTERVAL_S: Final = 1.0  # how often a waiting call looks for slots of 
 class FairQueue:
     """A semaphore whose slots go to waiting owners round-robin, and in order of arrival within an owner.
 
-    An event loop may be closed with calls in flight, which then never release their slots: waiting calls reclaim them.
+    An event loop may be closed with calls in flight, which then never release their slots. Waiting calls reclaim these
+    slots.
     """
 
     def __init__(self, slots: int) -> None:
@@ -355,7 +356,7 @@ class _Ticket:
 
 
 def usable_cpus(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the smaller of this process's CPU affinity and its container's CPU quota, but at least 2."""
+    """Return the number of CPUs that this process may use, by its affinity and its container's quota; at least 2."""
     affinity = getattr(os, "sched_getaffinity", None)
     cpus = len(affinity(0)) if affinity else os.cpu_count() or 2
     quota = _cpu_quota(cgroups)

@@ -1,4 +1,4 @@
-"""The default backend: code runs on this machine, in forks of a warm process that the kernel confines."""
+"""The default backend: code runs on this machine, in confined children of a fork server."""
 
 import asyncio
 import contextlib
@@ -99,8 +99,8 @@ _MAX_CODE_CHARS: Final = 16_000_000
 class LocalExecutor(CodeExecutor):
     """Runs each piece of code in its own confined process on this machine.
 
-    The first call (or `start`) starts a supervisor process, which keeps a fork server with numpy and sympy in memory
-    and forks it for each call. Code gets a clean environment, an empty stdin, a directory of its own, and limits on
+    The first call (or `start`) starts a supervisor process and a fork server, which keeps the libraries in memory and
+    forks a child for each call. Code gets a clean environment, an empty stdin, a directory of its own, and limits on
     time, memory, disk, files, threads and output. The code can read only Python's own files, the libraries and shared
     objects, and write only in its directory. It can't use the network, start programs or processes, signal other
     processes or raise its limits.
@@ -174,7 +174,7 @@ class LocalExecutor(CodeExecutor):
         self.facts = ExecutorFacts(self._libraries, memory_mb, isolated, keeps_sessions=True)
 
     def _reset_process_state(self) -> None:
-        """Reset queues and sessions: a fork inherits occupied slots, but not the calls that would release them."""
+        """Reset queues and sessions: a forked process inherits occupied slots, but no call that would free them."""
         self._pid = os.getpid()
         self._queue = executors.FairQueue(int(self._limits["max_concurrency"]))
         self._session_queues: dict[str, executors.FairQueue] = {}
@@ -183,7 +183,7 @@ class LocalExecutor(CodeExecutor):
         self._lock = threading.Lock()
 
     def _session_slot(self, session: str | None) -> contextlib.AbstractAsyncContextManager[None]:
-        """Let one call of a session run at a time; calls that wait here hold no slot of the executor."""
+        """Let one call of a session run at a time in the context; calls that wait for it hold no slot in the queue."""
         return (
             contextlib.nullcontext()
             if session is None

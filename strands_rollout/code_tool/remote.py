@@ -32,7 +32,7 @@ from typing import Any, Final
 from strands_rollout.code_tool import executors
 from strands_rollout.code_tool.executors import ExecutionResult, ExecutorFacts
 from strands_rollout.code_tool.sandbox import scratch
-from strands_rollout.code_tool.sandbox.code_runner import shorten, signal_words
+from strands_rollout.code_tool.sandbox.code_runner import describe_signal, shorten
 from strands_rollout.errors import SandboxError
 
 _EXIT_JOIN_TIMEOUT_S: Final = 2.0  # a loop that does not stop must not keep the process alive
@@ -231,7 +231,7 @@ class RemoteProgram:
             timed_out=bool(report["timed_out"]),
             truncated=bool(report["truncated"]),
             duration_s=duration_s,
-            killed_by=signal_words(exit_code) if killed_by is None else str(killed_by)[:_SHOWN_CHARS],
+            killed_by=describe_signal(exit_code) if killed_by is None else str(killed_by)[:_SHOWN_CHARS],
         )
 
 

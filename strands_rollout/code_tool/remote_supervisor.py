@@ -2,16 +2,16 @@
 
 It runs without this package, on Python 3.8 or newer and POSIX, with the standard library only. `remote.py` sends it
 with the source of `code_runner.py` and parses its output: a line when the code starts, and a line with the report. A
-fault before the first line is the sandbox's; a fault after it is the code's.
+fault before the code starts is the sandbox's; a later fault is the code's.
 
 Three processes, so that killing the first (as a sandbox does at its timeout, by process group) ends the others:
 
-- The first only waits and cleans up.
+- The first process only waits and cleans up.
 - The second, in a process group of its own, watches the code, and learns from a pipe that the first has died.
 - The third, in a session of its own, runs the code.
 
-Code that stops the second gains nothing: when the first dies, the kernel sends SIGHUP and SIGCONT to the orphaned
-process group, and the second continues.
+Code that stops the second process gains nothing: when the first dies, the kernel sends SIGHUP and SIGCONT to the
+orphaned process group, and the second continues.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FIRST_FREE_FD = 3
 
 
 def run(job: dict[str, Any], sources: dict[str, str]) -> None:
-    """Run `job["code"]`; returns only in the process that ran it, which then exits like any interpreter."""
+    """Run `job["code"]`; returns only in the process that ran the code, which then exits like any interpreter."""
     scratch = os.environ.get("TMPDIR", "/tmp") + "/code-" + job["token"]  # noqa: S108 - the token is random
     os.mkdir(scratch, 0o700)  # noqa: PTH102 - pathlib is slow to import
     lifeline = fork_watcher(scratch)
@@ -113,7 +113,10 @@ def load_module(name: str, source: str) -> ModuleType:
 
 
 def set_up_child(go: tuple[int, int], stdout: int, stderr: int, scratch: str, job: dict[str, Any]) -> None:
-    """Wait for a byte on the pipe `go`, then leave the code three streams, a scratch directory and few variables."""
+    """Wait for a byte on the pipe `go`, then prepare this process for the code.
+
+    It keeps three streams, the scratch directory and few variables, and gets the limits of memory and file size.
+    """
     os.setsid()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.close(go[1])
@@ -197,7 +200,7 @@ class CodeWatch:
         return os.waitid(os.P_PID, self.child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def check_limits(self) -> bool:
-        """Record a limit that the code has reached in `killed_by`; return whether the code must be killed."""
+        """Record in `killed_by` a limit that the code has reached; return whether the code must be killed."""
         printed_mb = sum(output.total_bytes for output in self.outputs.values()) / (1024 * 1024)
         if printed_mb > self.job["max_output_mb"]:
             self.killed_by = "output limit of " + str(self.job["max_output_mb"]) + " MiB"
@@ -207,7 +210,7 @@ class CodeWatch:
         return self.killed_by is not None
 
     def kill_group(self) -> None:
-        """Kill the code and all processes that are left in its group."""
+        """Kill the code and all processes in its group."""
         try:
             os.killpg(self.child, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):

@@ -238,7 +238,7 @@ class CodeExecutorSandbox(Sandbox):
     `python_repl`, or the code tool.
 
     Args:
-        executor: Not owned: the caller closes it.
+        executor: The executor, which the caller closes.
         session: The session's name, if the executor keeps sessions; None for a random name.
         max_timeout_s: Upper bound in seconds for the limit that a call sets (a model may set a tool's timeout), and the
             limit of a call without one; None for the executor's default and no upper bound.
@@ -326,7 +326,12 @@ class CodeExecutorSandbox(Sandbox):
             yield item
 
     async def read_file(self, path: str, **kwargs: object) -> bytes:
-        """Read a file that the session's code sees."""
+        """Read a file that the session's code sees.
+
+        Raises:
+            OSError: The file can't be read or is larger than 64 MiB, or the executor keeps no sessions.
+            SandboxError: The executor itself failed.
+        """
         del kwargs
         content = b""
         while len(content) <= _MAX_FILE_BYTES:
@@ -343,7 +348,12 @@ class CodeExecutorSandbox(Sandbox):
         raise OSError(errno.EFBIG, f"more than {_MAX_FILE_BYTES} bytes, or without end; read it in the sandbox", path)
 
     async def write_file(self, path: str, content: bytes, **kwargs: object) -> None:
-        """Write a file that the session's code sees, creating its folders."""
+        """Write a file that the session's code sees, creating its folders.
+
+        Raises:
+            OSError: The file can't be written, or the executor keeps no sessions.
+            SandboxError: The executor itself failed.
+        """
         del kwargs
         for start in range(0, max(1, len(content)), _WRITE_BYTES):
             piece = base64.b64encode(content[start : start + _WRITE_BYTES]).decode()
@@ -351,7 +361,12 @@ class CodeExecutorSandbox(Sandbox):
             await self._run_file_program(_WRITE, path, folder=folder, mode=mode, content=piece)
 
     async def remove_file(self, path: str, **kwargs: object) -> None:
-        """Remove a file that the session's code sees."""
+        """Remove a file that the session's code sees.
+
+        Raises:
+            OSError: The file can't be removed, or the executor keeps no sessions.
+            SandboxError: The executor itself failed.
+        """
         del kwargs
         await self._run_file_program(_REMOVE, path)
 
@@ -375,8 +390,8 @@ class CodeExecutorSandbox(Sandbox):
     async def _run_file_program(self, body: str, path: str, **variables: object) -> Json:
         """Run one of the file programs in the session's interpreter, and return its value `found`.
 
-        The session's code may have changed the modules that the program needs; that harms only its own session, with
-        a wrong answer or an error.
+        The session's code may have changed the modules that the program needs; a wrong answer or an error then harms
+        only the same session.
         """
         if self._session is None:
             message = "this sandbox keeps no files between calls, since its code executor keeps no sessions"

@@ -1,7 +1,7 @@
 """The executor's side of the supervisor process: its scratch directory, its start, requests and answers.
 
 One thread reads the socket, and a second writes what the socket does not accept immediately. An event loop therefore
-never waits for the supervisor, even when that is busy or stopped.
+never waits for the supervisor, even if the supervisor is busy or stopped.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ _LOCK_DELAY_S: Final = 60.0  # a directory younger than this may not be locked b
 class ScratchRoot:
     """Owns the directory of an executor's files, locked while the executor lives.
 
-    The directory is made in `parent`, else in the temporary directory. For root, it is made in /tmp if other
-    users can't enter the temporary directory.
+    The directory is made in `parent`, else in the temporary directory. For root, it is made in /tmp if other users
+    can't enter the temporary directory. Directories that dead executors left there are deleted.
 
     Raises:
         SandboxError: No directory can be made there, or the disk is almost full.
@@ -68,8 +68,9 @@ class ScratchRoot:
 
 
 def _default_parent() -> str:
-    """Return the temporary directory, or /tmp if the user that the code runs as could not reach its files there."""
-    chosen = tempfile.gettempdir()  # for root, code runs as another user
+    """Return the temporary directory; /tmp if the code could not reach its files there, as it runs as another user."""
+    chosen = tempfile.gettempdir()
+    # only root changes the code's user
     if os.geteuid() != 0 or _others_can_pass(chosen) or not _others_can_pass("/tmp"):  # noqa: S108
         return chosen
     return "/tmp"  # noqa: S108 - mkdtemp makes a directory of our own in it
@@ -205,7 +206,11 @@ class SupervisorLink:
                 self._unsent.put(request)
 
     def _receive_facts(self) -> dict[str, Any]:
-        """Wait for the fork server's report about itself: `enforced`, `missing` and `start_s`."""
+        """Wait for the fork server's report: `enforced`, `missing` and `start_s`, as in `SandboxReport`.
+
+        Raises:
+            SandboxError: The supervisor did not start.
+        """
         self._socket.settimeout(_START_TIMEOUT_S)
         try:
             message = self._messages.next()
@@ -252,12 +257,12 @@ class SupervisorLink:
 def _settle(answer: asyncio.Future[Any], settle: Callable[[Any], None], outcome: object) -> None:
     """Settle a future on the event loop that waits for it, unless it was cancelled."""
 
-    def unless_done() -> None:
+    def settle_unless_done() -> None:
         if not answer.done():
             settle(outcome)
 
     with contextlib.suppress(RuntimeError):  # the loop is closed
-        answer.get_loop().call_soon_threadsafe(unless_done)
+        answer.get_loop().call_soon_threadsafe(settle_unless_done)
 
 
 def _start_supervisor(settings: Mapping[str, Any], link: socket.socket, stderr: IO[bytes]) -> subprocess.Popen[bytes]:

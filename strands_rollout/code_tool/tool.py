@@ -1,6 +1,6 @@
-"""The code tool: runs model-written Python and returns its output. Its specification, and the tool of one episode.
+"""The code tool, which runs model-written Python: its specification, its results, and the tool of one episode.
 
-The shipped model is trained on this specification and the system prompt: changing a word here changes its input.
+The shipped model was trained on this specification: changing a word of it changes the model's input.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def code_tool(
     """Make a Strands tool that runs the model's Python on `executor` and describes that executor's capabilities.
 
     Args:
-        executor: Not owned: the caller closes it and the session.
+        executor: The executor; the caller closes it and the session.
         timeout_s: Limit per call in seconds; the model can't raise it.
         max_output_chars: Maximum characters of output per call; longer output is cut in the middle with a marker.
         session: Name of an interpreter that all calls share; None for a fresh interpreter per call.
@@ -141,9 +141,9 @@ def code_tool(
 
     Raises:
         ConfigError: `session` is given, and the executor keeps no sessions.
-        SandboxError: From a call, when the executor itself failed. Strands turns an exception of a tool into an error
-            result for the model and keeps it as `AfterToolCallEvent.exception`: code that drives the agent must look
-            for it there, because the model did not cause it.
+        SandboxError: Raised by a call of the tool if the executor itself failed. Strands turns a tool's exception into
+            an error result for the model and keeps the exception as `AfterToolCallEvent.exception`. Code that drives
+            the agent must look for it there, because the model did not cause it.
     """
     spec = _specification(executor, timeout_s, max_output_chars, keeps_state=session is not None)
     restart_unreported = is_restarted
@@ -200,7 +200,7 @@ def _specification(executor: CodeExecutor, timeout_s: float, max_output_chars: i
 
 @functools.cache
 def _input_validator() -> FunctionToolMetadata:
-    """Make the validator of a call's input once: its pydantic model would cost each episode half a millisecond."""
+    """Return the validator of a call's input, made once: each pydantic model costs half a millisecond."""
 
     async def execute_python_code(code: str) -> str:
         return code

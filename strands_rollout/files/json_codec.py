@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
 Json: TypeAlias = Any
-"""Any value of JSON: None, a bool, int, float or str, a list of values, or a dict of them by str."""
+"""Any value of JSON: None, a bool, int, float or str, a list of values, or a dict from str to values."""
 
 _AS_ZEROS: Final = bytes.maketrans(b"123456789", b"0" * 9)
 _LONG_INTEGER: Final = b"0" * 19  # shorter numbers have no more than 64 bits
@@ -22,7 +22,7 @@ def encode_json(value: Json) -> bytes:
         TypeError, ValueError: The value has no form in JSON, is nested too deeply, or has an integer of more than 4,300
             digits.
     """
-    import orjson  # the sandbox imports this module too, and may run where orjson is not installed
+    import orjson  # imported on use: the code tool imports this module, and runs without third-party libraries
 
     try:
         return orjson.dumps(value)
@@ -35,12 +35,12 @@ def decode_json(text: bytes | str, *, is_finite: bool = True) -> Json:
 
     Args:
         text: The JSON text; bytes are UTF-8.
-        is_finite: Refuse NaN, Infinity and numbers that are too large for a float, which Python's `json` writes.
+        is_finite: Refuse NaN and Infinity, which Python's `json` writes, and numbers that are too large for a float.
 
     Raises:
         ValueError: The text is not JSON, is nested too deeply, or has an integer of more than 4,300 digits.
     """
-    import orjson  # imported on use, as above
+    import orjson  # imported on use: the code tool imports this module, and runs without third-party libraries
 
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     if _LONG_INTEGER not in raw.translate(_AS_ZEROS):  # orjson would convert them to floats

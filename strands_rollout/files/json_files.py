@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from strands_rollout.errors import ConfigError
-from strands_rollout.files.safe_files import read_regular, replaced
+from strands_rollout.files.safe_files import atomic_replacement, read_regular
 
 MAX_JSON_BYTES: Final = 200_000_000
 """Maximum bytes of a JSON file of a model, a tokenizer or a report."""
@@ -21,7 +21,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         ConfigError: The file can't be written.
     """
     try:
-        with replaced(path) as temporary:
+        with atomic_replacement(path) as temporary:
             temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as e:
         raise ConfigError(f"can't write {path}: {e.strerror}; choose another folder with --out") from e
@@ -45,7 +45,7 @@ def read_json(path: Path, *, advice: str = "choose another folder with --out") -
 
 
 def differences(recorded: Mapping[str, Any], requested: Mapping[str, Any]) -> str:
-    """Return the first 10 differences between recorded and requested values as text; "" if all are equal."""
+    """Return the first 10 differences of recorded and requested values, and the number of others; "" if equal."""
     found = list(_iter_differences(recorded, json.loads(json.dumps(requested)), ""))
     more = f" and {len(found) - 10} more" if len(found) > 10 else ""
     return "; ".join(found[:10]) + more

@@ -1,4 +1,4 @@
-"""Logs with one JSON value per line, which can be read while they grow and continued after a kill."""
+"""Logs with one JSON value per line; a log can be read while it grows, and continued after a kill."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class JsonLog:
 
     @property
     def is_empty(self) -> bool:
-        """True if the file has no lines."""
+        """True if the file is empty."""
         return not os.fstat(self._file.fileno()).st_size
 
     def append(self, line: bytes) -> None:
         """Write a line, which must end with a line feed.
 
         Raises:
-            RolloutError: The line can't be written, or not all of it.
+            RolloutError: The line can't be written completely.
         """
         try:
             write_all(self._file, line)

@@ -28,12 +28,12 @@ def open_regular(path: Path | str) -> BinaryIO:
     Named pipes and devices are not opened: opening a pipe would wait for a writer, and some devices never end.
 
     Raises:
-        OSError: The file can't be opened or is not a regular file, or no file can have this path; `strerror` says
-            which.
+        OSError: The file can't be opened or is not a regular file, or no file can have this path; `strerror` is the
+            reason.
     """
     try:
         _check_regular(Path(path).stat(), path)
-        # the path may have become a pipe since the check, which must not block here either
+        # non-blocking, since the path may have become a pipe after the check
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as e:  # a NUL or a lone surrogate
         raise OSError(errno.EINVAL, f"not a valid path: {e}", str(path)) from e
@@ -89,15 +89,15 @@ def write_all(file: io.RawIOBase | io.BufferedIOBase, data: bytes) -> None:
     """Write data with one call and check that all of it was written.
 
     Raises:
-        OSError: The data can't be written, or not all of it.
+        OSError: The data can't be written completely.
     """
     if file.write(data) != len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @contextlib.contextmanager
-def replaced(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside a file; it replaces the file if the block ends without an error."""
+def atomic_replacement(path: Path) -> Iterator[Path]:
+    """Yield a temporary path whose file replaces `path` if the block ends without an error."""
     temporary = path.with_name(f".{path.name}.part")
     try:
         yield temporary

@@ -40,7 +40,7 @@ def yaml_text(path: Path) -> str:
 def _expanded_size(root: yaml.Node) -> int:
     """Count the values of a document with all references expanded.
 
-    Visits each node once, so that it ends quickly for documents that would expand without end.
+    Each node is visited once, which takes little time even for a document that would expand without end.
 
     Raises:
         ValueError: A node contains itself, or nodes are nested deeper than _MAX_DEPTH.
@@ -53,7 +53,7 @@ def _expanded_size(root: yaml.Node) -> int:
         if key in sizes:
             return sizes[key]
         if key in entered:
-            raise ValueError("it contains itself")
+            raise ValueError("an alias refers to a value that contains it")
         if len(entered) >= _MAX_DEPTH:
             raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")
         entered.add(key)

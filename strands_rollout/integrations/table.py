@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from strands_rollout.dump import read_dump
 from strands_rollout.errors import ConfigError, ExportError
-from strands_rollout.files.safe_files import replaced
+from strands_rollout.files.safe_files import atomic_replacement
 from strands_rollout.integrations.conversion import FinishedEpisode, finished_episodes
 from strands_rollout.samples import FinishedSample, Sample
 from strands_rollout.secret_mask import find_secrets
@@ -110,7 +110,7 @@ def to_parquet(samples: Iterable[Any], path: Path, *, reward_key: str = REWARD_K
 
     table = _table(to_rows(samples, reward_key=reward_key))
     try:
-        with replaced(path) as temporary:
+        with atomic_replacement(path) as temporary:
             pyarrow.parquet.write_table(table, temporary)
     except OSError as e:
         raise ExportError(f"can't write {path}: {e}") from e

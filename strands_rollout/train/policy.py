@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils.logging import disable_progress_bar
 
 from strands_rollout.errors import ConfigError, RolloutError, TrajectoryError
-from strands_rollout.files.safe_files import replaced
+from strands_rollout.files.safe_files import atomic_replacement
 from strands_rollout.play.options import UpdateSettings
 from strands_rollout.train.rollouts import TrainingSequence
 
@@ -255,7 +255,7 @@ class Policy:
             RolloutError: The file can't be written.
         """
         try:
-            with replaced(path) as new:
+            with atomic_replacement(path) as new:
                 torch.save({"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}, new)
         except (OSError, RuntimeError) as e:  # torch's writer raises RuntimeError on a full disk
             raise RolloutError(f"can't write {path}: {e}; free disk space and resume the run") from e

@@ -26,7 +26,7 @@ from strands_rollout.dump.terminal import progress_bar
 from strands_rollout.errors import ConfigError, RolloutError
 from strands_rollout.files.json_files import differences, read_json, write_json
 from strands_rollout.files.json_log import JsonLog, complete_lines
-from strands_rollout.files.safe_files import open_exclusive, replaced
+from strands_rollout.files.safe_files import atomic_replacement, open_exclusive
 from strands_rollout.integrations.table import check_wandb, start_run
 from strands_rollout.play.options import TrainOptions
 from strands_rollout.play.rows import json_line
@@ -516,7 +516,7 @@ def draw_page(
         if legend is not None:
             legend(figure)
         figure.draw_without_rendering()  # the layout needs a first drawing to know the width of axis labels
-        with replaced(path) as temporary:
+        with atomic_replacement(path) as temporary:
             figure.savefig(temporary, format="png")
 
 

@@ -10,19 +10,19 @@ import pytest
 import strands_rollout
 from strands_rollout.errors import ConfigError
 from strands_rollout.files.json_log import JsonLog, complete_lines
-from strands_rollout.files.safe_files import replaced
+from strands_rollout.files.safe_files import atomic_replacement
 
 
-def test_replaced_replaces_the_whole_file_or_nothing(tmp_path: Path) -> None:
+def test_atomic_replacement_writes_the_whole_file_or_nothing(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    with replaced(path) as beside:
-        beside.write_text("first")
+    with atomic_replacement(path) as temporary:
+        temporary.write_text("first")
         assert not path.exists()
     assert path.read_text() == "first"
 
     def write_half() -> None:
-        with replaced(path) as beside:
-            beside.write_text("sec")
+        with atomic_replacement(path) as temporary:
+            temporary.write_text("sec")
             raise OSError("no room")
 
     with pytest.raises(OSError, match="no room"):

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 LENGTH: Final = struct.Struct("!I")
 _CHUNK_BYTES: Final = 1 << 16
-# messages of a child on its control socket; see `fork_server.py`
+# messages of a child on its control socket, which `fork_server.py` describes
 READY: Final = b"R"
 FAILED: Final = b"E"
 STARTED: Final = b"S"
@@ -56,6 +56,12 @@ _PACKAGE_FOLDER: Final = str(Path(__file__).resolve().parents[3])
 
 
 def python_command(module: str, link: int, settings: Mapping[str, Any]) -> list[str]:
-    """Return a command that runs a module's `main()`, after which the package can't be imported by name."""
+    """Return a command that runs a module's `main()` without the package's folder in `sys.path`.
+
+    Args:
+        module: Dotted path of the module.
+        link: Descriptor of a socket that the process inherits; its first command-line argument.
+        settings: Its second command-line argument, as JSON.
+    """
     start = f"import sys; sys.path.append({_PACKAGE_FOLDER!r}); from {module} import main; sys.path.pop(); main()"
     return [sys.executable, "-s", "-S", "-P", "-X", "utf8", "-c", start, str(link), json.dumps(settings)]

@@ -32,7 +32,7 @@ class RunningChild:
         self.is_ending = False  # it has been killed, but the kernel may need some time
         self.thread_limit = 0  # RLIMIT_NPROC, if it runs as the supervisor's user
         self.is_broken = False  # the code has written to the control socket, which is not trusted any more
-        self.ready: asyncio.Future[None] = loop.create_future()  # the child waits for code, or failed before
+        self.ready: asyncio.Future[None] = loop.create_future()  # the child waits for code; an exception if it failed
         self.ended: asyncio.Future[int] = loop.create_future()  # the process has ended, with this exit code
         self.alarm: asyncio.Future[None] = loop.create_future()  # the child is broken, or has printed too much
         self._max_output_chars = max_output_chars
@@ -63,7 +63,7 @@ class RunningChild:
         os.close(self._child_stderr)
 
     def on_forked(self, pid: int, user: int | None) -> None:
-        """Record the child's pid and user."""
+        """Record the child's pid and user, and open a pidfd."""
         self.pid, self.user = pid, user
         with contextlib.suppress(OSError, AttributeError):  # an old kernel, a container's filter, or not Linux
             self._pidfd = os.pidfd_open(pid)
@@ -96,7 +96,7 @@ class RunningChild:
         if not self._started.done():
             self._read_control()  # its last message may not have been read yet
         if not self._started.done() and self.ended.result() < 0:  # otherwise its stderr has the reason
-            raise RuntimeError(f"a process ended with {self.ended.result()} before its code was started")
+            raise RuntimeError(f"a process ended with exit code {self.ended.result()} before its code was started")
 
     async def wait(self) -> int | None:
         """Wait for the end of the code; return its exit code, or None if the process itself has ended."""
@@ -179,7 +179,7 @@ class RunningChild:
             self._close_output(pipe)
 
     def _drain_pipe(self, pipe: int) -> None:
-        """Read the bytes that are in the pipe now; code writes all its output before it reports that it is done."""
+        """Read the bytes that are in the pipe now; a child that has reported DONE has written all its output."""
         for _ in range(64):  # bounded: a thread that prints forever must not block the event loop
             before = self._outputs[pipe].total_bytes
             self._read_output(pipe)
@@ -210,7 +210,7 @@ class ForkServerLink:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         loop = asyncio.get_running_loop()
-        self.facts: asyncio.Future[dict[str, Any]] = loop.create_future()  # its report when it is up
+        self.facts: asyncio.Future[dict[str, Any]] = loop.create_future()  # the fork server's report when it is up
         self._children: dict[int, RunningChild] = {}
         self._unsent: deque[tuple[bytes, RunningChild | None]] = deque()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, _PACKETS)
@@ -305,7 +305,7 @@ class ForkServerLink:
         elif event["is"] == "ended":
             child = self._children.pop(event["slot"])
             if not child.ready.done():
-                reason = f"the child ended with {event['exit_code']} before it was ready"
+                reason = f"the child ended with exit code {event['exit_code']} before it was ready"
                 child.ready.set_exception(RuntimeError(reason))
             child.ended.set_result(event["exit_code"])
 

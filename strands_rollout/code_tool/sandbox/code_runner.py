@@ -32,7 +32,7 @@ def _shown_name(filename: str) -> str | None:
     if filename in _sources:
         return filename
     folder = next((folder for folder in _folders if filename.startswith(folder)), None)
-    # must exist: after a change of root, modules that were imported before also seem to lie below the new root
+    # the file must exist: after a change of root, modules imported before it also seem to lie below the new root
     return None if folder is None or not os.path.exists(filename) else filename[len(folder) :]  # noqa: PTH110
 
 
@@ -67,14 +67,14 @@ def format_error(kind: type[BaseException], value: BaseException | None, trace: 
 
 
 def report_error(kind: type[BaseException], value: BaseException | None, trace: types.TracebackType | None) -> None:
-    """Replace `sys.excepthook`."""
+    """Print an error to stderr; installed as `sys.excepthook`."""
     with contextlib.suppress(Exception):  # the code may have closed, detached or replaced the stream
         sys.stdout.flush()
     sys.stderr.write(format_error(kind, value, trace))
 
 
 def report_thread_error(args: threading.ExceptHookArgs) -> None:
-    """Replace `threading.excepthook`."""
+    """Print the error of a thread to stderr, except SystemExit; installed as `threading.excepthook`."""
     if args.exc_type is not SystemExit:
         report_error(args.exc_type, args.exc_value, args.exc_traceback)
 
@@ -82,7 +82,7 @@ def report_thread_error(args: threading.ExceptHookArgs) -> None:
 def format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Replace `warnings.formatwarning`, without paths of the machine."""
+    """Format a warning without paths of the machine; installed as `warnings.formatwarning`."""
     del line
     where = f" (line {lineno})" if filename in _sources else ""
     return f"{category.__name__}: {message}{where}\n"
@@ -141,7 +141,7 @@ def run_code(code: str, namespace: dict[str, object], name: str = SOURCE_NAME) -
     exec(compile(tree, name, "exec", dont_inherit=True), namespace)  # noqa: S102 - the purpose of this program
     if isinstance(last, ast.Expr):
         expression = compile(ast.Expression(last.value), name, "eval", dont_inherit=True)
-        value = eval(expression, namespace)  # noqa: S307 - as above
+        value = eval(expression, namespace)  # noqa: S307 - the purpose of this program
         if value is not None:
             print(repr(value))
 
@@ -214,7 +214,7 @@ _SIGNAL_TEXTS: Final = {
 }
 
 
-def signal_words(exit_code: int) -> str | None:
+def describe_signal(exit_code: int) -> str | None:
     """Describe the signal behind a negative exit code; None for an exit code that the program chose."""
     if exit_code >= 0:
         return None

@@ -1,8 +1,8 @@
 """The layers that confine model-written code: which layers this machine supports, and how a child applies them.
 
 The fork server decides once which layers to use; a forked child calls `apply`, which can't be undone. The layers are
-`limits` (rlimits), `user` (a separate user, if we are root), `files` (Landlock; or a change of root, if the kernel has
-no Landlock and we are root), and `syscalls` (seccomp), or `programs` if code may start programs.
+`limits` (rlimits), `user` (a separate user, if the fork server is root), `files` (Landlock; or a change of root, if the
+kernel has no Landlock and the fork server is root), and `syscalls` (seccomp), or `programs` if code may start programs.
 
 Confined code can read the standard library, the chosen libraries, shared objects and a few files of /etc; never a whole
 site-packages folder, where this package with its labels and rewards lies. If the sandbox's user can't traverse to
@@ -36,7 +36,7 @@ from strands_rollout.code_tool.sandbox.seccomp import (
 )
 
 _DEVICES: Final = ("/dev/null", "/dev/urandom", "/dev/random")
-_ZEROS: Final = "/dev/zero"  # for programs only: mapping it creates shared memory, see `seccomp.CONDITIONAL`
+_ZERO_DEVICE: Final = "/dev/zero"  # for programs only: mapping it creates shared memory, see `seccomp.CONDITIONAL`
 _NOT_STDLIB: Final = {"site-packages", "dist-packages", "__pycache__"}
 _SHARED_OBJECT: Final = re.compile(r"\.so(\.|$)")
 _PROGRAMS: Final = (  # programs for a shell, and files that they read
@@ -109,7 +109,7 @@ class LibraryFinder:
 
 
 class DirectoryDescriptors:
-    """Opens folders, so that they stay reachable after a change of user."""
+    """Holds folders open, so that they stay reachable after a change of user."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
@@ -164,7 +164,7 @@ class Workspace:
     folder: str
     user: int | None  # the user to change to; None to stay the same user
     ruleset: kernel.Ruleset | None  # grants access to the directory and to the files that all code may read
-    uses: int = 0  # earlier directories to which the ruleset grants access
+    uses: int = 0  # number of earlier directories to which the ruleset grants access
 
     def retire(self) -> None:
         """Close the ruleset if it wastes disk space: a deleted directory keeps its blocks while a ruleset names it."""
@@ -271,8 +271,11 @@ class Confinement:
         folders += [Path(folder, name) for folder, names in self.library_folders().items() for name in names]
         return [str(file) for folder in folders if (file := next(folder.glob("*.py"), None)) is not None]
 
-    def kept_descriptors(self) -> list[int]:
-        """Return the descriptors to keep open in a child; none after a change of root, which they would undermine."""
+    def descriptors_to_keep(self) -> list[int]:
+        """Return the descriptors that a child keeps open.
+
+        The list is empty if the child changes its root, since code could leave the new root through them.
+        """
         return [] if self.changes_root else self.descriptors.numbers
 
     def make_workspace(self, folder: str, slot: int, previous: Workspace | None = None) -> Workspace:
@@ -348,7 +351,7 @@ class Confinement:
     def _decide_user(self) -> None:
         if os.geteuid() != 0:
             return  # not missing: an ordinary user can't change, and the other layers protect its files and processes
-        # far from the ids of real users, and different for each fork server, since threads are counted by user
+        # far from the ids of real users, and different for each fork server, since the kernel counts threads by user
         candidates = (0x7000_0000 + secrets.randbelow(1 << 16) * 1024, 60_000)
         self._first_user = next(filter(kernel.can_change_user, candidates), None)
         if self._first_user is None:
@@ -395,7 +398,7 @@ class Confinement:
         for path in _PROGRAMS if self._programs else ():
             with contextlib.suppress(FileNotFoundError):
                 ruleset.allow_read(path, run=True)
-        for path in (*_DEVICES, _ZEROS) if self._programs else _DEVICES:
+        for path in (*_DEVICES, _ZERO_DEVICE) if self._programs else _DEVICES:
             with contextlib.suppress(FileNotFoundError):
                 ruleset.allow_device(path)
         ruleset.allow_scratch(folder, run=self._programs)

@@ -1,14 +1,15 @@
 """The fork server: a process that has imported all libraries, and only forks and reaps children.
 
-It never sees code or output, so that no child inherits those of another run. The supervisor gives it one command
-socket, on which it sends JSON messages, one per packet:
+It never sees code or output, so that no child inherits the code or output of another run. The supervisor gives it a
+command socket and sends JSON messages on it, one per packet:
 
 - `{"do": "fork", "slot": 3}` with three descriptors: stdout, stderr, control
 - `{"do": "signal", "slot": 3, "signal": 9}`
 - `{"do": "limit", "slot": 3, "threads": 200}`: the soft RLIMIT_NPROC
 
-and receives `{"is": "up", ...}` once, `{"is": "forked", "slot": 3, "pid": 4711, "user": null}`, `{"is": "ended",
-"slot": 3, "exit_code": -9}`, and `{"is": "failed", "slot": 3, "reason": ...}`. It exits when the supervisor does.
+The fork server answers `{"is": "up", ...}` once, `{"is": "forked", "slot": 3, "pid": 4711, "user": null}`, `{"is":
+"ended", "slot": 3, "exit_code": -9}`, and `{"is": "failed", "slot": 3, "reason": ...}`. It exits when the supervisor
+does.
 
 Before it is up, it tests the layers of confinement in a real child; a layer that fails is reported as missing.
 
@@ -20,9 +21,8 @@ writes to the supervisor:
   byte, the exit code
 
 Without a session the child exits after that. The supervisor does not wait for the exit, because the kernel takes
-milliseconds to free the memory of such a process. Code can find the socket and write DONE itself: its call is then
-over, with an exit code of its choice, as after `os._exit`; the code is then killed, or stopped until the session's next
-call.
+milliseconds to free the memory of such a process. Code can find the socket and write DONE itself: as after `os._exit`,
+its call is then over, with an exit code of its choice. The code is killed, or stopped until the session's next call.
 """
 
 import _sitebuiltins
@@ -54,7 +54,7 @@ from typing import Any, Final, Self
 
 from strands_rollout.code_tool.sandbox import DONE, FAILED, READY, STARTED, FrameReader, code_runner, frame, scratch
 from strands_rollout.code_tool.sandbox.confinement import Confinement, LayerError, LibraryFinder, Workspace
-from strands_rollout.code_tool.sandbox.kernel import ChildLimits, files_as, prctl
+from strands_rollout.code_tool.sandbox.kernel import ChildLimits, file_access_as, prctl
 
 _CONTROL: Final = 3
 _EXCEPTION: Final = 1
@@ -62,9 +62,15 @@ _LOCK_TYPES: Final = ("Barrier", "BoundedSemaphore", "Condition", "Event", "Lock
 
 
 def become_child(confinement: Confinement, workspace: Workspace, descriptors: tuple[int, int, int]) -> None:
-    """Turn a fork of the fork server into a confined process that runs code; never returns."""
+    """Turn a fork of the fork server into a confined process that runs code; never returns.
+
+    Args:
+        confinement: The layers to apply.
+        workspace: The child's directory, user and ruleset.
+        descriptors: stdout, stderr and the control socket.
+    """
     try:
-        _take_descriptors(descriptors, confinement.kept_descriptors(), workspace)
+        _take_descriptors(descriptors, confinement.descriptors_to_keep(), workspace)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -89,7 +95,7 @@ def become_child(confinement: Confinement, workspace: Workspace, descriptors: tu
 
 
 def _take_descriptors(descriptors: tuple[int, int, int], kept: Collection[int], workspace: Workspace) -> None:
-    """Install the child's descriptors as 0 to 3, and close all others except `kept` and the ruleset's."""
+    """Call setsid, install the child's descriptors as 0 to 3, and close all others but `kept` and the ruleset's."""
     os.setsid()
     for target, source in enumerate((os.open(os.devnull, os.O_RDONLY), *descriptors)):
         os.dup2(source, target)
@@ -103,11 +109,14 @@ def _take_descriptors(descriptors: tuple[int, int, int], kept: Collection[int], 
 
 
 def _reset_interpreter(home: str) -> None:
-    """Replace the state that forks share: environment, temporary directory, streams, random numbers."""
+    """Replace the state that forks share, and adapt Python's functions to the sandbox.
+
+    The state is the environment, the temporary directory, the streams and the random numbers.
+    """
     os.environ.update(HOME=home, TMPDIR=home, PWD=home)
     tempfile.tempdir = None
     os.path.realpath = _real_path  # type: ignore[assignment] # one function for all kinds of paths
-    # the sandbox refuses chmod and utime, without which shutil.copy and shelve would fail
+    # shutil.copy and shelve would fail: the sandbox refuses chmod and utime
     shutil.copymode = shutil.copystat = dbm.dumb._Database._chmod = _copy_nothing  # type: ignore[attr-defined]
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment] # `site`, which makes them, is not imported
     builtins.help = _sitebuiltins._Helper()
@@ -144,7 +153,7 @@ def _reseed() -> None:
 
 
 class _PrivateMmap(mmap.mmap):
-    """A `mmap.mmap` that makes anonymous memory private: the filter refuses shared memory, and no process shares it."""
+    """A `mmap.mmap` whose anonymous memory is private: the filter refuses shared memory, and nothing would share it."""
 
     def __new__(
         cls,
@@ -167,9 +176,10 @@ _PrivateMmap.__module__ = "mmap"
 
 
 def _avoid_shared_memory() -> None:
-    """Replace shared memory by private memory and by locks of threads; this process can start no other process.
+    """Make anonymous `mmap` private, and replace multiprocessing's locks by those of threading.
 
-    Concerns anonymous `mmap`, and the locks that multiprocessing's ThreadPool uses, which are files in /dev/shm.
+    multiprocessing's locks, which its ThreadPool uses, are files in /dev/shm. Nothing is lost: this process can't start
+    a process that would share memory or locks with it.
     """
     mmap.mmap = _PrivateMmap  # type: ignore[misc]
     for name in _LOCK_TYPES:
@@ -178,18 +188,21 @@ def _avoid_shared_memory() -> None:
 
 
 def _real_path(path: str | bytes | os.PathLike[str], *, strict: object = False) -> str | bytes:
-    """Replace `os.path.realpath`, which would fail at any link because the filter refuses to read links."""
+    """Return the absolute path, with links unresolved.
+
+    Installed as `os.path.realpath`, which would fail at any link because the filter refuses to read links.
+    """
     if strict is True:  # other values, in newer Pythons, permit missing files
         os.lstat(path)
     return os.path.abspath(path)  # noqa: PTH100
 
 
 def _copy_nothing(*_: object, **__: object) -> None:
-    """Replace the functions that copy permissions and times."""
+    """Do nothing; installed as the functions that copy permissions and times."""
 
 
 def _serve_code(control: socket.socket) -> None:
-    """Run the code that arrives: one piece, or in a session one after the other until the socket closes."""
+    """Run the code that arrives: a single piece, or in a session every piece until the socket closes. Never returns."""
     namespace = code_runner.prepare_interpreter().__dict__
     requests = FrameReader(control)
     for number in itertools.count(1):
@@ -202,7 +215,7 @@ def _serve_code(control: socket.socket) -> None:
         exit_code = _run_code(request["code"], namespace, name)
         if not request["session"]:
             _run_exit_handlers()
-        with contextlib.suppress(OSError):  # if the code has closed it, the end of the process says the same
+        with contextlib.suppress(OSError):  # if the code has closed the socket, the end of the process ends the call
             os.write(_CONTROL, DONE + bytes([exit_code]))
         if not request["session"]:
             os._exit(exit_code)
@@ -213,7 +226,7 @@ def _run_code(code: str, namespace: dict[str, object], name: str) -> int:
     """Run one piece of code, print its error if any, and return the exit code that a script would have."""
     try:
         code_runner.run_code(code, namespace, name)
-    except SystemExit as e:  # as the interpreter handles `sys.exit(...)`
+    except SystemExit as e:  # handled as the interpreter does
         if e.code is None or isinstance(e.code, int):
             return (e.code or 0) & 0xFF
         with contextlib.suppress(Exception):  # the code may have broken stderr
@@ -232,7 +245,7 @@ def _run_exit_handlers() -> None:
     """Join threads and run exit handlers as the interpreter does at its exit, without its costly module teardown."""
     with contextlib.suppress(BaseException):  # handlers that the code registered may raise anything
         threading._shutdown()  # type: ignore[attr-defined] # waits for the code's threads
-    with contextlib.suppress(BaseException):  # as above
+    with contextlib.suppress(BaseException):  # these handlers too
         atexit._run_exitfuncs()
     _flush()
 
@@ -259,12 +272,12 @@ _STANDARD_MODULES: Final = (
 )
 # fmt: on
 _SUBMODULES: Final = {
-    # matplotlib reads a folder of the user's, which confined code may not
+    # an import of matplotlib reads a folder in the user's home, which confined code may not read
     "matplotlib": ["matplotlib.pyplot", "matplotlib.backends.backend_agg"],
     "numpy": ["numpy.linalg", "numpy.random", "numpy.fft", "numpy.polynomial", "numpy.ma"],
     "sympy": ["sympy.ntheory.modular", "sympy.solvers.diophantine", "sympy.parsing.sympy_parser"],
 }
-# a first use loads modules and fills caches: about half of the time that a short sympy program takes
+# the first use of a library loads modules and fills caches: half of the time that a short sympy program takes
 _WARM_UP: Final = {
     "numpy": """
 from numpy import *
@@ -326,7 +339,7 @@ def preload_everything(libraries: Iterable[str]) -> None:
 
 def _submodules(package: str) -> list[str]:
     """List the modules of a package, without tests and scripts."""
-    with contextlib.suppress(BaseException):  # see above
+    with contextlib.suppress(BaseException):  # a module that fails here would fail in a child too
         importlib.import_module(package)
     folders = getattr(sys.modules.get(package), "__path__", [])
     found = []
@@ -338,6 +351,7 @@ def _submodules(package: str) -> list[str]:
     return found
 
 
+_MAX_TESTS: Final = 8
 _PROBE_TIMEOUT_S: Final = 30.0
 _PROBE: Final = """
 import json, os, resource, socket
@@ -374,11 +388,18 @@ print(json.dumps(broken), flush=True)
 
 
 def find_broken_layer(confinement: Confinement, folder: str) -> tuple[str, str] | None:
-    """Run a probe in a child that all layers confine.
+    """Run a probe in a child that all layers confine, and delete its directory.
+
+    Args:
+        confinement: The layers to test.
+        folder: Directory for the child.
 
     Returns:
-        The first layer that does not hold, or "reading" if the code can't read Python's files, with the reason; or
-        None.
+        The first layer that does not hold, or "reading" if the code can't read Python's files, with the reason; None if
+        all layers hold.
+
+    Raises:
+        RuntimeError, TimeoutError: The probe did not run to its end.
     """
     try:
         workspace = confinement.make_workspace(folder, 0)
@@ -413,12 +434,12 @@ def _run_probe(
         except PermissionError:
             may_signal = False
         try:
-            with files_as(user):
-                os.listdir(f"/proc/{child}/fd")  # noqa: PTH208 - as the supervisor does
+            with file_access_as(user):
+                os.listdir(f"/proc/{child}/fd")  # noqa: PTH208 - the supervisor lists it in the same way
         except OSError:
             may_list_files = False
         readable = [] if confinement.changes_root else confinement.sample_files()
-        # the probe can't find these facts out itself
+        # the probe can't find out these facts itself
         facts = f"enforced = {list(confinement.enforced)!r}\nreadable = {readable!r}\n"
         control.sendall(frame({"code": facts + _PROBE, "session": False}))
         if control.recv(1) != STARTED:
@@ -458,7 +479,7 @@ class ForkServer:
         self._supervisor = os.getppid()
 
     def serve(self, facts: Mapping[str, Any]) -> None:
-        """Fork and reap children until the supervisor has ended."""
+        """Fork and reap children until the supervisor has ended, then kill the remaining children."""
         wakeup, wake = os.pipe()
         for end in (wakeup, wake):
             os.set_blocking(end, False)
@@ -520,7 +541,7 @@ class ForkServer:
                         resource.prlimit(process, resource.RLIMIT_NPROC, (command["threads"], hard))
 
     def _reap(self) -> None:
-        """Report the children that have ended, and kill the processes that they left behind."""
+        """Report the children that have ended, kill processes that they left behind, and retire their workspaces."""
         while (ended := _reap_child()) is not None:
             process, exit_code = ended
             slot = self._children.pop(process, None)
@@ -530,7 +551,7 @@ class ForkServer:
                 self._send({"is": "ended", "slot": slot, "exit_code": exit_code})
 
     def _kill_orphans(self) -> None:
-        """Kill processes that left their group and lost their parent, which this process adopts as a subreaper."""
+        """Kill processes that left their group and lost their parent; this process, a subreaper, has adopted them."""
         with contextlib.suppress(OSError):
             listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
             for process in set(map(int, listed)) - self._children.keys():
@@ -542,7 +563,7 @@ class ForkServer:
 
 
 def _reap_child() -> tuple[int, int] | None:
-    """Reap a child that has ended, with its whole group; return its pid and exit code, or None."""
+    """Kill the process group of a child that has ended, and reap the child; return its pid and exit code, or None."""
     found = None
     try:
         if hasattr(os, "waitid"):  # not on macOS before Python 3.13
@@ -562,14 +583,15 @@ def _kill_group(process: int) -> None:
 
 
 def main() -> None:
-    """Run as a process; the arguments are the descriptor of the command socket and the settings in JSON."""
+    """Run the fork server process; its arguments are the command socket's descriptor and the settings as JSON."""
     started = time.monotonic()
     commands = socket.socket(fileno=int(sys.argv[1]))
     settings = json.loads(sys.argv[2])
     if sys.platform == "linux":
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    while os.open(os.devnull, os.O_RDONLY) <= 3:
+    # a child replaces descriptors 0 to 3, so none that is opened later may have such a number
+    while os.open(os.devnull, os.O_RDONLY) <= _CONTROL:
         pass
     limits, programs = ChildLimits(**settings["limits"]), settings["programs"]
     confinement = Confinement(settings["libraries"], limits, settings["disabled"], programs=programs)
@@ -589,8 +611,13 @@ def main() -> None:
 
 
 def _test_layers(confinement: Confinement, settings: Mapping[str, Any]) -> None:
-    """Test the layers in a real child, and mark those that don't hold as missing."""
-    for attempt in range(8):
+    """Test the layers in a real child until all that remain hold; mark each layer that fails as missing.
+
+    Raises:
+        RuntimeError, TimeoutError: A probe did not run to its end, or every test failed.
+    """
+    layer, reason = "", ""
+    for attempt in range(_MAX_TESTS):
         if confinement.changes_root:
             preload_everything(settings["preload"])
         broken = find_broken_layer(confinement, os.path.join(settings["root"], f"self-test-{attempt}"))  # noqa: PTH118
@@ -601,4 +628,4 @@ def _test_layers(confinement: Confinement, settings: Mapping[str, Any]) -> None:
             confinement.mark_missing(layer, reason)
         elif not confinement.grant_root_reads():
             confinement.mark_missing("user", reason)
-    raise RuntimeError("the self-test of the sandbox never passed")
+    raise RuntimeError(f"the self-test of the sandbox failed {_MAX_TESTS} times, the last time at {layer}: {reason}")

@@ -44,7 +44,7 @@ def prctl(option: int, *args: int) -> int:
     return _call_libc("prctl", ctypes.c_int, option, *args, *padding)
 
 
-# names in the order of their numbers; a number gives that of the next name
+# names in the order of their numbers; a number in the listing is that of the next name
 _SHARED: Final = """
     424 pidfd_send_signal io_uring_setup io_uring_enter io_uring_register open_tree move_mount fsopen fsconfig
     fsmount fspick pidfd_open clone3 close_range openat2 pidfd_getfd faccessat2 process_madvise epoll_pwait2
@@ -119,7 +119,7 @@ _AARCH64_OWN: Final = """
 
 
 def _parse_table(listing: str) -> dict[str, int]:
-    """Parse a listing of names and numbers."""
+    """Parse a listing of names and numbers: name -> number."""
     table: dict[str, int] = {}
     number = 0
     for word in listing.split():
@@ -236,8 +236,8 @@ def change_user(user: int) -> None:
 def change_user_reading_as_root(user: int) -> None:
     """Change the user irrevocably, but keep accessing files as root; only for use under Landlock.
 
-    For a Python whose files only root may read. The kernel checks file access against a separate user id (setfsuid(2));
-    signals, limits and everything else use the new user, and no capability is left.
+    Needed if only root may read Python's files. The kernel checks file access against a separate user id (setfsuid(2));
+    signals, limits and everything else use the new user, and no capability remains.
     """
     numbers = syscall_numbers(os.uname().machine)
     prctl(_PR_SET_KEEPCAPS, 1)
@@ -252,8 +252,8 @@ def change_user_reading_as_root(user: int) -> None:
 
 
 @contextlib.contextmanager
-def files_as(user: int | None) -> Iterator[None]:
-    """Access files as another user and group, in this thread only; the context must not await."""
+def file_access_as(user: int | None) -> Iterator[None]:
+    """Access files as another user and group, in this thread only; the block must not await. None changes nothing."""
     if user is None:
         yield
         return
@@ -283,7 +283,7 @@ def enter_user_namespace() -> bool:
 
 
 def set_capabilities(mask: int) -> None:
-    """Set the effective and permitted capabilities of the calling process; a mask of the first 32 (capabilities(7))."""
+    """Set the effective and permitted capabilities of the calling process; bit i of `mask` is capability i, 0 to 31."""
     header = ctypes.create_string_buffer(struct.pack("Ii", _CAPABILITY_VERSION_3, 0))
     sets = ctypes.create_string_buffer(struct.pack("6I", mask, mask, 0, 0, 0, 0))
     number = syscall_numbers(os.uname().machine)["capset"]
@@ -344,6 +344,10 @@ class Ruleset:
     Attributes:
         abi: The ABI in use: the argument, or the kernel's, but at most the newest that this class knows.
         fd: The ruleset's descriptor, closed on exec but not in forks; -1 if closed.
+
+    Raises:
+        OSError: The kernel offers no Landlock.
+        ValueError: `abi` is less than 1.
     """
 
     def __init__(self, abi: int | None = None) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-RESERVE_BYTES: Final = 256 * 1024 * 1024  # a disk with less than this free counts as full
+RESERVE_BYTES: Final = 256 * 1024 * 1024  # a disk with fewer free bytes, or fewer free files, counts as full
 RESERVE_FILES: Final = 1024
 MAX_DEPTH: Final = 32  # nested directories; measuring holds a descriptor for each
 
@@ -35,7 +35,7 @@ class Usage:
     disk_bytes: int = 0  # allocated; a file with several names counts once
     entries: int = 0  # files, directories and links
     is_incomplete: bool = False  # an entry vanished during the measurement, so that another may have been missed
-    fault: str | None = None  # why the directory can't be measured, through the code's fault; text for `killed_by`
+    fault: str | None = None  # text for `killed_by` if the code has made the directory unmeasurable
     _seen: set[int] = field(default_factory=set, repr=False)
 
     def count(self, entry: os.stat_result) -> None:
@@ -102,7 +102,12 @@ def _measure_folder(used: Usage, limits: tuple[int, int], name: str, parent: int
 
 
 def _record_error(used: Usage, error: OSError) -> None:
-    """Record an error of a system call in `used`, unless it is caused by a lack of resources; then raise it."""
+    """Record in `used` that an entry could not be measured.
+
+    Raises:
+        OSError: The error itself, if this process lacks descriptors or memory.
+        _StopMeasuringError: The code is at fault.
+    """
     if error.errno in _RESOURCE_ERRORS:
         raise error
     if error.errno not in _VANISHED_ERRORS:
@@ -125,7 +130,7 @@ def _open_folder(name: str, parent: int | None) -> Iterator[int]:
 
 
 def delete(folder: str) -> bool:
-    """Delete a directory with its contents; return False if something can't be deleted.
+    """Delete a directory with its contents; return False if an entry can't be deleted.
 
     Deep trees are flattened level by level instead of being descended, so that neither descriptors nor recursion depth
     run out.
@@ -201,7 +206,7 @@ def refresh_access_times(paths: Iterable[str]) -> float:
         paths: Files and directories.
 
     Returns:
-        Seconds after which to call this again.
+        Seconds until the next call is due.
     """
     now = time.time()
     oldest = now

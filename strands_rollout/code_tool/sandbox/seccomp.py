@@ -1,7 +1,7 @@
 """Seccomp filters: the system calls that sandboxed code may make.
 
-`WITHOUT_PROGRAMS`, for code that can't start programs, lists allowed system calls; `WITH_PROGRAMS`, for code that can,
-lists refused ones.
+`WITHOUT_PROGRAMS`, for code that can't start programs, lists the allowed system calls; `WITH_PROGRAMS`, for code that
+can, lists the refused system calls.
 
 `WITHOUT_PROGRAMS` refuses an unlisted system call with EPERM. Unknown numbers get ENOSYS, and so do calls that C
 libraries try first and replace by an older call on ENOSYS. Calls that file systems and older kernels may lack get the
@@ -53,7 +53,7 @@ ANSWERS: Final[dict[str, int]] = {
     "copy_file_range": errno.EXDEV,
 }
 
-_OWN_PID: Final = -1  # stands for the number of the process, which `program` fills in
+_OWN_PID: Final = -1  # stands for the process's own id, which `SyscallFilter.program` fills in
 _LOW: Final = 0xFFFF_FFFF
 _CLONE_FILES: Final = 0x400
 _CLONE_THREAD: Final = 0x1_0000
@@ -63,7 +63,7 @@ _CLONE_REFUSED: Final = 0x2000 | 0x8000 | 0x1000 | 0x80_0000 | 0x7E02_0000
 
 
 class Condition(NamedTuple):
-    """A condition on one 32-bit half of an argument: masked, it must be one of the values, or the call is not made."""
+    """A condition on one 32-bit half of an argument: after masking it must equal a value, or the call is refused."""
 
     argument: int  # index
     values: tuple[int, ...]
@@ -173,9 +173,8 @@ _PROGRAMS_ANSWERS: Final[dict[str, int]] = {
     **dict.fromkeys(_UNAVAILABLE.split(), errno.ENOSYS),
     **dict.fromkeys(_ATTRIBUTES.split(), errno.EOPNOTSUPP),
     **dict.fromkeys(_FORBIDDEN.split(), errno.EPERM),
-    **dict.fromkeys(
-        ("sendfile", "splice", "tee", "vmsplice"), errno.EINVAL
-    ),  # see `ANSWERS`; theirs for "not with these"
+    # they move pages by reference, as `ANSWERS` explains; this is their error for unsupported descriptors
+    **dict.fromkeys(("sendfile", "splice", "tee", "vmsplice"), errno.EINVAL),
     "socket": errno.EAFNOSUPPORT,
 }
 _SELF_AS_ZERO: Final = Condition(0, (0,))
@@ -189,7 +188,8 @@ _PROGRAMS_CONDITIONS: Final[dict[str, tuple[Condition, ...]]] = {
     "close_range": CONDITIONAL["close_range"],
     # AF_UNIX, SOCK_STREAM and SOCK_SEQPACKET: data written to such a pair can't be sent to another address
     "socketpair": (Condition(0, (1,), error=errno.EAFNOSUPPORT), Condition(1, (1, 5), 0xF, error=errno.EOPNOTSUPP)),
-    # not PR_SET_DUMPABLE, which would hide open files from the measurement; not PR_SET_THP_DISABLE: see `Confinement`
+    # not PR_SET_DUMPABLE, which would hide open files from the measurement, nor PR_SET_THP_DISABLE, which `Confinement`
+    # has set for the memory limit
     "prctl": (Condition(0, (4, 41), refuses=True),),
     "fcntl": (Condition(1, (1024,), refuses=True),),  # not F_SETLEASE: opening a leased file blocks
     # for the caller only: other processes of the same user could be changed otherwise
@@ -217,7 +217,7 @@ class Rules:
 
 WITHOUT_PROGRAMS: Final = Rules(ANSWERS, CONDITIONAL, ALLOWED)
 WITH_PROGRAMS: Final = Rules(_PROGRAMS_ANSWERS, _PROGRAMS_CONDITIONS)
-# for code that accesses files as root: it must not change their owner, mode or times; see `kernel`
+# for code that accesses files as root (`change_user_reading_as_root`): it must not change their owner, mode or times
 WITH_PROGRAMS_AS_OWNER: Final = Rules(
     _PROGRAMS_ANSWERS | dict.fromkeys(_OWNERSHIP.split(), errno.EPERM), _PROGRAMS_CONDITIONS
 )
@@ -309,7 +309,7 @@ def install(program: bytes) -> None:
 
 
 def _verdicts(numbers: dict[str, int], rules: Rules) -> list[tuple[int, _Block]]:
-    """Return the verdict on every number, as ascending pairs of a range's first number and its verdict."""
+    """Return the verdict on each number: ascending pairs of a range's first number and the range's verdict."""
     by_number = {number: _verdict(name, rules) for name, number in numbers.items()}
     last = max(by_number)
     verdicts = [(number, by_number.get(number, _returns(_ERRNO | errno.EPERM))) for number in range(last + 1)]
@@ -329,7 +329,7 @@ def _verdict(name: str, rules: Rules) -> _Block:
 
 
 def _check(condition: Condition) -> _Block:
-    """Return the error if the condition fails, or continue with the instructions that follow."""
+    """Compile a condition: if it fails, return its error; else continue with the instructions that follow."""
     argument, values, mask, high, error, refuses = condition
     loads = [_Instruction(_LOAD, _ARGUMENTS_OFFSET + 8 * argument + 4 * high)]
     if mask != _LOW:
@@ -341,7 +341,7 @@ def _check(condition: Condition) -> _Block:
 
 
 def _search(ranges: list[tuple[int, _Block]]) -> _Block:
-    """Find the range of the loaded number by binary search."""
+    """Compile a binary search for the verdict on the loaded number."""
     if len(ranges) == 1:
         return ranges[0][1]
     middle = len(ranges) // 2
@@ -349,7 +349,7 @@ def _search(ranges: list[tuple[int, _Block]]) -> _Block:
 
 
 def _branch(code: int, value: int, if_true: _Block, if_false: _Block) -> _Block:
-    """Branch on a comparison; a conditional jump can skip 255 instructions, an unconditional jump any number."""
+    """Compile a branch: a conditional jump can skip at most 255 instructions, an unconditional jump any number."""
     if len(if_true) <= 255:
         return [_Instruction(code, value, 0, len(if_true)), *if_true, *if_false]
     return [_Instruction(code, value, 1, 0), _Instruction(_JUMP, len(if_true)), *if_true, *if_false]

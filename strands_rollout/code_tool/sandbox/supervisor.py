@@ -1,4 +1,4 @@
-"""The supervisor process beside the trainer: runs code in children, keeps spare children ready, cleans up after each.
+"""The supervisor process: runs code in children, keeps spare children ready, and cleans up after each child.
 
 It reads requests from the executor's socket, in frames:
 
@@ -54,7 +54,7 @@ class Supervisor:
     Args:
         settings: The executor's settings, including `root`, the folder that contains all slots' directories.
         fork_server: A running fork server.
-        enforced: The layers of confinement that it enforces.
+        enforced: The layers of confinement that the fork server enforces.
         warn: Logs a warning in the trainer.
     """
 
@@ -79,7 +79,7 @@ class Supervisor:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def top_up(self) -> None:
-        """Fork spare children before they are needed; a failure is ignored, since a call tries again."""
+        """Fork spare children before they are needed; a failure is ignored, since a call forks its own child."""
         with contextlib.suppress(RuntimeError):
             while len(self._spares) < self._settings["spares"]:
                 self._spares.append(self._fork())
@@ -157,7 +157,7 @@ class Supervisor:
             self._start_task(self._dispose(child))
 
     async def _execute(self, child: RunningChild, code: str, timeout_s: float, *, in_session: bool) -> dict[str, Any]:
-        """Run the first code of a child, until it ends or exceeds a limit."""
+        """Run the first piece of code of a child, until it ends or exceeds a limit."""
         for folder in (self._settings["root"], self._folder(child)):  # old times would reveal when earlier runs ended
             with contextlib.suppress(OSError):
                 os.utime(folder)
@@ -229,7 +229,7 @@ class Supervisor:
         return os.path.join(self._settings["root"], str(child.slot))  # noqa: PTH118
 
     def _evict(self, slot: int) -> None:
-        """End the session in a slot unless a call of it runs; the session's next call reports the loss."""
+        """End the session in a slot unless one of its calls runs; the session's next call reports the loss."""
         for name, session in list(self._sessions.items()):
             if session.child is not None and session.child.slot == slot and not session.lock.locked():
                 self._lost_sessions.add(name)

@@ -6,7 +6,8 @@ the slot may have reached its limit. The measurement runs in slices, between whi
 that the files of one run do not delay another.
 
 Deleted files that are still open or mapped are found in /proc/PID/fd and maps. The kernel shows these to processes of
-the same user (proc(5), ptrace(2): PTRACE_MODE_READ_FSCREDS), so the thread takes on that user briefly (setfsuid(2)).
+the same user (proc(5), ptrace(2): PTRACE_MODE_READ_FSCREDS), so the reading thread briefly accesses files as
+that user (setfsuid(2)).
 """
 
 import asyncio
@@ -24,8 +25,8 @@ from typing import Any, Final
 
 from strands_rollout.code_tool.sandbox import scratch
 from strands_rollout.code_tool.sandbox.children import ForkServerLink, RunningChild
-from strands_rollout.code_tool.sandbox.code_runner import signal_words
-from strands_rollout.code_tool.sandbox.kernel import files_as, shared_thread_limit
+from strands_rollout.code_tool.sandbox.code_runner import describe_signal
+from strands_rollout.code_tool.sandbox.kernel import file_access_as, shared_thread_limit
 
 _MAX_MAPS_BYTES: Final = 1 << 20  # ten times the maps of a process with numpy and sympy
 
@@ -44,7 +45,7 @@ class DeletedFiles:
 
     sizes: dict[int, int] = field(default_factory=dict)  # open files: inode -> bytes on disk
     mapped: set[int] = field(default_factory=set)  # inodes of mapped files
-    is_incomplete: bool = False  # a process ended meanwhile, and may have passed its files to a new process
+    is_incomplete: bool = False  # a process ended meanwhile; another process may hold its files now
 
     def bytes(self, mapped_file_bytes: int) -> int:
         """Return the bytes on disk; a file whose size is not visible counts as `mapped_file_bytes`."""
@@ -73,7 +74,7 @@ class DeletedFiles:
             self.is_incomplete = True
             return
         try:
-            with files_as(user):
+            with file_access_as(user):
                 self.sizes |= _open_files(thread, root, within)
                 self.mapped |= _mapped_files(thread, within or f"/{os.path.basename(root)}/")  # noqa: PTH119
         except OSError as e:
@@ -115,7 +116,7 @@ def _open_files(thread: str, root: str, within: str | None) -> dict[int, int]:
 def _mapped_files(thread: str, within: str) -> set[int]:
     """Find the inodes of mapped deleted files that lay in a folder of this name, wherever it is mounted.
 
-    Devices can't be compared: some file systems report other numbers in /proc than to stat(2).
+    Device numbers can't be compared: some file systems report other numbers in /proc than to stat(2).
     """
     found = set()
     with open(f"{thread}/maps", "rb") as maps:  # noqa: PTH123
@@ -166,7 +167,7 @@ _MEASURE_S: Final = 0.0005  # approximate cost of a measurement, and of each fil
 _MEASURE_FILE_S: Final = 0.000005
 _PAUSE_FACTOR: Final = 2  # pause after a measurement without growth, as a multiple of the cost of measuring all slots
 _MAX_PAUSE_S: Final = 0.2
-_SHORTAGE_S: Final = 5.0  # deletions or recent writes may fill the disk for this long
+_SHORTAGE_S: Final = 5.0  # unfinished deletions or recent writes may fill the disk for this long
 
 
 @dataclass(slots=True)
@@ -184,7 +185,7 @@ class DiskWatch:
     """Watches the disk usage of all slots.
 
     Args:
-        limits: `disk_mb` and `max_files` are read.
+        limits: Limits of a run, of which `disk_mb` and `max_files` are read.
         root: The folder that contains all slots' directories.
         evict: Ends an idle session, given its slot.
         fork_server: Adopts processes that have lost their parent, if code may start programs; else None.
@@ -271,13 +272,18 @@ class DiskWatch:
                 (_MEASURE_S + used.entries * _MEASURE_FILE_S) * watched * _PAUSE_FACTOR, _MAX_PAUSE_S
             )
         state.free, state.usage, state.is_incomplete = free, usage, used.is_incomplete or files.is_incomplete
-        return self._shortage(child.slot, free, now)
+        return self._handle_shortage(child.slot, free, now)
 
     async def _deleted_files(self, child: RunningChild) -> DeletedFiles:
         """Collect the deleted files of all processes of a run.
 
         A process that has lost its parent is a child of the fork server. If runs have no users of their own, only the
-        folder in which its files lay tells to which run it belongs; if its files are hidden too, it is killed.
+        folder in which its deleted files lay shows to which run it belongs. If its files are hidden too, the process is
+        killed.
+
+        Raises:
+            HiddenFilesError: A process of the run has made its open files unreadable.
+            TooManyMappingsError: A process of the run has too many memory mappings.
         """
         files = DeletedFiles()
         if child.pid is None:
@@ -316,12 +322,15 @@ class DiskWatch:
                     slice_ends = time.monotonic() + _SLICE_S
         return used
 
-    def _shortage(self, slot: int, free: tuple[int, int], now: float) -> str | None:
+    def _handle_shortage(self, slot: int, free: tuple[int, int], now: float) -> str | None:
         """Handle an almost full disk: the run that uses the most is at fault, if the disk is full only because of runs.
 
         Returns:
-            Text for `killed_by` if this slot's run is at fault, else None; another run's session is evicted or its
-            measurement made due.
+            Text for `killed_by` if this slot's run is at fault, else None. If another run is at fault, its idle session
+            is evicted, or its next measurement becomes due.
+
+        Raises:
+            RuntimeError: The disk has been almost full for some time, and the runs are not the reason.
         """
         if not scratch.is_scarce(free):
             self._short_since = None
@@ -374,13 +383,13 @@ _NAMED_MEMORY: Final = (
     "Percpu",
     "Hugetlb",
 )
-_MEMORY_TOLERANCE: Final = 512 * _MEBIBYTE  # tolerance, since memory that other programs have freed is counted late
+_MEMORY_TOLERANCE: Final = 512 * _MEBIBYTE  # the kernel counts memory late that other programs have freed
 
 
 def unaccounted_memory() -> int:
     """Return the bytes of memory that no process, cache or kernel table accounts for; 0 if unknown.
 
-    Drivers hold some. Code that finds a way to keep memory without mapping it holds some too, and no limit counts it.
+    Drivers hold such memory. So does code that finds a way to keep memory without mapping it, and no limit counts it.
     """
     try:
         lines = [line.split() for line in Path("/proc/meminfo").read_text().splitlines()]
@@ -391,7 +400,7 @@ def unaccounted_memory() -> int:
 
 
 class MemoryWatch:
-    """Notices a run whose end frees more unaccounted memory than a process may have: it evaded the memory limit.
+    """Warns of a run whose end frees more unaccounted memory than a process may have: it evaded the memory limit.
 
     Args:
         memory_mb: Memory limit of a process.
@@ -450,13 +459,13 @@ class RunWatch:
         Args:
             child: The process that runs the code.
             started: Monotonic time at which the code started.
-            timeout_s: Its time limit.
+            timeout_s: Time limit of the code, from `started` on.
             start: Awaited first, under the same limits, if the code has not been started yet.
 
         Returns:
             The fields of an `ExecutionResult`.
         """
-        end = asyncio.create_task(_wait(child, start))
+        end = asyncio.create_task(_start_and_wait(child, start))
         self._following += 1
         try:
             with self._disk.watching(child.slot):
@@ -468,12 +477,16 @@ class RunWatch:
         duration_s = time.monotonic() - started
         if exit_code is None:  # the process has ended
             exit_code = child.ended.result()
-            killed_by = killed_by or signal_words(exit_code)
+            killed_by = killed_by or describe_signal(exit_code)
         facts = {"exit_code": exit_code, "timed_out": timed_out, "duration_s": duration_s, "killed_by": killed_by}
         return child.output_fields() | facts
 
     async def _kill_and_drain(self, child: RunningChild, end: asyncio.Task[int | None]) -> int | None:
-        """Kill a child and read its last output; wait a limited time, since the kernel may not end it immediately."""
+        """Kill a child and read its last output; wait a limited time, since the kernel may not end it immediately.
+
+        Returns:
+            None if the child has ended, else -SIGKILL as its exit code.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_END_TIMEOUT_S):
                 await self.kill(child)
@@ -489,7 +502,7 @@ class RunWatch:
         limits = self._limits
         pause_s = _POLL_S
         while True:
-            self.allow_threads(child)  # only after the last check found no more threads than allowed
+            self.allow_threads(child)  # only after a check that found no more threads than allowed
             left_s = started + timeout_s - time.monotonic()
             if left_s <= 0:
                 return f"time limit of {timeout_s:g} s", True
@@ -519,7 +532,7 @@ class RunWatch:
         return None
 
     def allow_threads(self, child: RunningChild) -> None:
-        """Raise the thread limit of a child that shares our user: existing threads plus those of all calls."""
+        """Set the thread limit of a child that has no user of its own: existing threads plus those of all calls."""
         if child.user is not None:
             return
         max_threads = self._limits["max_threads"]
@@ -536,8 +549,8 @@ class RunWatch:
             await asyncio.wait([child.ended], timeout=_END_TIMEOUT_S)
 
 
-async def _wait(child: RunningChild, start: Coroutine[Any, Any, None] | None) -> int | None:
-    """Start the code if needed, and wait for its end; return its exit code, or None if its process has ended."""
+async def _start_and_wait(child: RunningChild, start: Coroutine[Any, Any, None] | None) -> int | None:
+    """Await `start`, if given, and the code's end; return its exit code, or None if the process itself has ended."""
     if start is not None:
         try:
             await start

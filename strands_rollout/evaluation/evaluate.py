@@ -20,7 +20,7 @@ class RunPlan:
 
     Attributes:
         sampling_params: As slime passes them to `generate`: `max_new_tokens` is the budget of a whole response.
-        concurrency: Maximum number of samples that are played at once.
+        concurrency: Maximum number of samples played at once.
         seed: The seed of the first sample; each further sample adds 1. None for random sampling.
         settings: The mapping under `strands_rollout:` of a settings file.
     """
@@ -67,14 +67,16 @@ class Summary:
         return self.completed > 0 and not self.tito_violations and not self.contract_violations
 
     def to_dict(self) -> dict[str, int | float]:
-        """Return the totals by name, in this order."""
+        """Return the totals by name, in the order of the fields."""
         return asdict(self)
 
 
 async def evaluate(
     rows: Sequence[Row], plan: RunPlan, *, on_done: Callable[[Outcome], None] = lambda _: None
 ) -> list[Outcome]:
-    """Play and check a sample per row, and return the outcomes in the order of the rows; `on_done` receives each.
+    """Play and check a sample per row; return the outcomes in the order of the rows.
+
+    `on_done` is called with each outcome as soon as the sample is graded.
 
     Raises:
         ConfigError: The URL or the tokenizer can't be used.

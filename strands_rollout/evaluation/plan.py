@@ -56,7 +56,7 @@ class DataFile:
 
     Attributes:
         start: With `stop`, selects rows as in a Python slice.
-        label_key: The key of the label; None for "label", which rows that are not graded may lack.
+        label_key: The key of the label. None stands for "label", which rows may lack if the reward needs no labels.
     """
 
     name: str
@@ -87,11 +87,11 @@ class EvalSet:
         template_kwargs: Mapping[str, Any] | None = None,
         needs_labels: bool = True,
     ) -> EvalSet:
-        """Read a data file; `limit` is the maximum number of problems, `needs_labels` requires labels.
+        """Read a data file, at most `limit` problems; with `needs_labels`, require labels that an answer can equal.
 
         Raises:
-            PromptError: The file can't be read, or a selected row has a prompt that an agent can't answer or a label
-                that no answer equals.
+            PromptError: The file can't be read, or a selected row has a prompt that an agent can't answer or lacks the
+                required label.
             ConfigError: No row is selected.
         """
         keys = {"prompt_key": file.prompt_key, "label_key": file.label_key}
@@ -155,28 +155,28 @@ class EvalSet:
         return (SampleKey(self.name, problem, number) for problem, number in numbers)
 
 
-def _nonzero(top_k: int | None) -> int | None:
+def _check_top_k(top_k: int | None) -> int | None:
     if top_k == 0:
         raise ValueError("-1 for all, or 1 and more")
     return top_k
 
 
-def _absent(value: object) -> object:
+def _check_is_absent(value: object) -> object:
     if value:
         raise ValueError("none, since it can't be evaluated here; leave it out")
     return value
 
 
-_Refused: TypeAlias = Annotated[object, AfterValidator(_absent)]
-_NOTE: Final = "has no meaning here and is ignored"
-_Ignored: TypeAlias = Annotated[object, _NOTE]
-_FURTHER: Final = frozenset(
+_Refused: TypeAlias = Annotated[object, AfterValidator(_check_is_absent)]
+_IGNORED_NOTE: Final = "has no meaning here and is ignored"
+_Ignored: TypeAlias = Annotated[object, _IGNORED_NOTE]
+_FURTHER_PARAMS: Final = frozenset(
     {"stop", "stop_token_ids", "min_new_tokens", "repetition_penalty", "skip_special_tokens", "no_stop_trim"}
 )
 
 
 class DataSetEntry(BaseModel):
-    """An entry of `eval.datasets`, with all keys of slime; None means that the command's option applies."""
+    """An entry of `eval.datasets`, with all keys of slime. None means that the entry does not set the key."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -189,7 +189,7 @@ class DataSetEntry(BaseModel):
     max_new_tokens: int | None = Field(default=None, ge=1, alias="max_response_len")
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: Annotated[int | None, AfterValidator(_nonzero)] = Field(default=None, ge=-1)
+    top_k: Annotated[int | None, AfterValidator(_check_top_k)] = Field(default=None, ge=-1)
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     min_new_tokens: int | None = Field(default=None, ge=0)
@@ -218,11 +218,15 @@ class DataSetEntry(BaseModel):
         """Return the sampling of the entry; values that it leaves out come from `default`."""
         fields = {"samples", "max_new_tokens", "temperature", "top_p", "top_k"}
         values = self.model_dump(include=fields, exclude_none=True)
-        further = self.model_dump(include=set(_FURTHER), exclude_none=True)
+        further = self.model_dump(include=set(_FURTHER_PARAMS), exclude_none=True)
         return replace(default, **values, further={**default.further, **further})
 
     def data_file(self) -> DataFile:
-        """Return the entry's file, with slime's `path@[start:stop]` parsed."""
+        """Return the entry's file, with slime's `path@[start:stop]` parsed.
+
+        Raises:
+            ConfigError: The file is neither .jsonl nor .parquet.
+        """
         match = _SLICED.fullmatch(self.path)
         path = match["path"] if match else self.path
         start, stop = (int(match[bound]) if match and match[bound] else None for bound in ("start", "stop"))
@@ -231,11 +235,11 @@ class DataSetEntry(BaseModel):
         return DataFile(self.name, Path(path), start, stop, self.input_key or "prompt", self.label_key)
 
 
-_IGNORED: Final = [name for name, field in DataSetEntry.model_fields.items() if _NOTE in field.metadata]
+_IGNORED_KEYS: Final = [name for name, field in DataSetEntry.model_fields.items() if _IGNORED_NOTE in field.metadata]
 
 
-def _as_list(datasets: object) -> object:
-    """Return data sets that are a mapping by name as a list."""
+def _datasets_as_list(datasets: object) -> object:
+    """Convert a mapping of data sets by name to a list; leave other values to the validation."""
     if not isinstance(datasets, dict):
         return datasets
     entries = {name: {} if entry is None else entry for name, entry in datasets.items()}
@@ -243,12 +247,12 @@ def _as_list(datasets: object) -> object:
 
 
 class _EvalConfig(BaseModel):
-    """The mapping under `eval`; data sets are a list, or a mapping by name."""
+    """The mapping under `eval`; the file has the data sets as a list or as a mapping by name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     defaults: dict[str, Any] | None = None
-    datasets: Annotated[list[dict[str, Any]], BeforeValidator(_as_list)]
+    datasets: Annotated[list[dict[str, Any]], BeforeValidator(_datasets_as_list)]
 
 
 def read_eval_config(
@@ -256,15 +260,16 @@ def read_eval_config(
 ) -> list[EvalSet]:
     """Read and load the data sets of an `--eval-config` file, YAML or JSON.
 
-    As in slime, an entry's own key takes precedence over `eval.defaults`, and these over `default`. Prompt and label
-    are read from the keys "prompt" and "label" unless `input_key` and `label_key` are set.
+    As in slime, an entry's own key takes precedence over `eval.defaults`, and `eval.defaults` over `default`. Prompt
+    and label are read from the keys "prompt" and "label" unless `input_key` and `label_key` are set. `on_note` receives
+    a sentence for each ignored key.
 
     Raises:
         ConfigError: The file can't be read, a key is unknown (the message names the nearest known key) or not
             supported, or a value is out of range.
         PromptError: A data file can't be used.
     """
-    content = _read(path)
+    content = _read_config(path)
     config = content.get("eval", content) if isinstance(content, dict) else None
     if not isinstance(config, dict) or not config.get("datasets"):
         raise ConfigError(f"got no eval.datasets in {path}; expected a list of data sets with name and path")
@@ -273,9 +278,9 @@ def read_eval_config(
     entries = [validated(DataSetEntry, entry, f"{path}: eval.datasets {entry.get('name')!r}") for entry in merged]
     names = [entry.name for entry in entries]
     if len({*names}) < len(names):
-        raise ConfigError(f"got the data sets {names!r} in {path}; expected a name of its own for each")
-    for key in dict.fromkeys(key for entry in entries for key in _IGNORED if getattr(entry, key)):
-        on_note(f"{path}: {key} {_NOTE}")
+        raise ConfigError(f"got the data sets {names!r} in {path}; expected different names")
+    for key in dict.fromkeys(key for entry in entries for key in _IGNORED_KEYS if getattr(entry, key)):
+        on_note(f"{path}: {key} {_IGNORED_NOTE}")
     load = functools.partial(EvalSet.load, limit=limit, needs_labels=needs_labels)
     return [
         load(entry.data_file(), entry.sampling(default), template_kwargs=entry.apply_chat_template_kwargs)
@@ -283,7 +288,7 @@ def read_eval_config(
     ]
 
 
-def _read(path: Path) -> object:
+def _read_config(path: Path) -> object:
     """Return the content of a file as slime reads it: with OmegaConf's interpolations (`${oc.env:DATA_DIR}`) resolved.
 
     Raises:
@@ -306,7 +311,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def validated(model: type[_Model], value: object, where: str) -> _Model:
-    """Return a mapping as a model; raise a ConfigError that names the place, the key and the nearest known key."""
+    """Validate a mapping as a model; raise a ConfigError that names the place, the key and the nearest known key."""
     try:
         return model.model_validate(value)
     except ValidationError as e:
@@ -314,10 +319,10 @@ def validated(model: type[_Model], value: object, where: str) -> _Model:
 
 
 def load_sets(options: EvalOptions, settings: RolloutSettings, on_note: Callable[[str], None]) -> list[EvalSet]:
-    """Load the requested data sets; `on_note` receives each key of the file that is ignored.
+    """Load the requested data sets; `on_note` receives a sentence for each ignored key of the `--eval-config` file.
 
     Raises:
-        ConfigError: There is no data set, two have the same name, or the `--eval-config` file can't be used.
+        ConfigError: No data set is named, two have the same name, or the `--eval-config` file can't be used.
         PromptError: A data file can't be used.
     """
     if options.eval_config is not None:

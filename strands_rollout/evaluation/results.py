@@ -43,8 +43,8 @@ _CONFIDENCE: Final = 0.95
 _DIGITS: Final = 6  # of shares and means in the report
 _WITHOUT_ANSWERS: Final = frozenset({"environment", "function", "parts"})  # methods that need not extract an answer
 _NO_ANSWERS: Final = frozenset({"", NO_ANSWER})
-SCORED: Final = frozenset({"completed", "truncated"})
-"""Statuses of samples that measure the policy; every other status is a fault of the infrastructure."""
+FINISHED_STATUSES: Final = frozenset({"completed", "truncated"})
+"""Statuses of samples that measure the policy; all other statuses are faults of the infrastructure."""
 
 
 def run_identity(
@@ -59,12 +59,15 @@ def run_identity(
         "seed": options.seed,
         "max_context_length": options.max_context_tokens,
         "settings": settings_identity(settings),
-        "data_sets": {chosen.name: chosen.identity for chosen in sets},
+        "data_sets": {eval_set.name: eval_set.identity for eval_set in sets},
     }
 
 
 def settings_identity(settings: RolloutSettings) -> dict[str, Any]:
-    """Return all settings that results depend on, with hashes of the options of executors and MCP servers."""
+    """Return all settings that results depend on, without secrets.
+
+    The options of executors and tools are hashed, and secrets in `reward` are masked.
+    """
 
     def hash_options(entry: object) -> object:
         if not isinstance(entry, dict):
@@ -96,7 +99,7 @@ class _Reward(_ResultModel):
 
 
 class DriftCounts(_ResultModel):
-    """Tokens that re-encoding a sample's text would change, and context tokens that differ from the template's."""
+    """A sample's counts of drift and mismatches (see `EpisodeDrift`); None for mismatches that were not compared."""
 
     sampled_tokens: NonNegativeInt
     turn_drift: NonNegativeInt
@@ -153,8 +156,8 @@ class SampleResult(_ResultModel):
 
     @property
     def is_finished(self) -> bool:
-        """Return whether the episode finished: whether its sample is completed or truncated."""
-        return self.status in SCORED
+        """Return whether the sample is completed or truncated."""
+        return self.status in FINISHED_STATUSES
 
     @property
     def ungraded(self) -> str:
@@ -163,12 +166,12 @@ class SampleResult(_ResultModel):
 
     @property
     def is_scored(self) -> bool:
-        """Return whether the sample counts; otherwise it is played again."""
+        """Return whether the sample finished and was graded; other samples are played again when the run is resumed."""
         return self.is_finished and not self.ungraded
 
     @property
     def fault(self) -> str | None:
-        """Reason why the sample does not count; None if there is none or it is unknown."""
+        """Reason why the sample has no score; None if it has one, or if the reason is unknown."""
         return f"not graded: {self.ungraded}" if self.ungraded else self.error
 
     @property
@@ -254,12 +257,12 @@ class ResultsFile:
         return SampleResult.from_line(line)
 
     def _claim(self, identity_path: Path, identity: dict[str, Any]) -> None:
-        """Reserve the folder for this run; raise ConfigError if it belongs to another run."""
+        """Write the identity of a run that begins; raise ConfigError if the folder holds results of another run."""
         if self._log.is_empty:
-            # without results of another run, its identity may be replaced
+            # an earlier run without results may be replaced
             write_json(identity_path, identity)
         elif not identity_path.exists():
-            raise ConfigError(f"{self.path} has no {identity_path.name} beside it; choose another --out")
+            raise ConfigError(f"{self.path} has no {identity_path.name} next to it; choose another --out")
         elif differing := differences(read_json(identity_path), identity):
             raise ConfigError(
                 f"{identity_path.parent} holds another run: {differing}. Use the values that the run began with, or "
@@ -364,7 +367,7 @@ def _equal_answers(votes: Counter[str]) -> list[Counter[str]]:
 
 def evaluation_report(sets: Sequence[EvalSet], results: Results, ks: Sequence[int]) -> dict[str, Any]:
     """Return the report as JSON, without pass@k for a k above the samples per problem."""
-    data_sets = {chosen.name: _data_set_report(chosen, results, ks) for chosen in sets}
+    data_sets = {eval_set.name: _data_set_report(eval_set, results, ks) for eval_set in sets}
     totals = {name: sum(report[name] for report in data_sets.values()) for name in ("planned", "scored", "missing")}
     scored = [result for result in results.values() if result.is_scored]
     audited = [result for result in scored if result.audited]
@@ -411,25 +414,25 @@ def without_problems(report: Mapping[str, Any]) -> dict[str, Any]:
     return {**report, "data_sets": data_sets}
 
 
-def _data_set_report(chosen: EvalSet, results: Results, ks: Sequence[int]) -> dict[str, Any]:
-    samples = chosen.sampling.samples
+def _data_set_report(eval_set: EvalSet, results: Results, ks: Sequence[int]) -> dict[str, Any]:
+    samples = eval_set.sampling.samples
     by_problem = [
-        [results[key] for number in range(samples) if (key := SampleKey(chosen.name, problem, number)) in results]
-        for problem in range(len(chosen.rows))
+        [results[key] for number in range(samples) if (key := SampleKey(eval_set.name, problem, number)) in results]
+        for problem in range(len(eval_set.rows))
     ]
     played = [result for group in by_problem for result in group]
     scored = [result for result in played if result.is_scored]
-    problems = [_problem_report(chosen, number, group) for number, group in enumerate(by_problem)]
+    problems = [_problem_report(eval_set, number, group) for number, group in enumerate(by_problem)]
     counts = [(problem["right"], problem["scored"]) for problem in problems]
     mean, error, interval = accuracy_of(counts)
     ks = [k for k in ks if k <= samples]
     return {
-        "problems": len(chosen.rows),
+        "problems": len(eval_set.rows),
         "problems_scored": sum(bool(total) for _, total in counts),
         "samples_per_problem": samples,
-        "planned": len(chosen.rows) * samples,
+        "planned": len(eval_set.rows) * samples,
         "scored": len(scored),
-        "missing": len(chosen.rows) * samples - len(scored),
+        "missing": len(eval_set.rows) * samples - len(scored),
         "failed": len(played) - len(scored),
         "right": sum(right for right, _ in counts),
         "avg_at_n": _round(mean),
@@ -455,12 +458,12 @@ def _data_set_report(chosen: EvalSet, results: Results, ks: Sequence[int]) -> di
     }
 
 
-def _problem_report(chosen: EvalSet, number: int, found: Sequence[SampleResult]) -> dict[str, Any]:
+def _problem_report(eval_set: EvalSet, number: int, found: Sequence[SampleResult]) -> dict[str, Any]:
     scored = [result for result in found if result.is_scored]
     answers, score = majority_vote((result.answer, result.is_right) for result in scored)
     return {
         "problem": number,
-        "label": chosen.rows[number].label,
+        "label": eval_set.rows[number].label,
         "scored": len(scored),
         "right": sum(result.is_right for result in scored),
         "majority": answers,

@@ -1,5 +1,6 @@
-"""The commands `eval` (saves results as they arrive, then a report) and `demo` (prints results and a transcript).
+"""The commands `eval` and `demo`.
 
+`eval` saves each result as it arrives, and finally a report; `demo` prints results and a transcript.
 Start reading at `run_evaluation`.
 """
 
@@ -230,7 +231,7 @@ class EvaluationSession:
                 self._seconds = time.monotonic() - started
 
     async def _play_sample(self, player: Player, key: SampleKey) -> tuple[Outcome, dict[str, Any]]:
-        """Play a sample; return its outcome, and its line for the results, without drift."""
+        """Play a sample; return its outcome, and its line for the results, whose drift is None."""
         eval_set = self._sets[key.data_set]
         sample = eval_set.rows[key.problem].sample(
             index=key.problem * eval_set.sampling.samples + key.number,
@@ -294,7 +295,7 @@ class _TooManyFailuresError(Exception):
 async def run_samples(
     keys: Iterable[SampleKey], run: Callable[[SampleKey], Awaitable[SampleResult]], *, concurrency: int
 ) -> str | None:
-    """Run each key once, in order, `concurrency` at a time.
+    """Call `run` once with each key, in order, `concurrency` at a time.
 
     Stop after `concurrency`, but at least 8, consecutive failures for the same reason. By then all samples that ran at
     once have failed, each after its own retries.
@@ -406,15 +407,16 @@ def write_dump(folder: Path, outcomes: Sequence[Outcome], tokenizer: PreTrainedT
 
 
 def most_instructive(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the outcome with the most instructive transcript: correct with tools, else with tools, else the first."""
+    """Return an outcome whose transcript is worth reading: preferably with tool calls, then correct, then the first."""
     return max(outcomes, key=lambda outcome: (bool(outcome.facts.tool_calls), bool(outcome.graded.get("acc"))))
 
 
 @contextmanager
 def accuracy_bar(console: Console, total: int, earlier: Sequence[bool] = ()) -> Iterator[Callable[[bool | None], None]]:
-    """Show a bar until the block ends; call the yielded function with a sample's verdict, None without a score.
+    """Show a progress bar with the accuracy until the block ends.
 
-    Without a terminal, print a line at each tenth of the samples. `total` counts the samples of the whole run;
+    Call the yielded function with the verdict on each sample, or with None if it has no score. Without a terminal, a
+    line is printed at each tenth of the samples. `total` counts the samples of the whole run;
     `earlier` has the verdicts of samples from earlier sessions.
     """
     done = scored = len(earlier)
@@ -436,7 +438,7 @@ def accuracy_bar(console: Console, total: int, earlier: Sequence[bool] = ()) -> 
 
 
 def print_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
-    """Print a table with a line per sample; without the questions if the console is too narrow."""
+    """Print a table with a line per sample, without the questions if the console is too narrow for them."""
     question_width = min(console.width - _OTHER_COLUMNS_WIDTH, _MAX_QUESTION_WIDTH)
     rows = [_outcome_row(outcome, max(question_width, _MIN_QUESTION_WIDTH)) for outcome in outcomes]
     if question_width < _MIN_QUESTION_WIDTH:
@@ -515,7 +517,7 @@ def print_evaluation(console: Console, report: Mapping[str, Any]) -> None:
 
 
 def _problem_rows(problems: Sequence[Mapping[str, Any]]) -> list[dict[str, str | Text]]:
-    """Return the table's rows: without labels if no problem has one, with the answers or, without any, the rewards."""
+    """Return the table's rows, without labels if there are none, and with rewards only if there are no answers."""
     has_answers = any(problem["majority"] for problem in problems)
     unused = {"reward" if has_answers else "majority"}
     unused |= {"label"} if all(problem["label"] is None for problem in problems) else set()
@@ -543,7 +545,7 @@ def _problem_row(problem: Mapping[str, Any]) -> dict[str, str | Text]:
 def _total_lines(name: str, data_set: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines below a data set's table."""
     samples, interval = data_set["samples_per_problem"], data_set["interval_95"]
-    interval_text = " (95% interval -: all problems alike)" if data_set["standard_error"] == 0 else ""
+    interval_text = " (no 95% interval: all problems have the same accuracy)" if data_set["standard_error"] == 0 else ""
     if interval:
         interval_text = f" (95% interval {_percent(interval[0])} to {_percent(interval[1])}, by problem)"
 

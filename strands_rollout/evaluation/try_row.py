@@ -1,8 +1,8 @@
 """The command `try`: play a row through `generate` and `reward_func` and print the transcript as it runs.
 
-Start reading at `run_try`. The policy may also be a script, a person or an OpenAI-compatible API. A local
-server at `/generate` then answers with that policy's turns, written in the chat template's format, so that template,
-tokens, tool parser, tools and reward run as in training.
+Start reading at `run_try`. The policy may also be a script, a person or an OpenAI-compatible API. Instead of an engine,
+a local server then answers requests to `/generate` with that policy's turns, written in the chat template's format, so
+that template, tokens, tool parser, tools and reward run as in training.
 """
 
 from __future__ import annotations
@@ -58,11 +58,12 @@ from strands_rollout.tool_parsers import AUTO, ToolCall, detect_format, get_pars
 
 _GUTTER: Final = 7
 _STYLES: Final = {"policy": "bold green", "call": "green", "result": "cyan", "error": "red", "thinks": "dim green"}
-_TOKENS, _EMBEDDED_TOKENS = 16384, 1024
-_NO_TOKENS: Final = "none: an API gives text only, and nothing of this can be trained"
+_MAX_NEW_TOKENS, _EMBEDDED_MAX_NEW_TOKENS = 16384, 1024
+_NO_TOKENS: Final = "none: an API returns text only, which can't be trained on"
 _API_TIMEOUT_S: Final = 300.0
 _TYPED_CALL: Final = re.compile(r"/call\s+(\S+)\s*(.*)", re.DOTALL)
-# the agent loop's texts about limits, which the policy may have seen in training, lack the setting's prefix `max_tool_`
+# messages of the agent loop about a limit: `show` prints max_tool_iterations, the setting's name, instead of
+# max_iterations, which the policy reads and may have seen in training
 _LIMIT_TEXT: Final = re.compile(
     r"(Not run|Stopped): the limit max_(?=(?:iterations|calls) of this episode is reached\.)"
 )
@@ -77,7 +78,7 @@ AgentRequest: TypeAlias = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[st
 
 
 class Transcript(HookProvider):
-    """Strands hooks that print what the main agents read and answer."""
+    """Strands hooks that print the messages of the main agents."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -92,12 +93,12 @@ class Transcript(HookProvider):
         registry.add_callback(AfterToolCallEvent, self._after_tool_call)
 
     def take_request(self) -> AgentRequest | None:
-        """Return and clear the last request of a main agent; None if another agent is asking."""
+        """Return the last request of a main agent and forget it; return None if another agent made this request."""
         request, self._request = self._request, None
         return request
 
     def show(self, label: str, text: str, style: str = "") -> None:
-        """Print a text with its label before it."""
+        """Print a text after its label, wrapped to the width of a terminal."""
         width = self._console.width - _GUTTER - 3 if self._console.is_terminal else sys.maxsize
         paragraphs = _LIMIT_TEXT.sub(r"\1: the limit max_tool_", text).strip("\n").split("\n")
         lines = [part for line in paragraphs for part in textwrap.wrap(line, width, replace_whitespace=False) or [""]]
@@ -153,7 +154,7 @@ class Transcript(HookProvider):
                 label = "limit" if _LIMIT_TEXT.match(shown) else "policy"
                 self.show(label if message["role"] == "assistant" else "user", shown)
 
-    def end(self, outcome: Outcome, *, has_tokens: bool) -> None:
+    def show_result(self, outcome: Outcome, *, has_tokens: bool) -> None:
         """Print the reward, the status and the counts of tokens at the end of the episode."""
         sample, facts = outcome.sample, outcome.facts
         if sample.status is Sample.Status.FAILED and not facts.turns:
@@ -213,10 +214,11 @@ class WrittenTurn(BaseModel):
 
 
 class Script:
-    """Turns from a YAML list of strings and mappings.
+    """Turns from a YAML list: strings, and mappings with the fields of `WrittenTurn`.
 
     Raises:
-        ConfigError: The file can't be read; or a turn, which the message names, is neither a string nor such a mapping.
+        ConfigError: The file can't be read, or a turn (the message names it) is neither a string nor a mapping with
+            the fields of `WrittenTurn`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -263,10 +265,10 @@ class Person:
         note(_TYPING_HELP)
 
     async def turn(self, request: AgentRequest | None) -> WrittenTurn:  # noqa: ARG002 - the person has read it
-        """Return a typed turn, and ask again if a call can't be parsed; raise PolicyEndedError on Ctrl-D."""
+        """Return a typed turn; explain a call that can't be parsed and ask again; raise PolicyEndedError on Ctrl-D."""
         while True:
             try:
-                return typed_turn(_read_typed_lines())
+                return parse_typed_turn(_read_typed_lines())
             except ValueError as e:
                 self._note(str(e))
 
@@ -288,8 +290,8 @@ def _read_typed_lines() -> list[str]:
     return lines
 
 
-def typed_turn(lines: Sequence[str]) -> WrittenTurn:
-    """Parse the lines of a typed turn; a ValueError explains how to write a call."""
+def parse_typed_turn(lines: Sequence[str]) -> WrittenTurn:
+    """Parse the lines of a typed turn; raise ValueError, which shows how to write a call, if a call is malformed."""
     texts = [line for line in lines if not line.startswith("/")]
     calls = [_parse_typed_call(line) for line in lines if line.startswith("/")]
     return WrittenTurn(text="\n".join(texts), calls=calls)
@@ -321,7 +323,7 @@ class HostedModel:
         except EngineRejectedError as e:
             is_denied = e.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
             hint = (
-                "; OPENAI_API_KEY is not set" if not self.api.api_key else "; see OPENAI_API_KEY" if is_denied else ""
+                "; OPENAI_API_KEY is not set" if not self.api.api_key else "; check OPENAI_API_KEY" if is_denied else ""
             )
             raise PolicyEndedError(f"the API answered {e.status_code}: {e}{hint}") from e
         except EngineError as e:
@@ -344,7 +346,7 @@ def _parse_api_call(function: Mapping[str, Any]) -> WrittenCall:
 
 
 def _openai_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a chat template's message, whose call arguments are objects, for the API."""
+    """Convert a chat template's message for the API, which takes the arguments of calls as JSON texts."""
     calls = [
         {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
         for call in message.get("tool_calls") or ()
@@ -408,15 +410,15 @@ class PolicyServer:
         segments = self._parser.segments(text, self._template.opens_reasoning)
         if sum(isinstance(segment, ToolCall) for segment in segments) < len(turn.calls):
             raise PolicyEndedError(
-                f"the tool parser does not read the calls of {text!r}, as the chat template writes them: set "
-                "tool_parser: auto, or leave out the turn's text or all calls but one: some formats allow no text "
-                "beside a call, or a single call only"
+                f"the tool parser does not read all calls of the turn, which the chat template writes as {text!r}. Set "
+                "tool_parser: auto; or write a turn without text, or with a single call, since some formats allow no "
+                "text with a call, or only one call"
             )
         return text, end_id
 
 
 def run_try(options: TryOptions) -> int:
-    """Play a row and print its transcript.
+    """Play a row, print its transcript, and after a success suggest the command that evaluates the configuration.
 
     Returns:
         The exit code: 0, 1 if the episode failed, or 130 after Ctrl-C or Ctrl-D.
@@ -478,20 +480,20 @@ async def _try(options: TryOptions) -> int:
             open_player(base_url, folder, _settings(settings, options), audited=is_single_agent)
         )
         _CURRENT_TRANSCRIPT.set(transcript)
-        max_tokens = _EMBEDDED_TOKENS if policy is None and options.base_url is None else _TOKENS
+        max_tokens = _EMBEDDED_MAX_NEW_TOKENS if policy is None and options.base_url is None else _MAX_NEW_TOKENS
         sampling_params = slime_sampling_params(options.temperature, max_tokens)
         seed = {} if options.seed is None else {"sampling_seed": options.seed}
         outcome = await player.play(row.sample(index=options.row, group_index=0), sampling_params | seed)
         if server and server.error:
             raise server.error
-        transcript.end(outcome, has_tokens=options.api_base is None)
+        transcript.show_result(outcome, has_tokens=options.api_base is None)
         if options.tokens or settings.has_program:  # no hook sees a program's turns
             print_transcript(make_console(), outcome.sample, player.decode)
     return _exit_code(outcome, policy)
 
 
 def _exit_code(outcome: Outcome, policy: WrittenPolicy | None) -> int:
-    sample = outcome.sample  # a truncated episode with tokens to train on is a success, too
+    sample = outcome.sample  # a truncated episode with tokens to train on is a success too
     if sample.remove_sample or sample.status is Sample.Status.ABORTED or _list_errors(outcome, of_episode=False):
         return EXIT_FAILED
     if isinstance(policy, Script):
@@ -500,22 +502,24 @@ def _exit_code(outcome: Outcome, policy: WrittenPolicy | None) -> int:
 
 
 def _settings(settings: RolloutSettings, options: TryOptions) -> dict[str, Any]:
-    """Return the settings with the transcript's hook; the episode ends when the policy has no more turns."""
+    """Return the settings with the transcript's hook and with the changes that a single trial needs."""
     hook = f"{current_transcript.__module__}.{current_transcript.__qualname__}"
+    # the local server answers with an abort when the policy has no more turns: the episode then ends
     changes: dict[str, Any] = {"max_failed_groups": None, "on_engine_abort": "return"}
     if not settings.has_program:
         changes["hooks"] = [*settings.hooks, hook]
-    if options.you:  # a person takes their time
+    if options.you:  # a person may take any time
         changes["episode_timeout_s"] = None
     return settings.model_dump(exclude_unset=True) | changes
 
 
 def _load_row(options: TryOptions, note: Callable[[str], None], *, needs_label: bool) -> Row:
-    beside = options.config and options.config.parent / "train.jsonl"
-    data = options.data or (beside if beside and beside.is_file() else shipped_rows())
+    own_data = options.config and options.config.parent / "train.jsonl"
+    data = options.data or (own_data if own_data and own_data.is_file() else shipped_rows())
     rows = load_rows(data, prompt_key=options.input_key, label_key=options.label_key, needs_label=needs_label)
     if options.row >= len(rows):
-        raise ConfigError(f"got --row {options.row}; {data} has {len(rows)} rows, 0 to {len(rows) - 1}")
+        count = f"{len(rows)} row{'s' if len(rows) > 1 else ''}"
+        raise ConfigError(f"got --row {options.row}; expected an index from 0 to {len(rows) - 1} ({data} has {count})")
     shipped = " (the shipped problems: name your own with --data FILE)" if data == shipped_rows() else ""
     note(f"row {options.row} of {data}{shipped}")
     return rows[options.row]

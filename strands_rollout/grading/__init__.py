@@ -52,7 +52,7 @@ def grade(text: str, label: object, cpu_s: float = CPU_LIMIT_S, *, is_cut: bool 
     """Extract the answer from an assistant's text and compare it with the label.
 
     Args:
-        text: The assistant's last text, as `spoken_text` or `last_assistant_text` gives them.
+        text: The assistant's last text, as `spoken_text` or `last_assistant_text` returns it.
         label: A text, a number, or a list of alternatives of which any is right; None or "" makes every answer wrong.
         cpu_s: CPU seconds for all comparisons; an answer that needs more is wrong.
         is_cut: Whether the text ends in the middle; see `extract_answer`.
@@ -69,7 +69,7 @@ def grade(text: str, label: object, cpu_s: float = CPU_LIMIT_S, *, is_cut: bool 
         if comparison.equal:
             return Grade(correct=True, pred=pred, label=alternative, method=comparison.method)
         methods.append(comparison.method)
-        if time.thread_time() > deadline:  # a label of very many alternatives
+        if time.thread_time() > deadline:  # a label may have very many alternatives
             methods[0] = "algebra_timeout"
             break
     return Grade(correct=False, pred=pred, label=labels[0], method=methods[0])
@@ -94,7 +94,7 @@ _REWRITES: Final = (
     (r"\text{and}", ","),
     (r"\text{m}", r"\text{}"),
 )
-_DROPPED: Final = (
+_REMOVED_TEXTS: Final = (
     "square",
     "ways",
     "integers",
@@ -139,7 +139,7 @@ _DROPPED: Final = (
     "<|im_end|>",
     "<|endoftext|>",
 )
-_UNWRAPPED: Final = (
+_PATTERN_REWRITES: Final = (
     (re.compile(r".*?\$(.*?)\$.*"), r"$\1$"),
     (re.compile(r"\\text\{(.*?)\}"), r"\1"),
     (re.compile(r"\\textbf\{(.*?)\}"), r"\1"),
@@ -155,9 +155,9 @@ class DapoGrade:
     """The grade of slime's strands example.
 
     Attributes:
-        score: 1.0, or at most -0.6: shaped by the tool iterations.
-        correct: Whether the answer was right.
-        pred: The normalised answer; "" where slime's is None.
+        score: 1.0 if the answer is right; else -1.1 plus 0.05 per tool iteration, at most -0.6.
+        correct: Whether the answer is right.
+        pred: The answer as it was compared; "" where slime returns None.
         error: The error that slime would have raised; "" if none.
     """
 
@@ -168,7 +168,7 @@ class DapoGrade:
 
 
 def slime_example_grade(response: str, label: object, tool_iterations: float) -> DapoGrade:
-    """Grade as slime's strands example: by the last "Answer:", or without it by the last box."""
+    """Grade as slime's strands example does: by the text after the last "Answer:", else by the last box."""
     correct, pred, error = False, "", ""
     length = len(str(label))
     if length > _MAX_LABEL_CHARS:
@@ -184,14 +184,22 @@ def slime_example_grade(response: str, label: object, tool_iterations: float) ->
 
 
 def _by_answer_line(tail: str, label: object) -> tuple[bool, str]:
-    """Compare the text after the last "Answer:" with the label's whole number; return the verdict and the text."""
+    """Compare the text after the last "Answer:" with the label's whole number; return the verdict and the text.
+
+    Raises:
+        ValueError: The label is not a number.
+        OverflowError: The label is infinite.
+    """
     answers: list[str] = _ANSWER.findall(tail)
     pred = _normalize(answers[-1] if answers else NO_ANSWER)
     return pred == str(int(float(_normalize(str(label))))), pred
 
 
 def _by_box(tail: str, label: object) -> tuple[bool, str]:
-    """Compare the content of the last box with the label, which is never equal unless it is a string."""
+    """Compare the content of the last box with the label; return the verdict and the content.
+
+    A label that is not a string equals no content.
+    """
     start = tail.rfind(_BOX)
     depth = 0
     for end in range(start, len(tail)) if start >= 0 else ():
@@ -204,9 +212,9 @@ def _by_box(tail: str, label: object) -> tuple[bool, str]:
 
 def _normalize(answer: str) -> str:
     answer = answer.rpartition("=")[2]
-    for old, new in (*_REWRITES, *((dropped, "") for dropped in _DROPPED)):
+    for old, new in (*_REWRITES, *((removed, "") for removed in _REMOVED_TEXTS)):
         answer = answer.replace(old, new)
-    for pattern, replacement in _UNWRAPPED:
+    for pattern, replacement in _PATTERN_REWRITES:
         answer = pattern.sub(replacement, answer)
     answer = answer.replace("$", "")
     digits = answer.replace(",", "")

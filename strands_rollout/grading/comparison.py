@@ -1,4 +1,4 @@
-r"""Decide whether two answers are equal, in a fraction of a millisecond for most.
+r"""Decide whether two answers are equal, mostly in a fraction of a millisecond.
 
 The comparison is exact: 0.333 is not 1/3. The order counts in tuples and intervals, but not in sets. Notation that is
 not understood equals only itself. Inequalities and intervals are compared as sets of real numbers: disjoint pieces of
@@ -17,7 +17,7 @@ from math import inf
 from typing import Final
 
 from strands_rollout.grading import numeric, values
-from strands_rollout.grading.expression import GREEK, Expression, Notation, canonical, notation_of
+from strands_rollout.grading.expression import GREEK, Expression, Notation, canonical_key, notation_of
 from strands_rollout.grading.numeric import Budget, OutOfTimeError, TooComplexError, Value
 from strands_rollout.grading.values import Combination, Formula, Key, Matrix, Relation, ValueGroup, exact_number, key_of
 
@@ -25,7 +25,7 @@ _INTERVALS: Final = ("()", "[]", "(]", "[)")
 _INFINITIES: Final = {r"\infty": inf, r"+\infty": inf, r"-\infty": -inf}
 _MIRRORED_SIGNS: Final = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", "=": "=", r"\ne": r"\ne"}
 MAX_ANSWER_CHARS: Final = 600
-"""Maximum characters of a prediction; a longer prediction is wrong without being read."""
+"""Maximum characters of a prediction and of a label; a longer text equals only the same text."""
 CPU_LIMIT_S: Final = 5.0
 _EQUALS: Final = re.compile(r"=|\\in(?![A-Za-z])")
 _OTHER_SIGN: Final = re.compile(r"[<>,;]|\\(?:le|ge|ne|approx|equiv|sim|cup|pm)(?![A-Za-z])|\s(?:or|and)\s")
@@ -87,14 +87,14 @@ def _compare(prediction: Notation, label: Notation, budget: Budget) -> Compariso
         return Comparison(equal=False, method="unit")
     label = _reduce_choice_in_label(label, prediction)
     prediction = _reduce_choice_in_prediction(prediction, label)
-    number_text, number_in_words = values.without_repetition_in_words(prediction.text)
+    number_text, number_in_words = values.split_repetition_in_words(prediction.text)
     if number_in_words is not None and exact_number(number_text) == number_in_words:
         prediction = replace(prediction, text=number_text)
     prediction, label = _without_base(prediction, label)
     first, second = exact_number(prediction.text), exact_number(label.text)
     if first is not None and second is not None:
         return Comparison(_equal_numbers(first, second, (prediction.unit, label.unit)), method="number")
-    if canonical(prediction.text) == canonical(label.text):
+    if canonical_key(prediction.text) == canonical_key(label.text):
         return Comparison(equal=True, method="exact")
     words = _words_or_number(prediction), _words_or_number(label)
     if None not in words:
@@ -117,7 +117,7 @@ def _reduce_choice_in_prediction(prediction: Notation, label: Notation) -> Notat
 def _reduce_choice_in_label(label: Notation, prediction: Notation) -> Notation:
     """Reduce a label "(C) 12" to the letter if the prediction is a letter, else to the rest.
 
-    A label stays if the prediction is such a choice with another letter.
+    A label stays unchanged if the prediction is a choice with another letter, such as "(B) 12".
     """
     choice, predicted = _LABELLED_CHOICE.fullmatch(label.text), _CHOICE.fullmatch(prediction.text)
     if choice is None or _LETTER.search(choice["rest"]) or _OTHER_SIGN.search(choice["rest"]):
@@ -198,15 +198,15 @@ def _split_names(text: str) -> tuple[list[str], list[str]]:
     count = 0
     while count < len(sides) - 1 and _NAME.fullmatch(sides[count]):
         count += 1
-    return [canonical(side) for side in sides[:count]], sides[count:]
+    return [canonical_key(side) for side in sides[:count]], sides[count:]
 
 
 def _sides_to_match(prediction: str, label_names: list[str]) -> list[str]:
     r"""Return all sides of a prediction that must equal the label: in x = 6 \cdot 7 = 42, both after the first.
 
-    Return an empty list if the prediction names something else than the label, or repeats itself, as in 42 = 42. A left
-    side with several variables, as in m + n = 42, counts as a name. A left side with a single variable does not:
-    2x = 42 means that x is 21.
+    Return an empty list if the prediction names something else than the label, repeats itself, as in 42 = 42, or has
+    other signs in addition to =. A left side with several variables, as in m + n = 42, counts as a name. A left side
+    with a single variable does not: 2x = 42 means that x is 21.
     """
     names, sides = _split_names(prediction)
     if names and label_names and names[0] != label_names[0]:
@@ -215,11 +215,11 @@ def _sides_to_match(prediction: str, label_names: list[str]) -> list[str]:
         return []
     if len(sides) > 1 and not names and not label_names and _is_quantity(sides[0]):
         sides = sides[1:]
-    return sides if len({canonical(side) for side in sides}) == len(sides) else []
+    return sides if len({canonical_key(side) for side in sides}) == len(sides) else []
 
 
 def _is_quantity(side: str) -> bool:
-    """Return whether a left side names the quantity that was asked for: it has several variables or a function."""
+    """Return whether a left side names the requested quantity: it has several variables, or one in a function."""
     letters = {letter for letter in _COMMAND.sub(" ", side) if letter.isalpha()}
     letters |= {name for name in _COMMAND.findall(side) if name[1:] in GREEK}
     return len(letters) > 1 or (bool(letters) and _QUANTITIES.search(side) is not None)
@@ -336,11 +336,11 @@ def _equal_differences(first: Relation, second: Relation, budget: Budget) -> boo
     differences = _difference(first), _difference(second)
     if differences[0] is None or differences[1] is None:
         return False
-    positively = first.signs[0] not in ("=", r"\ne")  # a negative factor turns an inequality round
-    if numeric.are_proportional(differences[0], differences[1], budget, positively=positively):
+    has_positive_factor = first.signs[0] not in ("=", r"\ne")  # a negative factor reverses an inequality
+    if numeric.are_proportional(differences[0], differences[1], budget, positive_factor=has_positive_factor):
         return True
     divisors = [sorted(_divisors(difference), key=repr) for difference in (differences[0], differences[1])]
-    if positively or not any(divisors):
+    if has_positive_factor or not any(divisors):
         return False
     products = [
         Expression("product", (difference, *factors))
@@ -359,7 +359,7 @@ def _difference(relation: Relation) -> Expression | None:
 
 
 def _divisors(node: Expression) -> set[Expression]:
-    """Return the divisors of a formula's terms that contain variables: y = 1/x times its divisor x is xy = 1."""
+    """Return the divisors with variables in a formula's terms: y = 1/x, multiplied by the divisor x, is xy = 1."""
     if node.kind not in ("sum", "product", "negative", "quotient"):
         return set()
     divisor = node.args[-1] if node.kind == "quotient" else None
@@ -368,7 +368,7 @@ def _divisors(node: Expression) -> set[Expression]:
 
 
 def _variables(key: Key) -> set[str]:
-    """Return the variables of a condition."""
+    """Return the variables of a condition or formula; empty for any other key."""
     if isinstance(key, Relation | Combination):
         return set().union(*map(_variables, key.parts))
     node = node_of(key)
@@ -429,20 +429,23 @@ def _end_point(key: Key, budget: Budget) -> Value | None:
 
 
 def _solution_set(relation: Relation, budget: Budget) -> list[Piece] | None:
-    """Return the solutions of an inequality or chain of inequalities in one variable; None if it is not linear."""
+    """Return the solutions of an inequality or chain of inequalities in one variable.
+
+    Return None for an equation, or if a relation has several variables or is not linear.
+    """
     names = _variables(relation)
     if len(names) != 1 or "=" in relation.signs:
         return None
     regions = []
     for left, sign, right in zip(relation.parts, relation.signs, relation.parts[1:], strict=False):
-        region = _half_line(left, sign, right, next(iter(names)), budget)
+        region = _solve_inequality(left, sign, right, next(iter(names)), budget)
         if region is None:
             return None
         regions.append(region)
     return _intersection(regions)
 
 
-def _half_line(left: Key, sign: str, right: Key, name: str, budget: Budget) -> list[Piece] | None:
+def _solve_inequality(left: Key, sign: str, right: Key, name: str, budget: Budget) -> list[Piece] | None:
     """Return the solutions of `left sign right` in the variable `name`; None if it is not linear."""
     if _text(left) in _INFINITIES or _text(right) in _INFINITIES:
         return [REALS] if _holds_for_all_reals(left, sign, right) else None

@@ -100,7 +100,7 @@ def _tokens(text: str) -> list[str]:
         if name is None or name[0] == "\\" or name in _FUNCTIONS or name in {"pi", "sqrt"} or is_variadic_call:
             tokens.append(match[0].strip())
         elif len(name) > _MAX_LETTER_RUN or name in _NO_PRODUCTS:
-            raise NotAnExpressionError(f"a word: {name!r:.50}")
+            raise NotAnExpressionError(f"got the word {name!r:.50}")
         else:
             tokens.extend(name)
     return tokens
@@ -135,11 +135,11 @@ class _Parser:
     def _take(self, expected: str = "") -> str:
         token = self.next
         if not token or (expected and token != expected):
-            raise NotAnExpressionError(f"got {token or 'the end'!r}, expected {expected or 'more'!r}")
+            raise NotAnExpressionError(f"got {token or 'the end'!r}, expected {expected or 'another token'!r}")
         self._position += 1
         return token
 
-    def _sign(self) -> bool:
+    def _take_signs(self) -> bool:
         """Consume all signs; return whether they negate."""
         minus = False
         while self.next in ("+", "-"):
@@ -147,12 +147,12 @@ class _Parser:
         return minus
 
     def _product(self) -> Expression:
-        minus = self._sign()
+        minus = self._take_signs()
         factors = [self._power()]
         while self.next in _TIMES | _OVER or self._begins_factor():
             if self.next in _TIMES | _OVER:
                 is_divisor = self._take() in _OVER
-                minus ^= self._sign()
+                minus ^= self._take_signs()
                 factor = self._power()
                 factors.append(Expression("quotient", (_ONE, factor)) if is_divisor else factor)
             else:
@@ -182,7 +182,7 @@ class _Parser:
         while self.next in ("!", "^"):
             if self._take() == "!":
                 if self.next == "!":
-                    raise NotAnExpressionError("a double factorial")
+                    raise NotAnExpressionError("got a double factorial")
                 base = Expression("factorial", (base,))
                 continue
             if base.kind != "degrees" and self._take_degrees():
@@ -190,11 +190,11 @@ class _Parser:
                 continue
             base = Expression("power", (base, self._exponent()))
             if self.next == "^":
-                raise NotAnExpressionError("two exponents of one base")
+                raise NotAnExpressionError("got two exponents of one base")
         return base
 
     def _exponent(self) -> Expression:
-        minus = self._sign()
+        minus = self._take_signs()
         exponent = self._atom()
         if self.next == "^":  # 2^3^2 is 2^9
             self._take()
@@ -286,23 +286,23 @@ class _Parser:
         self._take(")")
         self._depth -= 1
         if len(args) < 2:
-            raise NotAnExpressionError(f"{name} of one value")
+            raise NotAnExpressionError(f"got {name} of a single value")
         return Expression(name, tuple(args))
 
     def _function(self, name: str) -> Expression:
         exponent = base = None
         while self.next in ("^", "_"):
             if self._take() == "^":
-                minus = self._sign()
+                minus = self._take_signs()
                 exponent = self._atom()
                 exponent = Expression("negative", (exponent,)) if minus else exponent
             elif name == "log":
                 base = self._atom()
             else:
-                raise NotAnExpressionError(f"a subscript of {name}")
+                raise NotAnExpressionError(f"got a subscript of {name}")
         if exponent == Expression("negative", (_ONE,)):
             if name not in _INVERSES:
-                raise NotAnExpressionError(f"the inverse of {name}")
+                raise NotAnExpressionError(f"got the inverse of {name}")
             name, exponent = _INVERSES[name], None
         argument = self._function_argument()
         result = Expression(name, (argument,) if base is None else (argument, base))
@@ -312,15 +312,15 @@ class _Parser:
         """Parse a group, or the factors up to the next function: sin 2x cos x is sin(2x) cos(x)."""
         self._enter()
         is_group = self.next in ("(", "[", "{")
-        minus = self._sign()
+        minus = self._take_signs()
         factors = [self._atom() if is_group else self._power()]
         if is_group and self.next == "^" and self._tokens[self._position + 1] in ("{", r"\circ"):
             self._take()
             if not self._take_degrees():
-                raise NotAnExpressionError("an exponent that may belong to the function or to its argument")
+                raise NotAnExpressionError("got an exponent that may belong to the function or to its argument")
             factors = [Expression("degrees", (factors[0],))]
         if is_group and self.next in ("^", "!"):
-            raise NotAnExpressionError("an exponent that may belong to the function or to its argument")
+            raise NotAnExpressionError("got an exponent that may belong to the function or to its argument")
         while not is_group and self._begins_factor() and self.next not in ("(", "[", "{"):
             if self.next.removeprefix("\\") in _FUNCTIONS:
                 break
@@ -400,16 +400,17 @@ _UNIT: Final = re.compile(
     rf"(?P<rest>.*(?:\d\.?|[)}}]|\\pi))(?P<space>\s*)(?P<unit>(?:/\s*)?{_UNIT_WORD}(?:\s*/\s*{_UNIT_WORD}|\s+{_UNIT_WORD}){{0,5}})",
     re.DOTALL,
 )
-_OWNER: Final = r"(?:the|an?|all|my|his|her|their|its)\b"
+_DETERMINER: Final = r"(?:the|an?|all|my|his|her|their|its)\b"
 _PART_OF: Final = re.compile(
-    rf"(?P<part>.*[\d)}}%])\s*\bof\s+(?:{_OWNER}\s+)*(?P<whole>(?!{_OWNER})[A-Za-z]+(?: [A-Za-z]+)*)", re.DOTALL
+    rf"(?P<part>.*[\d)}}%])\s*\bof\s+(?:{_DETERMINER}\s+)*(?P<whole>(?!{_DETERMINER})[A-Za-z]+(?: [A-Za-z]+)*)",
+    re.DOTALL,
 )
 _MONEY: Final = re.compile(r"(?P<sign>[-+]?)\s*(?P<unit>[$€£¥]|US\$|USD|EUR)\s*(?P<rest>[-\d.\\].*)", re.DOTALL)
 _UNIT_PART: Final = re.compile(r"[a-z]+(?:\.[a-z]+)*|\^\s*\{?\s*-?\d|[$¢€£¥%/]|°\s*[cf]?")
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    r"""Split an answer, without LaTeX around its words, into its number and its unit's canonical name, "" for none."""
+    r"""Split an answer without text macros into its number and the canonical name of its unit ("" without a unit)."""
     money = _MONEY.fullmatch(text)
     if money:
         rest, per = split_unit(money["rest"])
@@ -494,7 +495,7 @@ _DELIMITERS: Final = re.compile(
     r"(?![A-Za-z])(?:(?<=left|ight)\.)?"
 )
 _COLOR: Final = re.compile(r"\\(?:textcolor|color|colorbox)\s*(?:\[[^\[\]{}]*\])?\s*\{[^{}]*\}")
-_DROPPED: Final = re.compile(r"\\(?:tag|label|hspace|vspace)\*?\s*\{[^{}]*\}")
+_REMOVED_COMMAND: Final = re.compile(r"\\(?:tag|label|hspace|vspace)\*?\s*\{[^{}]*\}")
 _DECORATION: Final = re.compile(
     r"\\(?:underline|underbrace|overbrace|boxed|fbox|framebox|math(?:bf|it|sf|tt|normal)|boldsymbol|bm|pmb|emph|ensuremath|mathop)(?![A-Za-z])"
 )
@@ -509,8 +510,8 @@ _FRAC_NAME: Final = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 _SHORT_FRAC: Final = re.compile(r"\\frac\s*(\{[^{}]*\}|\d)\s*(\{[^{}]*\}|\d)")
 _BRACED_FRAC: Final = re.compile(r"(?<=\d)\s*\{\s*(\\frac\s*\{[^{}]*\}\s*\{[^{}]*\})\s*\}")  # 3{\frac{1}{2}}
 _INFIX: Final = re.compile(r"\{([^{}]*)\\(over|choose)(?![A-Za-z])([^{}]*)\}")
-_PREFIXED: Final = {"over": "frac", "choose": "binom"}
-_LEAD_IN: Final = re.compile(
+_PREFIX_NAMES: Final = {"over": "frac", "choose": "binom"}
+_ENGLISH_LEAD_IN: Final = re.compile(
     r"(?:(?:so|thus|hence|therefore),? )?(?:the |my )?(?:final |correct )?(?:answer|result|solution)"
     r" ?(?:is:?|equals|[:=]) ?(?=\S)",
     re.IGNORECASE,
@@ -561,7 +562,7 @@ _REVERSED_INTERVAL: Final = re.compile(
 _INFINITY: Final = re.compile(r"(?<![A-Za-z\\])(?:infinity|infty|inf)(?![A-Za-z])", re.IGNORECASE)
 _EMPTY_BRACES: Final = re.compile(r"\\\{\s+\\\}")
 _BETWEEN_DIGITS: Final = re.compile(r"(?<=\d) (?=[\d.])")
-_TRAILING: Final = " \t.,;:"
+_TRAILING_MARKS: Final = " \t.,;:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -579,11 +580,11 @@ class Notation:
 
 
 def notation_of(answer: str) -> Notation:
-    """Return an answer in the common notation; the caller must bound its length."""
+    """Return an answer in the common notation; the caller must bound the length of the answer."""
     tidied = tidy(answer)
-    text = " ".join(_TEXT_MACRO.sub(r" \1 ", tidied).split()).rstrip(_TRAILING).lstrip()
+    text = " ".join(_TEXT_MACRO.sub(r" \1 ", tidied).split()).rstrip(_TRAILING_MARKS).lstrip()
     text = _ORDINAL.sub("", text)
-    if lead_in := _LEAD_IN.match(text):
+    if lead_in := _ENGLISH_LEAD_IN.match(text):
         text = text[lead_in.end() :]
     elif lead_in := LEAD_IN.match(text):
         text = SENTENCE_END.sub("", text[lead_in.end() :])
@@ -591,7 +592,7 @@ def notation_of(answer: str) -> Notation:
         return Notation(_DEGREES.sub(r"^\\circ ", text).strip(), is_text=text != tidied)
     bare, unit = split_unit(_DEGREES.sub("°", text).strip())
     bare = bare.replace("°", "").strip()
-    return Notation(bare.rstrip(_TRAILING).lstrip() or text, unit, is_text=text != tidied)
+    return Notation(bare.rstrip(_TRAILING_MARKS).lstrip() or text, unit, is_text=text != tidied)
 
 
 def tidy(answer: str) -> str:
@@ -602,8 +603,8 @@ def tidy(answer: str) -> str:
     text = unicodedata.normalize("NFKC", text).translate(_UNICODE)
     if text.replace(r"\$", "").count("$") != 1:  # dollars around formulas; money has a single dollar, or `\$5`
         text = re.sub(r"(?<!\\)\$", "", text)
-    text = _DROPPED.sub(" ", text.replace(r"\$", "$"))
-    text = _INFIX.sub(lambda m: rf"\{_PREFIXED[m[2]]}{{{m[1]}}}{{{m[3]}}}", text)
+    text = _REMOVED_COMMAND.sub(" ", text.replace(r"\$", "$"))
+    text = _INFIX.sub(lambda m: rf"\{_PREFIX_NAMES[m[2]]}{{{m[1]}}}{{{m[3]}}}", text)
     for decoration in (_COLOR, _DELIMITERS, _DECORATION):
         text = decoration.sub("", text)
     text = _GROUP_SPACE.sub("", text).replace("{,}", ",").replace("{:}", ":")
@@ -619,10 +620,10 @@ def tidy(answer: str) -> str:
     text = _CALLED_SQRT.sub(r"\\sqrt{\1}", text)
     text = _SHORT_SQRT.sub(r"\\sqrt{\1}", text)
     text = _REVERSED_INTERVAL.sub(_to_usual_brackets, text)
-    return text.rstrip(_TRAILING).lstrip()
+    return text.rstrip(_TRAILING_MARKS).lstrip()
 
 
-def canonical(text: str) -> str:
+def canonical_key(text: str) -> str:
     """Return a key that ignores spaces, brackets around one word or number, and the case of a single word."""
     text = _SHORT_SCRIPT.sub(r"\1\2", " ".join(text.split()))
     key = _BETWEEN_DIGITS.sub("\0", text).replace(" ", "").replace("\0", " ")  # 4 2 is not 42
@@ -641,7 +642,7 @@ def _to_usual_brackets(interval: re.Match[str]) -> str:
 def _strip_wrapping(text: str) -> str:
     """Remove Markdown, quotes and braces around the whole text."""
     while True:
-        text = text.rstrip(_TRAILING).lstrip()
+        text = text.rstrip(_TRAILING_MARKS).lstrip()
         match = _MARKDOWN.fullmatch(text)
         if match and match["mark"] not in match["inner"]:
             text = match["inner"]

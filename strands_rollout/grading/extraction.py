@@ -31,10 +31,10 @@ _MAX_LINE_CHARS: Final = 1000  # a longer line is not searched for a formula or 
 def last_assistant_text(response: str, *, in_reasoning: bool = False) -> str:
     """Return the assistant's last text in a whole response of which only the text is known.
 
-    Everything up to the last `</tool_response>` counts as tool output or older, so that a tool's output can't pose as
-    the assistant, whatever markers it contains. Two cases can't be recognised from the text alone: a response that was
-    cut inside tool output with a forged `</tool_response>`, and a template that marks tool output differently. If the
-    text of the last turn is known, pass it to `spoken_text` instead.
+    Everything up to the last `</tool_response>` counts as tool output or as older text, so that a tool's output can't
+    pose as the assistant, whatever markers it contains. Two cases can't be recognised from the text alone: a response
+    that was cut inside tool output with a forged `</tool_response>`, and a template that marks tool output differently.
+    If the text of the last turn is known, pass it to `spoken_text` instead.
 
     Args:
         response: Decoded response tokens, control tokens included, from the first assistant turn to the end.
@@ -56,7 +56,7 @@ def last_assistant_text(response: str, *, in_reasoning: bool = False) -> str:
 def spoken_text(turn: str, *, in_reasoning: bool = False) -> str:
     """Return the text of an assistant turn without reasoning, tool calls and invented tool results, stripped.
 
-    Return "" if the reasoning never ended, or the turn ends in a tool call, which is a step, not an answer.
+    Return "" if the reasoning never ends, or if the turn ends in a tool call, which is a step, not an answer.
 
     Args:
         turn: The text of the turn.
@@ -165,8 +165,9 @@ def _ends_in_answer_line(text: str, start: int) -> bool:
 def last_answer_line(text: str) -> str:
     """Return the text after the last "Answer:" (any case, bold or not) in its line, or in the next line with text.
 
-    Without "Answer:", return the text after "The answer is" if a sentence in the last line begins so. Other languages
-    are recognised too. Markdown, a final full stop and the delimiters of a single formula are removed.
+    Without "Answer:", return the text after "The answer is" if a sentence in the last line begins with it. The same
+    phrases in other languages are recognised. Markdown, a final full stop and the delimiters of a single formula are
+    removed.
     """
     for label in reversed(list(ANSWER_LABEL.finditer(text))):
         line = text[label.end() :].partition("\n")[0].strip(_MARKUP)

@@ -30,9 +30,9 @@ _LIST_TOKEN: Final = re.compile(
 )
 _QUOTES: Final = "'\""
 _ITEMS: Final = frozenset({"quoted", "number", "absent", "dtype"})
-_COMMAND_UNESCAPED: Final = re.compile(r"(?<!\\)(?:\\\\)*+\\(?!u[\da-fA-F]{4}|x[\da-fA-F]{2})[A-Za-z]{2}")
+_UNESCAPED_COMMAND: Final = re.compile(r"(?<!\\)(?:\\\\)*+\\(?!u[\da-fA-F]{4}|x[\da-fA-F]{2})[A-Za-z]{2}")
 _ESCAPE: Final = re.compile(r"\\(?:u(?P<four>[\da-fA-F]{4})|x(?P<two>[\da-fA-F]{2})|(?P<one>.))", re.DOTALL)
-_CONTROL: Final = {"n": "\n", "t": "\t", "r": "\r"}
+_CONTROL_CHARACTERS: Final = {"n": "\n", "t": "\t", "r": "\r"}
 _LIST_OF_FORMULAS: Final = re.compile(r"\[[^\[\],]*+,[^\[\]]*+\]")
 _CONTAINER: Final = re.compile(r"""(?:[\[({]\s*+['"]|array\()""")
 
@@ -106,7 +106,7 @@ def _parse_items(text: str) -> list[str] | None:
 def _unquote(literal: str) -> str:
     r"""Return the content of a string literal; LaTeX whose backslashes are not escaped stays as it is."""
     inner = literal.removeprefix("b").removeprefix("u")[1:-1]
-    if _COMMAND_UNESCAPED.search(inner):
+    if _UNESCAPED_COMMAND.search(inner):
         return inner
     plain = _ESCAPE.sub(_replace_escape, inner)
     return plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # JSON's pairs of surrogates
@@ -114,7 +114,7 @@ def _unquote(literal: str) -> str:
 
 def _replace_escape(escape: re.Match[str]) -> str:
     code = escape["four"] or escape["two"]
-    return chr(int(code, 16)) if code else _CONTROL.get(escape["one"], escape["one"])
+    return chr(int(code, 16)) if code else _CONTROL_CHARACTERS.get(escape["one"], escape["one"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +122,7 @@ class ContainerLabel:
     """The reading of a label that looks like a printed list or mapping.
 
     Attributes:
+        kind: "alternatives" of which any is right, "mathematics", or "unreadable": only the same text equals the label.
         meaning: A predicate for a message, such as "is the text of a list, read as '34'".
     """
 
@@ -144,6 +145,6 @@ def container_label(label: object) -> ContainerLabel | None:
         meaning = "looks like the text of a list or mapping that can't be read: only the same text equals it"
         return ContainerLabel("unreadable", meaning)
     if _LIST_OF_FORMULAS.fullmatch(text):
-        meaning = 'is read as mathematics, an interval, a vector or a list; alternatives are written ["1", "2"]'
+        meaning = 'is read as mathematics (an interval, a vector or a list); write alternatives as ["1", "2"]'
         return ContainerLabel("mathematics", meaning)
     return None

@@ -27,7 +27,7 @@ _BITS_PER_STEP: Final = 500
 _MAX_STEPS: Final = 8_000
 _FLOAT_STEPS: Final = 4
 _MAX_FACTORIAL: Final = 1000
-_REAL_POINTS: Final = range(6)  # numbers of the points at which variables are fractions
+_FRACTION_POINTS: Final = range(6)  # numbers of the points at which variables are fractions
 _WHOLE_POINTS: Final = range(6, 10)  # numbers of the points at which variables are whole numbers
 _MIN_POINTS: Final = 2  # at which both formulas must have a value
 _LINE_SAMPLES: Final = (Fraction(0), Fraction(1), Fraction(17, 5), Fraction(-29, 7), Fraction(211, 3))
@@ -35,7 +35,7 @@ _DENOMINATORS: Final = (26, 34, 38, 46, 58, 62)  # even: a power with such an ex
 
 
 class _Local(threading.local):
-    """A mpmath context for each thread, because mpmath's functions change their context's precision as they compute."""
+    """An mpmath context for each thread, because mpmath's functions change the precision of their context."""
 
     @functools.cached_property
     def mp(self) -> Value:
@@ -107,8 +107,8 @@ def are_equal(first: Expression, second: Expression, budget: Budget) -> bool:
     return False
 
 
-def are_proportional(first: Expression, second: Expression, budget: Budget, *, positively: bool = False) -> bool:
-    """Return whether one formula is the other times a constant that is not 0; with `positively`, a positive constant.
+def are_proportional(first: Expression, second: Expression, budget: Budget, *, positive_factor: bool = False) -> bool:
+    """Return whether one formula is the other times a constant: not 0, and with `positive_factor` positive.
 
     For example, the differences of the sides of two equations with the same solutions are proportional.
     """
@@ -116,7 +116,7 @@ def are_proportional(first: Expression, second: Expression, budget: Budget, *, p
         return False
     for pairs in _interpretations(first, second, budget):
         (a, b), *others = [*pairs] or [(0, 0)]
-        if len(others) < _MIN_POINTS or not a or not b or (positively and (a > 0) != (b > 0)):
+        if len(others) < _MIN_POINTS or not a or not b or (positive_factor and (a > 0) != (b > 0)):
             continue
         if all(is_close(_times(a, d), _times(b, c)) for c, d in others):
             return True
@@ -173,7 +173,7 @@ def _values_at_points(
     is_complex = any(node.has("constant", name) for node in (first, second) for name in ("i", "imath"))
     names = sorted(first.symbols() | second.symbols())
     found = False
-    for points in (_REAL_POINTS, _WHOLE_POINTS) if names else (range(1),):
+    for points in (_FRACTION_POINTS, _WHOLE_POINTS) if names else (range(1),):
         for point in points:
             values = {name: _variable_value(point, name) for name in names}
             evaluation = _Evaluation(budget, values, is_complex=is_complex, decimal_log=decimal_log)
@@ -353,13 +353,13 @@ class _Evaluation:
         return result
 
     def _gcd(self, *values: Value) -> Value:
-        return Fraction(math.gcd(*self._whole(values)))
+        return Fraction(math.gcd(*self._whole_numbers(values)))
 
     def _lcm(self, *values: Value) -> Value:
-        return Fraction(math.lcm(*self._whole(values)))
+        return Fraction(math.lcm(*self._whole_numbers(values)))
 
-    def _whole(self, values: Sequence[Value]) -> list[int]:
-        """Return the arguments of a function of whole numbers, of which at least one is not 0."""
+    def _whole_numbers(self, values: Sequence[Value]) -> list[int]:
+        """Return values as integers; raise _UndefinedError unless all are whole numbers and at least one is not 0."""
         if not all(isinstance(value, Fraction) and value.denominator == 1 for value in values) or not any(values):
             raise _UndefinedError
         if sum(_bits(value) for value in values) > _MAX_BITS:

@@ -1,6 +1,6 @@
 """Phrases that introduce an answer: "Answer:" in English and other languages, and "the answer is" in other languages.
 
-Other words around the answer, such as a "no" or a second answer, stay in it, so that it equals no label.
+Other words around an answer, such as a "no" or a second answer, stay part of the answer, which then equals no label.
 """
 # ruff: noqa: RUF001 - dashes and stops of other languages
 
@@ -40,11 +40,11 @@ ANSWER_SENTENCE: Final = re.compile(
 )
 """Beginning of a sentence that gives the answer, within a line."""
 LEAD_IN: Final = re.compile(rf"{_SO}(?:{'|'.join(_IS)}|(?:{_WORDS}) ?:) ?:? ?(?=\S)", re.IGNORECASE)
-"""Beginning of an answer that repeats such words, as in "la respuesta es 42"; for texts in NFKC."""
+"""Words that introduce the answer and were extracted with it, as in "la respuesta es 42"; for texts in NFKC."""
 SENTENCE_END: Final = re.compile(r" ?(?:です|である|となる|になります|입니다|이다|예요|이에요)?[.。\uFF0E]?$")
 """End of a sentence after the answer, in languages whose verbs stand last."""
 NEGATION: Final = re.compile(
     r"\b(?:not|never|neither|nor|wrong|incorrect|no(?!\.)|nicht|kein|keine|pas|não|non|не|нет)\b|n't|n’t|不|没|ない|아니",
     re.IGNORECASE,
 )
-"""A word that negates the text beside it."""
+"""A word that negates the text around it."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Final, TypeAlias
 
-from strands_rollout.grading.expression import Expression, NotAnExpressionError, canonical, parse
+from strands_rollout.grading.expression import Expression, NotAnExpressionError, canonical_key, parse
 
 _ONES: Final = re.findall(
     r"\w+",
@@ -44,7 +44,7 @@ _IN_WORDS: Final = re.compile(r"(?P<number>.+?)\s*\(\s*(?P<words>[A-Za-z -]{3,})
 
 
 def words_key(text: str) -> Hashable | None:
-    """Return a key of a text of words, equal for equal answers; None if it has other characters or may be a formula."""
+    """Return a key of words or of a date, equal for equal answers; None if the text may be something else."""
     for pattern in _DATES:
         if date := pattern.fullmatch(text):
             return "date", _MONTHS.index(date["month"][:3].lower()), int(date["day"]), date["year"]
@@ -83,7 +83,7 @@ def number_in_words(text: str) -> Fraction | None:
     return Fraction(total + part) if words else None
 
 
-def without_repetition_in_words(text: str) -> tuple[str, Fraction | None]:
+def split_repetition_in_words(text: str) -> tuple[str, Fraction | None]:
     """Return ("5", 5) for "5 (five)"; return any other text unchanged, with None."""
     match = _IN_WORDS.fullmatch(text)
     number = number_in_words(match["words"].strip()) if match else None
@@ -212,7 +212,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    r"""Formulas with a sign between each two: "<", ">", "=", "\le", "\ge" or "\ne"."""
+    r"""Formulas with a sign between neighbours: "<", ">", "=", "\le", "\ge" or "\ne"."""
 
     parts: tuple[Key, ...]
     signs: tuple[str, ...]
@@ -231,13 +231,13 @@ Key: TypeAlias = Fraction | Formula | ValueGroup | Matrix | Relation | Combinati
 
 
 def key_of(text: str, depth: int = 0) -> Key:
-    """Return the key of the text of a `Notation`."""
+    """Read the text of a `Notation` as a value."""
     text = text.strip()
     number = exact_number(text)
     if number is not None:
         return number
     if depth > _MAX_GROUP_DEPTH:
-        return Formula(canonical(text))
+        return Formula(canonical_key(text))
     return (
         _read_alternatives(text, depth)
         or _read_matrix(text, depth)
@@ -325,8 +325,8 @@ def _read_group(text: str, depth: int) -> Key:
     is_group = len(items) > 1 or brackets == r"\{\}"
     if not is_group or len(items) > _MAX_ITEMS:
         with contextlib.suppress(NotAnExpressionError):
-            return Formula(canonical(text), parse(text))
-        return Formula(canonical(text))
+            return Formula(canonical_key(text), parse(text))
+        return Formula(canonical_key(text))
     keys = [value for item in _drop_common_name(items) for value in _flatten_bare_list(key_of(item, depth + 1))]
     group = ValueGroup(brackets, tuple(keys))
     is_single = len(keys) == 1 and group.is_set and not isinstance(keys[0], ValueGroup)

@@ -1,6 +1,6 @@
 """Check token exactness against the traffic that a proxy in front of the engine records.
 
-The check uses nothing of the model's own record.
+The check does not rely on the record that this package keeps of an episode.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Exchange:
 
 
 class WireRecorder:
-    """A proxy in front of the engine that records all generations.
+    """A proxy in front of the engine; it records each `/generate` request and its answer.
 
     Attributes:
         url: The URL at which the proxy listens.
@@ -63,7 +63,7 @@ class WireRecorder:
         self.episodes: dict[str, list[Exchange]] = {}
 
     async def forward(self, request: web.Request) -> web.Response:
-        """Forward a request to the engine, and record a generation in its episode."""
+        """Forward a request to the engine; if it asks for a generation, record the exchange in its episode."""
         body = await request.read()
         episode: list[Exchange] = []
         if request.path == "/generate" and request.method == "POST":
@@ -83,15 +83,17 @@ class WireRecorder:
         return answer
 
     async def _send(self, request: web.Request, body: bytes) -> tuple[web.Response, bytes]:
-        url, headers = f"{self._target}{request.rel_url}", _end_to_end(request.headers)
+        url, headers = f"{self._target}{request.rel_url}", _end_to_end_headers(request.headers)
         async with self._session.request(
             request.method, url, data=body or None, headers=headers, allow_redirects=False
         ) as answer:
             content = await answer.read()
-            return web.Response(status=answer.status, body=content, headers=_end_to_end(answer.headers)), content
+            return web.Response(
+                status=answer.status, body=content, headers=_end_to_end_headers(answer.headers)
+            ), content
 
 
-def _end_to_end(headers: Mapping[str, str]) -> dict[str, str]:
+def _end_to_end_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers that a proxy must forward; the others apply to a single connection."""
     return {name: value for name, value in headers.items() if name.lower() not in _HOP_HEADERS}
 
@@ -153,17 +155,18 @@ def _json_object(body: bytes) -> Mapping[str, Any]:
 
 
 def tito_violations(exchanges: Sequence[Exchange], sample: Sample) -> list[str]:
-    """Return all violations of token exactness in one episode, as sentences.
+    """Return the violations of token exactness in one episode, as sentences.
 
     The rules are:
 
-    - A request extends the ids of the previous request and its output. If the previous request got no generation, it
-      is repeated unchanged.
-    - A sample with trained tokens holds the last sequence. It trains all sampled ids and nothing else, at the engine's
-      logprobs.
+    - A request extends the ids of the previous request and its output. A request without a generation is repeated
+      unchanged.
+    - A sample with trained tokens holds the ids of the last answered request and its output. It trains all sampled ids
+      and nothing else, at the engine's logprobs.
     - The engine read all tokens of each request.
 
-    In an episode with images, which the engine expands to tokens, only the sampled ids and their logprobs are compared.
+    In an episode with images, which the engine expands to further tokens, only the sample's trained ids and their
+    logprobs are compared with the answers.
     """
     return [*_extension_violations(exchanges), *_sample_violations(exchanges, sample)]
 

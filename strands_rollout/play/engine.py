@@ -1,4 +1,4 @@
-"""The engine that plays rows, running or embedded, with its tokenizer, settings and sandbox."""
+"""Prepare what a run needs: a running or the embedded engine, its tokenizer, the settings and the code sandbox."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.inputs import read_checked_config
 
 SHIPPED_MODEL_EXECUTOR: Final = {"name": "local", "isolation": "rlimits"}
-"""Executor for the shipped model's code; works on every system, with the strongest isolation that it has."""
+"""Executor for the shipped model's code. It runs on every system: it demands the weakest isolation only."""
 
 
 @asynccontextmanager
 async def served_engine(base_url: str | None, model_dir: Path | None) -> AsyncIterator[str]:
     """Yield the URL of a running engine, or run the embedded engine until the block ends.
 
+    First ask a running engine for its facts: if it does not answer, episodes would fail only after a minute of retries.
+
     Raises:
-        EngineUnavailableError: No server answers at the URL. Episodes would notice only after a minute of retries.
+        ConfigError: The URL is not the URL of an HTTP server, or the embedded engine can't serve the model.
+        EngineUnavailableError: No server answers at the URL.
     """
     if base_url is None:
         async with engine_process(model_dir) as url:
@@ -42,8 +45,9 @@ async def fetch_engine_info(base_url: str) -> ServerInfo:
     """Ask the engine for its model, tokenizer and limits.
 
     Raises:
-        ConfigError: The URL is not an HTTP server's.
+        ConfigError: The URL is not the URL of an HTTP server.
         EngineUnavailableError: No server answers.
+        EngineResponseError: The server is busy or failing.
     """
     async with create_client(base_url) as http:
         url = redacted(http.base_url)
@@ -77,7 +81,7 @@ def tokenizer_folder(info: ServerInfo, base_url: str) -> Path:
     """Return the folder of the tokenizer that the engine reports.
 
     Raises:
-        ConfigError: The engine reports no tokenizer, or a tokenizer that is not on this machine.
+        ConfigError: The server names no model, or its tokenizer is not a folder on this machine.
     """
     check_is_engine(info, base_url)
     path = info.raw.get("tokenizer_path") or info.model_path

@@ -1,4 +1,6 @@
-"""Options of the commands that play rows: `demo`, `eval`, `try` and `train`. Fields declare their command-line options.
+"""Options of the commands that play rows: `demo`, `eval`, `try` and `train`.
+
+A field's annotation declares its command-line option.
 
 This module imports nothing heavy, so that --help answers at once.
 """
@@ -18,7 +20,7 @@ SHIPPED_MODEL: Final = Path(__file__).parents[1] / "engine" / "checkpoint"
 
 
 def check_url(value: str | list[str] | None) -> str | list[str] | None:
-    """Return the URLs of an option; raise BadParameter for a malformed URL."""
+    """Return the URLs of an option unchanged; raise BadParameter for a malformed URL."""
     from strands_rollout.client.transport import parse_base_url
 
     for url in value if isinstance(value, list) else [value] if value is not None else []:
@@ -58,7 +60,7 @@ DATA_HELP: Final = (
 
 
 def check_data_exists(value: Path | list[Path] | None) -> Path | list[Path] | None:
-    """Return the paths of an option; raise BadParameter for a path that is neither a file nor a name on the hub."""
+    """Return the paths of an option unchanged; raise BadParameter if a path does not exist and is no OWNER/NAME."""
     from strands_rollout.play.rows import is_hub_name
 
     for path in value if isinstance(value, list) else [value] if value else []:
@@ -70,7 +72,7 @@ def check_data_exists(value: Path | list[Path] | None) -> Path | list[Path] | No
 InputKey: TypeAlias = Annotated[str, Option(help="Key of the prompt in a row; a.b is key b inside a.")]
 LabelKey: TypeAlias = Annotated[
     str | None,
-    Option(help="Key of the label in a row. Default: label, which is optional with --reward."),
+    Option(help="Key of the label in a row. Default: label; with --reward, rows may lack it."),
 ]
 RewardPath: TypeAlias = Annotated[
     str | None,
@@ -82,7 +84,7 @@ RewardPath: TypeAlias = Annotated[
 
 
 def merge_changes(changes: Sequence[str] | None, reward: str | None) -> list[str]:
-    """Return the changes of --set, and --reward as a change of the setting `reward`."""
+    """Return the changes of --set, followed by --reward as the change `reward=...`."""
     return [*(changes or ()), *([f"reward={reward}"] if reward else [])]
 
 
@@ -162,7 +164,8 @@ class TryOptions:
     api_base: Annotated[
         str | None,
         Option(
-            help="URL of an OpenAI-compatible API that plays the policy, such as https://host/v1; reads OPENAI_API_KEY."
+            help="URL of an OpenAI-compatible API that plays the policy, such as https://host/v1. The key is "
+            "read from OPENAI_API_KEY."
         ),
     ] = None
     api_model: Annotated[str | None, Option(help="Name of the model at --api-base.")] = None
@@ -172,8 +175,8 @@ class TryOptions:
         Path | None,
         Option(
             "--tokenizer",
-            help="Folder of the policy's tokenizer. Default: the one that the server reports, else the shipped "
-            "model's.",
+            help="Folder of the policy's tokenizer. Default: the tokenizer that the server reports, else the "
+            "tokenizer of the shipped model.",
             exists=True,
             file_okay=False,
         ),
@@ -225,7 +228,11 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalOptions:
-    """Options of the command `eval`. The engine or this package chooses the value of an option that is None."""
+    """Options of the command `eval`. If an option is None, the default in its help applies.
+
+    Attributes:
+        ks: The k of pass@k; None for `DEFAULT_KS` of evaluation/plan.py.
+    """
 
     data: Annotated[
         list[Path],
@@ -293,17 +300,17 @@ Decay: TypeAlias = Literal["linear", "constant"]
 
 @dataclass(frozen=True, slots=True)
 class UpdateSettings:
-    """Settings of the optimizer steps on a batch of samples, with slime's names if it has one.
+    """Settings of the optimizer steps on a batch of samples, each with slime's option of the same meaning, if any.
 
     Attributes:
         decay: slime's `--lr-decay-style`.
         updates: Optimizer steps per batch of rollouts, each on a part of it; slime's `--num-steps-per-rollout`.
-        mean: "sample" averages each rollout over its trained tokens, then over the rollouts that have one. This is
-            slime's default, except that slime also counts rollouts without a trained token. "token" averages over all
-            trained tokens; slime's `--calculate-per-token-loss`.
-        tis_clip: Upper bound of truncated importance sampling; slime's `--use-tis --tis-clip`. The behaviour policy's
-            logprobs are then the trainer's, from before the update, and the rollout's only give the weights. If None,
-            the behaviour policy's logprobs are the rollout's; slime's `--use-rollout-logprobs`.
+        mean: "sample" averages the loss over the trained tokens of each rollout, then over the rollouts that have
+            trained tokens. This is slime's default, except that slime also counts rollouts without trained tokens.
+            "token" averages over all trained tokens; slime's `--calculate-per-token-loss`.
+        tis_clip: Upper bound of the weights of truncated importance sampling; slime's `--use-tis --tis-clip`. The
+            policy's ratios then use the trainer's logprobs from before the update, and the rollout's logprobs only
+            give the weights. If None, the ratios use the rollout's logprobs; slime's `--use-rollout-logprobs`.
         kl: slime's `--kl-loss-coef`.
         entropy: slime's `--entropy-coef`.
         temperature: Temperature at which the tokens were sampled.
@@ -320,7 +327,9 @@ class UpdateSettings:
     mean: Annotated[
         LossMean,
         Option(
-            "--loss-mean", help="Average the loss over each sample and then over samples, as slime; or over tokens."
+            "--loss-mean",
+            help="sample: average the loss over each sample's tokens, then over samples, like slime; token: over all "
+            "tokens.",
         ),
     ] = "sample"
     tis_clip: Annotated[
@@ -356,10 +365,10 @@ class TrainOptions:
 
     Attributes:
         rollout: Name of the `TrainingMethod`.
-        ablation: Name of its deliberate fault.
+        ablation: Name of the deliberate fault in the training method; "none" without a fault.
         gap_limit: Largest allowed difference between the trainer's and the rollout's logprob of a token, at the first
             step.
-        checks: Stop at a larger gap, or at a sample that violates slime's contract.
+        checks: Stop at a difference above `gap_limit`, or at a sample that violates slime's contract.
     """
 
     steps: Annotated[int, Option(help="Number of training steps, each with a batch of rollouts.", min=1)] = 30
@@ -398,7 +407,7 @@ class TrainOptions:
     held_out: Annotated[
         Path,
         Option(
-            help="Rows to evaluate on, in a form that --data takes. Default: the shipped held-out problems.",
+            help="Rows to evaluate on: a file or hub name, as for --data. Default: the shipped held-out problems.",
             dir_okay=False,
             callback=check_data_exists,
         ),
@@ -445,7 +454,11 @@ class TrainOptions:
     json_only: JsonOnly = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return all options by name as JSON values, without user and password of a URL."""
+        """Return all options by name as JSON values that hold no secrets.
+
+        A URL loses its user and password. Of --set, only the keys are listed; `config_sha256` is the hash of the
+        settings file and all changes.
+        """
         from strands_rollout.client.transport import parse_base_url, redacted
 
         values = asdict(self)
@@ -455,7 +468,7 @@ class TrainOptions:
         if self.config is not None or changes:
             content = (self.config.read_bytes() if self.config else b"") + "\n".join(changes).encode()
             values["config_sha256"] = hashlib.sha256(content).hexdigest()
-            values |= {"set": [change.partition("=")[0] for change in changes]} if changes else {}  # may hold secrets
+            values |= {"set": [change.partition("=")[0] for change in changes]} if changes else {}
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
     def identity(self) -> dict[str, Any]:

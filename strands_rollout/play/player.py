@@ -1,4 +1,4 @@
-"""Plays samples through `generate` and `reward_func`, and calls them as slime does."""
+"""Play samples through `generate` and `reward_func`, called as slime calls them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Player:
-    """Plays samples on an engine; `open_player` makes it, and describes its attributes."""
+    """Plays samples on an engine. `open_player` creates a player and describes the attributes that are not listed here.
+
+    Attributes:
+        args: slime's args, with the engine's or the recorder's address.
+        recorder: The recording proxy; None if requests go to the engine directly.
+    """
 
     args: SimpleNamespace
     tokenizer: PreTrainedTokenizerBase
@@ -72,13 +77,16 @@ class Player:
     reward: Reward | None = None
 
     async def play(self, sample: Sample, sampling_params: Mapping[str, Any]) -> Outcome:
-        """Play and grade a new sample, with its siblings if it fans out; raise nothing but CancelledError."""
+        """Play a new sample, and grade it with its siblings unless it was aborted.
+
+        With this package's own functions, only CancelledError is raised: faults are in the sample.
+        """
         sample.session_id = sample.session_id or uuid.uuid4().hex
         returned = await (self.generate or generate)(self.args, sample, sampling_params, evaluation=self.evaluation)
         main, *siblings = returned if isinstance(returned, list) else [returned]
         if main.status is not Sample.Status.ABORTED:
             await self.grade(main, *siblings)
-        # removed, since the recorder would otherwise keep the tokens of the whole run
+        # popped, since the recorder would otherwise keep the tokens of the whole run
         exchanges = self.recorder.episodes.pop(str(main.session_id), []) if self.recorder else []
         if not self.audited:
             return Outcome(main, [], [], siblings)
@@ -144,7 +152,7 @@ async def open_player(
         router_url = url if recorder is None else parse_base_url(recorder.url)
         args = _args(router_url, tokenizer_dir, _with_workers(settings or {}, workers), max_context_tokens)
         args.custom_rm_path = "strands_rollout.reward_func" if reward in (None, reward_func) else None
-        stack.callback(end_mcp_connections)  # a server that does not answer would delay Ctrl-C
+        stack.callback(end_mcp_connections)  # else an MCP server that does not answer delays Ctrl-C
         yield Player(args, load_tokenizer(str(tokenizer_dir)), recorder, audited, evaluation, generate, reward)
 
 
@@ -165,7 +173,7 @@ def _args(
         hf_checkpoint=str(tokenizer_dir),
         sglang_router_ip=host,
         sglang_router_port=port,
-        # the only engine serves the policy under whatever name the settings have
+        # there is only one engine, which serves the policy whatever model_name is set
         sglang_model_routers={model_name: (host, port)} if model_name else None,
         reward_key=REWARD_KEY,
         eval_reward_key="acc",

@@ -33,7 +33,7 @@ class Row:
     Attributes:
         prompt: A string, or a chat as a list of messages.
         label: The ground truth; any JSON.
-        line: The line in the file, from 1; 0 without a file.
+        line: The number of the line, or of the row in formats without lines, from 1; 0 if not read from data.
         metadata: slime's metadata; the episode's own settings are under `strands_rollout_settings`.
     """
 

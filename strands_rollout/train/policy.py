@@ -80,7 +80,7 @@ def trained_logits(
     """Return the logits that predict the chosen tokens from all tokens before them, and the ids of these tokens.
 
     The keys and values of the common prefix are computed once for the batch, which changes neither values nor
-    gradients. Shorter sequences are padded on the right, which earlier tokens can't attend to.
+    gradients. Shorter sequences are padded on the right; earlier tokens can't attend to the padding.
 
     Args:
         model: A model in evaluation mode.
@@ -98,7 +98,7 @@ def trained_logits(
         ids[row, : len(sequence) - shared] = torch.tensor(sequence[shared:])
         is_chosen[row, torch.tensor(chosen) - shared] = True
     cache = DynamicCache(config=model.config)
-    # newer versions of transformers renamed the parameter
+    # the parameter's name depends on the version of transformers
     name = "cache" if "cache" in inspect.signature(model.model.forward).parameters else "past_key_values"
     cache_arguments = {name: cache, "use_cache": True}
     if shared:
@@ -119,7 +119,7 @@ def shared_prefix_length(sequences: Sequence[list[int]]) -> int:
 
 
 class UpdateMetrics:
-    """The metrics of an update: means over its optimizer steps and over the trained tokens."""
+    """The metrics of an update: means over its optimizer steps or the trained tokens, and the range of ratios."""
 
     def __init__(self) -> None:
         self.sums: dict[str, float] = defaultdict(float)
@@ -277,7 +277,10 @@ class Policy:
     def _step(
         self, learned: Sequence[tuple[TrainingSequence, TokenStats]], share: float, metrics: UpdateMetrics
     ) -> None:
-        """Take an optimizer step on sequences, with statistics from before it; scale their summed loss by `share`."""
+        """Take an optimizer step on sequences with their statistics from before the update.
+
+        The loss of the step is `share` times the sum of the sequences' losses.
+        """
         self._optimizer.zero_grad(set_to_none=True)
         loss = 0.0
         for indices in self._micro_batches([sequence for sequence, _ in learned]):
@@ -294,7 +297,10 @@ class Policy:
         metrics.add(1, loss=loss, grad_norm=float(norm))
 
     def _loss(self, learned: Sequence[tuple[TrainingSequence, TokenStats]], metrics: UpdateMetrics) -> Tensor:
-        """Return the sum of the sequences' losses; a loss is the sum over tokens, divided by the denominator or 1."""
+        """Return the sum of the sequences' losses.
+
+        A sequence's loss is the sum over its trained tokens; the setting mean="sample" divides it by the denominator.
+        """
         sequences, before = zip(*learned, strict=True)
         settings = self.settings
         log_probs, entropy = self._log_probs(self._model, sequences)

@@ -78,7 +78,7 @@ def sampling_seed(*parts: object) -> int:
 
 @dataclass(slots=True)
 class AbortFlag:
-    """A flag that is set while rollouts are aborted; the setting `should_abort`."""
+    """A flag that is set while rollouts are aborted; the value of the setting `should_abort`."""
 
     is_set: bool = False
 
@@ -126,8 +126,8 @@ class RolloutCollector:
         options: The numbers of groups and episodes, and the seed.
         abort: Aborts every request of the engine.
         abort_flag: Set while a rollout is aborted.
-        trains_aborted: Return all groups that were begun, with their aborted episodes; a deliberate fault for
-            experiments.
+        trains_aborted: Whether `collect` returns all groups that were begun, with their aborted episodes; a deliberate
+            fault for experiments.
     """
 
     def __init__(
@@ -250,7 +250,7 @@ def held_out_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def error_summary(samples: Sequence[Sample]) -> str:
-    """Return the first few distinct errors of episodes and their rewards, as text."""
+    """Return the first few distinct errors of episodes and their rewards as text; say so if there are no episodes."""
     errors = sorted({str(facts_of(sample).error or reward_details(sample).get("error")) for sample in samples})
     return "; ".join(errors[:_MAX_ERRORS]) or "no episode has finished"
 
@@ -290,8 +290,8 @@ class TrainingSequence:
         return [self.prompt_length + position for position, mask in enumerate(self.loss_mask) if mask]
 
     @property
-    def known_pairs(self) -> list[tuple[int, float]]:
-        """Index among the trained tokens, and logprob, of each trained token with a known sampling logprob."""
+    def known_log_probs(self) -> list[tuple[int, float]]:
+        """(index among the trained tokens, logprob) of each trained token whose sampling logprob is known."""
         pairs = zip(self.sampled_log_probs, self.loss_mask, strict=True)
         trained = [logprob for logprob, mask in pairs if mask]
         return [(index, logprob) for index, logprob in enumerate(trained) if logprob is not None]
@@ -312,7 +312,7 @@ class StepBatch:
         samples: All samples, flat, in the order of groups.
         sequences: The samples with at least one trained token, for the loss.
         drifts: The drift of the samples for which it was measured.
-        measured: More details of the same samples; empty unless tokens are trained as sampled.
+        measured: More facts about the drift of the same samples; empty unless tokens are trained as sampled.
         dropped_groups: The number of groups whose rewards are all equal, which teach nothing.
         extra_metrics: The metrics that an experiment adds to the step's record.
     """
@@ -461,10 +461,10 @@ class TrainingMethod:
     generate: Generate | None = None
 
     def check(self, options: TrainOptions, settings: RolloutSettings) -> None:
-        """Raise ConfigError for options that this method does not support."""
+        """Raise ConfigError for options that this method does not support; this method supports all options."""
 
     async def prepare(self, samples: Sequence[Sample], player: Player) -> None:
-        """Change a step's finished samples in place, before they are dumped, checked and batched."""
+        """Change a step's samples in place before they are dumped, checked and batched; this method changes nothing."""
 
     def batch(
         self,
@@ -510,7 +510,7 @@ class LogprobGap:
         log_ratios = [
             trainer_log_probs[index] - sampled
             for sequence, trainer_log_probs in zip(sequences, trainer, strict=True)
-            for index, sampled in sequence.known_pairs
+            for index, sampled in sequence.known_log_probs
         ]
         if not log_ratios:
             return cls(0.0, 0.0, 0.0, 0)
@@ -554,7 +554,7 @@ def check_gap(
     rows = [
         (abs(sampled - own[index]), number, sequence.trained_positions[index], sampled, own[index])
         for number, (sequence, own) in enumerate(zip(sequences, trainer, strict=True))
-        for index, sampled in sequence.known_pairs
+        for index, sampled in sequence.known_log_probs
     ]
     shown = "".join(
         f"\n  sequence {number}, {_describe_token(sequences[number].tokens, position, decode)}: "

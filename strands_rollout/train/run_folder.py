@@ -45,7 +45,7 @@ OPTIONS_FILE: Final = "options.json"
 SUMMARY_FILE: Final = "summary.json"
 POLICY_FILE: Final = "policy.pt"
 HELD_OUT_PARTS: Final = f"held_out_{PART_PREFIX}"
-"""The prefix of the parts of the reward on held-out problems in a step's record."""
+"""The prefix of keys in a step's record: the parts of the reward on held-out problems."""
 _CHECKPOINT: Final = re.compile(r"step-\d{6}")
 
 
@@ -180,7 +180,7 @@ class RunState:
         """Read the state from a checkpoint.
 
         Raises:
-            ConfigError: The file can't be read.
+            ConfigError: The file can't be read or is not the state of a run.
         """
         path = checkpoint / "progress.json"
         try:
@@ -227,7 +227,9 @@ class TrainFolder:
             os.close(lock)
 
     def claim(self, options: TrainOptions, provenance: Mapping[str, Any]) -> None:
-        """Reserve the folder for a run by writing its options; a folder without a checkpoint is free for any run.
+        """Reserve the folder for a run: write the run's options, and delete the summary of an earlier session.
+
+        A folder without a checkpoint is free for any run.
 
         Raises:
             ConfigError: The folder belongs to another run; the message lists the differences.
@@ -315,8 +317,8 @@ class TrainingProgress:
     def show_phase(self, name: str) -> None:
         """Show the name of the phase that begins, such as "rollout".
 
-        Without a terminal, print it only before this process's first step and after the last step; for the steps in
-        between, `show_step` prints a line each.
+        Without a terminal, print the name only before this process's first step and after the last step; `show_step`
+        prints a line for each step.
         """
         self._phase = name
         if not self._console.is_interactive and (self._done == self._done_at_start or self._done == self._total):

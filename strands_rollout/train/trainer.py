@@ -83,7 +83,9 @@ _RECORDED_PACKAGES: Final = ("strands-agents", "torch", "transformers", "numpy")
 
 
 def run_training(options: TrainOptions, method: TrainingMethod) -> int:
-    """Train, or resume an interrupted run; print the summary as JSON, as the last line on stdout.
+    """Train, or resume an interrupted run; then print the results and draw the curves.
+
+    The last line on stdout is the summary as JSON.
 
     Returns:
         The exit code: 0, or 130 after Ctrl-C.
@@ -229,8 +231,8 @@ async def _read_settings(options: TrainOptions, method: TrainingMethod, log: Con
         settings = settings.model_copy(update={"executor": SHIPPED_MODEL_EXECUTOR})
     if settings.fan_out and options.extra_prompts:
         raise ConfigError(
-            f"{options.config} sets fan_out, which partial rollouts (--extra-prompts) don't support, as in slime; use "
-            "only one of them"
+            "got the setting fan_out and --extra-prompts; expected only one of them, since partial rollouts don't "
+            "support fan-out, as in slime"
         )
     method.check(options, settings)
     if limits := shipped_model_note(settings, options.config, options.base_url, options.model_dir):
@@ -393,7 +395,7 @@ class Trainer:
         }
 
     async def _batch(self, step: int, groups: Sequence[Sequence[Sample]]) -> StepBatch:
-        """Dump and check the step's samples, and return their batch.
+        """Prepare, dump and check the step's samples, and return their batch.
 
         Raises:
             TrajectoryError: No sample has a trained token, or a sample violates slime's contract.
@@ -423,7 +425,7 @@ class Trainer:
         )
 
     def _check_gap(self, step: int, batch: StepBatch, before: Sequence[TokenStats]) -> None:
-        """Check the logprob gap of the sequences that the current weights sampled, if the step has any."""
+        """Check the logprob gap of the sequences that the current weights sampled; at step 0, of all sequences."""
         if self.options.checks and self.method.is_exact:
             # the first steps of a resumed run may hold only tokens of older weights; at step 0 all tokens are compared,
             # so that a missing or wrong version from the engine can't hide a difference
@@ -439,7 +441,10 @@ class Trainer:
         await self.sync.load(self.folder.weights, version)
 
     async def _measure_held_out(self, version: int) -> dict[str, float]:
-        """Return the metrics of the held-out rows under this version of the weights; {} if no evaluation is due."""
+        """Return the metrics of the held-out rows under this version of the weights; {} if no evaluation is due.
+
+        Keep the first and the last results as facts for the summary.
+        """
         is_last = version == self.options.steps
         if version % self.options.eval_every and not is_last:
             return {}
@@ -460,7 +465,10 @@ class Trainer:
         return {**held_out, "eval_s": time.monotonic() - started}
 
     def _save(self, step: int, next_position: int) -> None:
-        """Save a checkpoint before `step` if it is due; a resumed run repeats rollouts that ran ahead."""
+        """Save a checkpoint at which a run resumes with `step`, if one is due.
+
+        A resumed run repeats the rollouts that were played ahead with --async.
+        """
         if step % self.options.save_every == 0 or step == self.options.steps:
             state = RunState(step, next_position, self.collector.waiting, self.facts)
             self.folder.save_checkpoint(state, self.policy.save)

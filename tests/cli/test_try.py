@@ -108,7 +108,7 @@ def test_try_plays_a_script_with_tools_tokens_and_reward(folder: Path) -> None:
             "got the unknown key calls.0.args; did you mean 'arguments'?",
         ),
         (["hi", {"txt": "hi"}], [], "turn 2: got the unknown key txt; did you mean 'text'?"),
-        (["hi"], ["--row", "1"], "got --row 1; train.jsonl has 1 rows, 0 to 0"),
+        (["hi"], ["--row", "1"], "got --row 1; expected an index from 0 to 0 (train.jsonl has 1 row)"),
         (["hi"], ["--you"], "got --script, --you; expected one source of turns"),
         (["hi"], ["--api-model", "x"], "got only one of --api-base and --api-model; expected both or neither"),
     ],
@@ -213,7 +213,7 @@ def test_try_with_an_openai_compatible_api(folder: Path, monkeypatch: pytest.Mon
         refused = play("--api-base", url, "--api-model", "m")
     assert done.exit_code == 0, done.output
     assert " reward | score 1" in done.stdout
-    assert " tokens | none: an API gives text only" in done.stdout
+    assert " tokens | none: an API returns text only" in done.stdout
     roles = [[message["role"] for message in body["messages"]] for body in seen[:2]]
     assert roles == [["system", "user"], ["system", "user", "assistant", "tool"]]
     assert seen[1]["messages"][2]["tool_calls"][0]["function"]["arguments"] == '{"item": "apple"}'

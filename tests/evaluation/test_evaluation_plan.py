@@ -236,7 +236,7 @@ def test_eval_config_refuses_an_impossible_entry(tmp_path, entry, words, monkeyp
         ("eval: {datasets: []}", "no eval.datasets"),
         ("eval: {default: {}, datasets: [{name: a, path: b}]}", "unknown key default; did you mean 'defaults'?"),
         ("eval: {datasets: [1]}", r"got datasets\.0=1; expected: a mapping"),
-        ("eval: {datasets: [{name: a, path: b}, {name: a, path: c}]}", "expected a name of its own for each"),
+        ("eval: {datasets: [{name: a, path: b}, {name: a, path: c}]}", "expected different names"),
         ("a: [", "can't read"),
     ],
 )

@@ -110,7 +110,7 @@ def test_results_file_full_disk_keeps_earlier_lines(path: Path) -> None:
 def test_results_file_refuses_an_unusable_folder(path: Path) -> None:
     path.write_text(text(result_line(0)))
     (path.parent / "run.json").unlink()
-    with pytest.raises(ConfigError, match=r"has no run\.json beside it"):
+    with pytest.raises(ConfigError, match=r"has no run\.json next to it"):
         read(path.parent)
     with pytest.raises(ConfigError, match="choose another folder with --out"):
         read(path / "out")
@@ -121,7 +121,7 @@ async def test_report_has_no_interval_if_all_problems_are_alike(run, shipped_tok
     ended = await run(lambda *_: wrong)
     sums = ended.report["data_sets"]["sums"]
     assert (sums["avg_at_n"], sums["interval_95"]) == (0.0, None)
-    assert "(95% interval -: all problems alike)" in capsys.readouterr().out
+    assert "(no 95% interval: all problems have the same accuracy)" in capsys.readouterr().out
 
 
 async def test_report_ungraded_samples_are_missing_and_retried(run, capsys):

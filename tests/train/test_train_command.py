@@ -162,7 +162,7 @@ def test_train_refuses_fan_out_with_extra_prompts(tmp_path):
     given = ["train", "--config", str(config), "--out", str(tmp_path / "run"), "--extra-prompts", "2"]
     done = CliRunner().invoke(commands.app, given)
     assert isinstance(done.exception, ConfigError)
-    assert "sets fan_out, which partial rollouts (--extra-prompts) don't support" in str(done.exception)
+    assert "got the setting fan_out and --extra-prompts; expected only one of them" in str(done.exception)
 
 
 @pytest.mark.slow

@@ -1,1 +1,1 @@
-"""Environments of other libraries, played unchanged: a module for each library, which is an extra of this package."""
+"""Environments of other libraries, played unchanged (each an extra of this package); a search tool; QA rewards."""

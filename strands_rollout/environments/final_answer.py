@@ -13,8 +13,8 @@ def final_answer(sample: Any) -> str:  # noqa: ANN401 - slime's Sample or any ob
     r"""Return the last answer in a sample's last assistant message; "" without an answer.
 
     `<answer>...</answer>`, the convention of Search-R1 and reasoning-gym, takes precedence over `\boxed{...}` and
-    `Answer: ...`. Reasoning and tool calls are not searched. A message that was cut counts only up to its last complete
-    answer.
+    `Answer: ...`. Reasoning and tool calls are not searched. Without `<answer>`, a message that was cut within a
+    box or an `Answer:` line has no answer; see `extract_answer`.
     """
     text = answer_text(sample)
     tagged = _TAGGED.findall(text)

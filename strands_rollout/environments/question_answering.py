@@ -17,7 +17,7 @@ _PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
 def exact_match(sample: Any) -> dict[str, float | str]:  # noqa: ANN401 - slime's Sample
     """Score 1 if the final answer equals one of the label's answers after normalization, else 0.
 
-    The result also has `f1`; see `gold_answers` for labels, and `final_answer` for the final answer.
+    The result also has `f1`. `label_answers` lists the forms of labels; `final_answer` finds the final answer.
     """
     return _compare(sample, "em")
 
@@ -28,14 +28,16 @@ def f1(sample: Any) -> dict[str, float | str]:  # noqa: ANN401 - slime's Sample
 
 
 def _compare(sample: Any, scored: Literal["em", "f1"]) -> dict[str, float | str]:  # noqa: ANN401 - slime's Sample
-    answers, answer = gold_answers(sample.label), final_answer(sample)
-    em = float(any(normalize_answer(answer) == normalize_answer(gold) for gold in answers)) if answer else 0.0
-    best = max(word_f1(answer, gold) for gold in answers)
+    answers, answer = label_answers(sample.label), final_answer(sample)
+    em = float(any(normalize_answer(answer) == normalize_answer(truth) for truth in answers)) if answer else 0.0
+    best = max(word_f1(answer, truth) for truth in answers)
     return {"score": em if scored == "em" else best, "acc": em, "em": em, "f1": best, "pred": answer}
 
 
-def gold_answers(label: object) -> list[str]:
-    """Return the right answers of a label: a text, a list of texts (also as JSON), or a mapping with them as `target`.
+def label_answers(label: object) -> list[str]:
+    """Return the right answers of a label: a text, a list of texts, or a mapping with either as `target`.
+
+    A list or mapping may also be JSON in a text.
 
     Raises:
         ValueError: The label has no answer.
@@ -55,12 +57,12 @@ def normalize_answer(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def word_f1(answer: str, gold: str) -> float:
+def word_f1(answer: str, truth: str) -> float:
     """Return the harmonic mean of precision and recall of an answer's normalized words; 0 if they share none.
 
     As in HotpotQA's evaluation, "yes", "no" and "noanswer" count only as a whole answer.
     """
-    given, expected = normalize_answer(answer), normalize_answer(gold)
+    given, expected = normalize_answer(answer), normalize_answer(truth)
     if given != expected and {given, expected} & {"yes", "no", "noanswer"}:
         return 0.0
     shared = (Counter(given.split()) & Counter(expected.split())).total()

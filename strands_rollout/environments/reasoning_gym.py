@@ -24,8 +24,8 @@ METADATA_KEY: Final = "reasoning_gym"
 SCORE_TIMEOUT_S: Final = 20.0
 _LIBRARY: Final = "reasoning_gym"
 _EXECUTOR_OPTIONS: Final = ("isolation", "memory_mb", "max_concurrency", "scratch_dir", "disabled_layers")
-# The mark separates the result from output of an evaluated answer. A scorer that also fails on the row's own answer is
-# at fault itself.
+# An answer that a scorer evaluates may print; the mark identifies the line with the result. If the scorer also fails on
+# the row's own answer, the scorer is at fault.
 _SCORER: Final = """
 import json
 from reasoning_gym.factory import get_score_answer_fn

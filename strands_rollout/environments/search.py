@@ -179,7 +179,11 @@ _CLIENTS: Final[LoopCache[httpx.AsyncClient]] = LoopCache()
 
 
 def _parse_answer(answer: httpx.Response, query_count: int) -> list[Sequence[Passage]]:
-    """Return the passages in a server's answer; raise the error of the first place that has another format."""
+    """Return the passages in a server's answer for each query.
+
+    Raises:
+        AttributeError, LookupError, TypeError, ValueError: The answer has another format.
+    """
     results = answer.json()["result"]
     if len(results) != query_count:
         raise ValueError(f"{len(results)} results for {query_count} queries")
@@ -231,13 +235,13 @@ class _Batcher:
             for (_, future), passages in zip(batch, answers, strict=True):
                 if not future.done():  # its tool call was cancelled
                     future.set_result(passages)
-        except Exception as e:  # whatever has failed, it is the result of each query
+        except Exception as e:  # the failure is the result of every query of the request
             for _, future in batch:
                 if not future.done():
                     future.set_exception(e)
         finally:
             for _, future in batch:
-                future.cancel()  # has an effect only if this request was cancelled
+                future.cancel()  # without effect on futures that are done, so only after a cancellation
 
 
 def _check_corpus(corpus: str | Path) -> Path:

@@ -43,12 +43,12 @@ _STOP_REASONS: Final = {
     "max_messages_reached": StopReason.ENVIRONMENT_LIMIT,
     "recursion_depth_exceeded": StopReason.ENVIRONMENT_LIMIT,
 }
-# objects that hook files created, by event loop, since rate limiters and clients may be bound to a loop
-_CREATED: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[asyncio.Lock, dict[bytes, Any]]]] = (
+# environment factories that hook files created, by event loop: their rate limiters and clients may be bound to a loop
+_FACTORIES: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[asyncio.Lock, dict[bytes, Any]]]] = (
     weakref.WeakKeyDictionary()
 )
 _POLICY_URL: Final[ContextVar[str | None]] = ContextVar("strands_rollout_policy_url", default=None)
-_USED: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
+_USED_ENVIRONMENTS: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 
 
 class StrandsEnvironment:
@@ -56,8 +56,8 @@ class StrandsEnvironment:
 
     Args:
         task: The episode's task, which becomes a `Task` of the environment's `task_cls`.
-        factory: Path of a hook file, which exports `create_env_factory`; of a function like it; of a function that
-            returns an environment; or of an environment class.
+        factory: Dotted path of a hook file (a module with `create_env_factory`), of a function like
+            `create_env_factory`, of a function that returns an environment, or of an environment class.
         config: Keyword arguments of the factory, or the path of a YAML or JSON file with them.
     """
 
@@ -88,13 +88,18 @@ class StrandsEnvironment:
         """Make the environment, run its `rollout` on the policy, and return its end.
 
         Args:
-            model: The policy, which the environment's `model_factory` returns first. Its further calls, and other
-                models of the policy's server, are sub-agents.
-            hooks: Hooks of the episode, which the environment's agent gets after the environment's own.
+            model: The policy, which the environment's `model_factory` returns first. Further models that the factory
+                returns, and other models of the policy's server, are models of sub-agents.
+            hooks: Hooks of the episode, which the environment's agent gets after the environment's own hooks.
+
+        Raises:
+            ConfigError: The factory returns no environment, or returns one environment for two episodes.
+            EnvironmentFaultError: The factory or the environment raised an exception.
+            PromptError: The row can't be read as a task of the environment.
         """
         _POLICY_URL.set(str(model.base_url).rstrip("/"))
         environment = await self._make(model)
-        environment.model_factory = _first(model)
+        environment.model_factory = _policy_first_factory(model)
         own_hooks = environment.get_hooks
         environment.get_hooks = lambda: [*own_hooks(), *hooks]
         if self._task.system_prompt is not None:
@@ -106,7 +111,7 @@ class StrandsEnvironment:
             if isinstance(e, RolloutError) and not isinstance(e, ToolError):
                 raise
             raise EnvironmentFaultError(describe_failure(f"{type(environment).__name__}.rollout", e, self._task)) from e
-        return _played(result, model)
+        return _to_played_episode(result, model)
 
     async def _make(self, model: SGLangModel) -> Any:  # noqa: ANN401 - an environment of an optional library
         create = self.check(self._path)
@@ -121,26 +126,27 @@ class StrandsEnvironment:
                 f"environment_factory {self._path!r} made a {type(environment).__name__}; expected an Environment of "
                 "strands-env, or an async function that returns one"
             )
-        if environment in _USED:
+        if environment in _USED_ENVIRONMENTS:
             raise ConfigError(
-                f"environment_factory {self._path!r} gave one environment to two episodes; expected a new one for each"
+                f"environment_factory {self._path!r} gave one environment to two episodes; expected a new environment "
+                "for each episode"
             )
-        _USED.add(environment)
+        _USED_ENVIRONMENTS.add(environment)
         return environment
 
     async def _create(self, create: Callable[..., Any], model: SGLangModel) -> Any:  # noqa: ANN401
         call = functools.partial(create, *self._arguments(create, model), **self._keywords(create))
         if isinstance(create, type) or inspect.iscoroutinefunction(create):
             return await call_user_code(call)
-        async with _created() as created:
+        async with _locked_factories() as factories:
             key = orjson.dumps([self._path, model.base_url, self._config], default=repr, option=orjson.OPT_SORT_KEYS)
-            if key not in created:
+            if key not in factories:
                 made = await call_user_code(call)
                 if isinstance(made, _import_library().Environment) or not callable(made):
-                    created[key] = None  # the function itself makes an environment for each episode
+                    factories[key] = None  # the function itself makes an environment for each episode
                     return made
-                created[key] = made
-            factory = created[key]
+                factories[key] = made
+            factory = factories[key]
         return await call_user_code(call if factory is None else factory)
 
     def _keywords(self, create: Callable[..., Any]) -> dict[str, Any]:
@@ -150,7 +156,7 @@ class StrandsEnvironment:
         return {name: sub_agent_model for name in _MODEL_FACTORIES if name in named} | self._config
 
     def _arguments(self, create: Callable[..., Any], model: SGLangModel) -> list[dict[str, Any]]:
-        """Return strands-env's model configuration of the policy, if the factory has a parameter for it."""
+        """Return the positional arguments: the policy as strands-env's model configuration, if there is a parameter."""
         named = [
             parameter
             for parameter in inspect.signature(create).parameters.values()
@@ -173,7 +179,7 @@ def _read_config(path: str) -> dict[str, Any]:
 
 
 def task_of(task: Task, task_cls: type) -> Any:  # noqa: ANN401 - a class of an optional library
-    """Return a row as a task of strands-env: the row's metadata are its fields, beside its prompt and label.
+    """Convert a row to a task of strands-env, whose fields are the row's prompt, label and metadata.
 
     Raises:
         PromptError: The row does not have the fields that the class needs.
@@ -199,7 +205,7 @@ def task_of(task: Task, task_cls: type) -> Any:  # noqa: ANN401 - a class of an 
 
 
 def row_of(task: Any) -> dict[str, Any]:  # noqa: ANN401 - a class of an optional library
-    """Return a task of strands-env as a row of slime's `--prompt-data`, with the keys prompt, label and metadata."""
+    """Convert a task of strands-env to a row of slime's `--prompt-data`, with the keys prompt, label and metadata."""
     fields = task.model_dump(mode="json")
     metadata = {name: value for name, value in fields.items() if name not in ("ground_truth",) and value is not None}
     message = fields["message"]
@@ -208,11 +214,11 @@ def row_of(task: Any) -> dict[str, Any]:  # noqa: ANN401 - a class of an optiona
     return {"prompt": text or str(fields["id"]), "label": label, "metadata": metadata}
 
 
-def _played(result: Any, model: SGLangModel) -> PlayedEpisode:  # noqa: ANN401 - a class of an optional library
+def _to_played_episode(result: Any, model: SGLangModel) -> PlayedEpisode:  # noqa: ANN401 - a class of an optional library
     reason, rewarded = result.termination_reason.value, result.reward_result
-    info = {} if rewarded is None else _plain(rewarded.info)
-    facts = {"termination_reason": reason, "reward_info": info, "metrics": _plain(result.metrics)}
-    if failed := _failed_part(info, result.metrics):
+    info = {} if rewarded is None else _to_json(rewarded.info)
+    facts = {"termination_reason": reason, "reward_info": info, "metrics": _to_json(result.metrics)}
+    if failed := _reported_fault(info, result.metrics):
         error = EnvironmentFaultError(failed)
         return PlayedEpisode(StopReason.ENVIRONMENT_ERROR, scoring_error=error, facts=facts)
     score = None if rewarded is None else {**_numbers(info), "score": rewarded.reward}
@@ -226,10 +232,10 @@ def _played(result: Any, model: SGLangModel) -> PlayedEpisode:  # noqa: ANN401 -
     return PlayedEpisode(stop_reason, score=score, facts=facts)
 
 
-def _failed_part(info: Mapping[str, Any], metrics: Mapping[str, Any]) -> str:
-    """Return the fault of a reward or a simulated user, as strands-env reports it; "" without a fault.
+def _reported_fault(info: Mapping[str, Any], metrics: Mapping[str, Any]) -> str:
+    """Return the fault of a reward or a simulated user that strands-env reports; "" without a fault.
 
-    strands-env's evaluator leaves out such episodes, too.
+    strands-env's evaluator also leaves out episodes with such a fault.
     """
     for name, part in {"its reward": info, **info}.items():
         if isinstance(part, Mapping) and part.get("status") == "error":
@@ -240,7 +246,7 @@ def _failed_part(info: Mapping[str, Any], metrics: Mapping[str, Any]) -> str:
     return ""
 
 
-def _first(model: SGLangModel) -> Callable[[], Model]:
+def _policy_first_factory(model: SGLangModel) -> Callable[[], Model]:
     """Return a model factory that returns the episode's model first, then models of sub-agents."""
     models = iter([model])
     return lambda: next(models, None) or sub_agent_model()
@@ -251,17 +257,20 @@ def _numbers(info: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in info.items() if isinstance(value, int | float) and name != "acc"}
 
 
-def _plain(value: object) -> Any:  # noqa: ANN401 - JSON
+def _to_json(value: object) -> Any:  # noqa: ANN401 - JSON
     """Return a value as plain JSON; objects that JSON can't express become their `repr`."""
     return orjson.loads(orjson.dumps(value, default=repr, option=orjson.OPT_NON_STR_KEYS))
 
 
 @asynccontextmanager
-async def _created() -> AsyncIterator[dict[bytes, Any]]:
-    """Yield the objects that hook files created on the running loop; one caller at a time may add objects."""
-    lock, created = _CREATED.setdefault(asyncio.get_running_loop(), (asyncio.Lock(), {}))
+async def _locked_factories() -> AsyncIterator[dict[bytes, Any]]:
+    """Yield the factories that hook files created on the running loop; one caller at a time may add factories.
+
+    None stands for a function that makes an environment for each episode itself.
+    """
+    lock, factories = _FACTORIES.setdefault(asyncio.get_running_loop(), (asyncio.Lock(), {}))
     async with lock:
-        yield created
+        yield factories
 
 
 @functools.cache
@@ -276,12 +285,12 @@ def _import_library() -> Any:  # noqa: ANN401 - a module of an optional library
         from strands_env.core import models
     except ImportError as e:
         raise ConfigError(f"environment strands_env needs the package strands-env ({e}): {_INSTALL}") from e
-    make_theirs = models.sglang_model_factory
+    original_factory = models.sglang_model_factory
 
     def sglang_model_factory(**given: Any) -> Callable[[], Model]:  # noqa: ANN401 - strands-env's arguments
-        theirs, url = make_theirs(**given), given["client"].base_url
+        original, url = original_factory(**given), given["client"].base_url
 
-        return lambda: sub_agent_model() if url == _POLICY_URL.get() else theirs()
+        return lambda: sub_agent_model() if url == _POLICY_URL.get() else original()
 
     models.sglang_model_factory = sglang_model_factory
     return core

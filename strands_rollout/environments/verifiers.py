@@ -1,8 +1,8 @@
-"""Episodes of environments of the library `verifiers` (v1), played unchanged: `agent_program` is `play`.
+"""Environments of the library `verifiers` (v1), played unchanged: set `agent_program` to the path of `play`.
 
 A row names a task of a taskset. verifiers owns the episode: its harness plays the task in its runtime, with its tools
-and its simulated user, and its rewards score the trace. Each model call of a seat that is the policy goes to the
-episode's endpoint, which records the exact tokens.
+and its simulated user, and its rewards score the trace. A seat is an agent of the environment. Each model call of a
+seat that is the policy goes to the episode's endpoint, which records the exact tokens.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _NO_KEY_VARIABLE: Final = "STRANDS_ROLLOUT_API_KEY"  # any name except PRIME_API
 _CONTAINER_ENGINES: Final = ("docker", "podman", "apptainer")
 _ENGINE_TIMEOUT_S: Final = 20.0
 _RUNTIME_FAULTS: Final = ("SandboxError", "TunnelError", "InterceptionError")
-_LATE_STAGES: Final = ("setup_timeout", "finalize_timeout", "scoring_timeout")
+_STAGE_TIMEOUTS: Final = ("setup_timeout", "finalize_timeout", "scoring_timeout")
 _LOCAL_HOSTS: Final = ("127.0.0.1", "localhost", "::1")
-_LOADING: Final = threading.Lock()
+_LOAD_LOCK: Final = threading.Lock()
 
 
 async def play(task: Task, endpoint: Endpoint) -> dict[str, Any]:
@@ -61,7 +61,7 @@ async def play(task: Task, endpoint: Endpoint) -> dict[str, Any]:
     source = _load(_config_path(task), row.get("split"))
     source.check_machine()
     chosen = source.find(row)
-    # verifiers' client sends its own key in its API's header, last; the episode's key needs another header
+    # verifiers' client overwrites its API's usual key header; the episode's key is sent in another header
     client = EvalClientConfig(
         base_url=endpoint.base_url, api_key_var=_NO_KEY_VARIABLE, headers={KEY_HEADER: endpoint.api_key}
     )
@@ -70,15 +70,17 @@ async def play(task: Task, endpoint: Endpoint) -> dict[str, Any]:
         slot = environment.slots(chosen)[0]
         seats = _Seats(slot, endpoint.base_url)
         playing = _play_slot(environment, slot, ModelContext(endpoint.model, client), seats)
-        # if this is cancelled, the slot is cancelled, too, and cleans up on its own loop
+        # a cancellation of this await also cancels the slot, which cleans up on its own loop
         episode = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(playing, _shared_loop()))
     if seats.error is not None:
         raise seats.error
     if not environment.complete(episode):
         raise _error_of(episode)
     stops = [trace.stop_condition for trace in episode.traces]
-    if late := next((stop for stop in stops if stop in _LATE_STAGES), None):
-        raise errors.EnvironmentFaultError(f"the verifiers environment ended with {late}; raise this stage's timeout")
+    if timeout := next((stop for stop in stops if stop in _STAGE_TIMEOUTS), None):
+        raise errors.EnvironmentFaultError(
+            f"the verifiers environment ended with {timeout}; raise this stage's timeout"
+        )
     return seats.score(episode)
 
 
@@ -90,7 +92,7 @@ async def _play_slot(environment: Any, slot: Any, context: Any, seats: _Seats) -
 
 def _shared_loop() -> asyncio.AbstractEventLoop:
     """Return the loop of all episodes of this process: verifiers' runtimes share locks, which belong to one loop."""
-    with _LOADING:
+    with _LOAD_LOCK:
         return _start_loop(os.getpid())
 
 
@@ -101,7 +103,7 @@ def _start_loop(_pid: int) -> asyncio.AbstractEventLoop:
     def serve() -> None:
         asyncio.set_event_loop(loop)
         while True:
-            with suppress(SystemExit, KeyboardInterrupt):  # of one episode's task; the other episodes need the loop
+            with suppress(SystemExit, KeyboardInterrupt):  # of one episode's task; others need the loop
                 loop.run_forever()
 
     threading.Thread(target=serve, name="verifiers", daemon=True).start()
@@ -141,7 +143,7 @@ def task_rows(
     tasks = tasks if seed is None else tasks.shuffle(seed)
     tasks = tasks if limit is None else tasks.take(limit)
     rows = []
-    with _own_errors(f"{path}: the taskset {source.name!r}"):
+    with _as_config_errors(f"{path}: the taskset {source.name!r}"):
         for task in tasks:
             name = {"key": task.key, "idx": task.data.idx} | ({} if split is None else {"split": split})
             prompt = task.data.prompt_text or task.data.name or task.key
@@ -152,7 +154,7 @@ def task_rows(
 
 
 @contextmanager
-def _own_errors(what: str) -> Iterator[None]:
+def _as_config_errors(what: str) -> Iterator[None]:
     """Turn errors of verifiers and of a taskset's code, SystemExit included, into ConfigError."""
     try:
         with exits_as_errors("it"):
@@ -167,7 +169,7 @@ def _own_errors(what: str) -> Iterator[None]:
 
 
 class _Source:
-    """The tasks of one configuration, which all episodes of a process share; read as far as rows ask for them."""
+    """The tasks of one configuration, shared by all episodes of a process; tasks are read only as far as rows need."""
 
     def __init__(self, path: Path, config: Any, taskset: Any) -> None:  # noqa: ANN401 - of a library that may be missing
         self.path, self.config, self.taskset = path, config, taskset
@@ -182,8 +184,8 @@ class _Source:
         return str(self.config.taskset.id)
 
     def check_machine(self) -> None:
-        """Check once per process that runtimes can start here, and that judges have keys."""
-        with self._lock, _own_errors(f"environment_config {self.path}"):
+        """Check once per process that runtimes can start here, and that judges have keys; raise ConfigError if not."""
+        with self._lock, _as_config_errors(f"environment_config {self.path}"):
             if self._is_checked:
                 return
             for name, seat in agent_config_fields(self.config).items():
@@ -195,7 +197,7 @@ class _Source:
     def find(self, row: Mapping[str, Any]) -> Any:  # noqa: ANN401
         """Return the task of a row: the task at the row's index if its key matches, otherwise the task with the key."""
         key, index = row["key"], row["idx"]
-        with self._lock, _own_errors(f"{self.path}: the taskset {self.name!r}"):
+        with self._lock, _as_config_errors(f"{self.path}: the taskset {self.name!r}"):
             self._read.extend(itertools.islice(self._rest, max(0, index + 1 - len(self._read))))
             if index < len(self._read) and self._read[index].key == key:
                 return self._read[index]
@@ -218,17 +220,17 @@ class _Seats:
         self._slot, self._base_url = slot, base_url
 
     def check(self, trace: Any) -> None:  # noqa: ANN401
-        """Refuse a run that can't be trained exactly, before its first request."""
+        """Refuse a run that can't be trained exactly, before its first request: keep a ConfigError and raise it."""
         if not self._is_policy(trace):
             return
-        name, playing = trace.agent.name or "agent", [one for one in self._slot.traces if self._is_policy(one)]
+        name, playing = trace.agent.name or "agent", [other for other in self._slot.traces if self._is_policy(other)]
         start = _start_of(trace)
         if not trace.agent.trainable:
             self.error = errors.ConfigError(
                 f"the seat {name!r} is not trained, and has no model of its own; set its `model` and `client` in the "
                 "environment's configuration, so that its tokens don't count as the policy's"
             )
-        elif sum(_start_of(one) == start for one in playing) > 1:
+        elif sum(_start_of(other) == start for other in playing) > 1:
             self.error = errors.ConfigError(
                 f"the seat {name!r} plays one task several times in an episode, and equal requests get equal answers; "
                 "use slime's --n-samples-per-prompt for several attempts"
@@ -244,8 +246,8 @@ class _Seats:
         rewards = {trace.agent.name: float(trace.reward) for trace in traces}
         if len(set(rewards.values())) > 1:
             raise errors.ConfigError(
-                f"the seats got different rewards {rewards}, and all samples of an episode get one; give each seat but "
-                "one a `model` and `client` of its own in the environment's configuration"
+                f"the seats got different rewards {rewards}, but all samples of an episode get the same reward; give "
+                "each seat but one a `model` and `client` of its own in the environment's configuration"
             )
         score: dict[str, Any] = {"score": traces[0].reward}
         for trace in traces:
@@ -289,13 +291,15 @@ def _row_of(task: Task) -> Mapping[str, Any]:
 
 def _config_path(task: Task) -> Path:
     if task.environment_config is None:
-        raise errors.ConfigError("expected the setting environment_config: the TOML of a verifiers environment")
+        raise errors.ConfigError(
+            "got no setting environment_config; expected the path of a verifiers environment's TOML file"
+        )
     return Path(task.environment_config)
 
 
 def _load(path: Path, split: str | None) -> _Source:
     """Return the tasks and the checked configuration of a file, which is read once per process."""
-    with _LOADING:  # a taskset may take long to load; the other episodes wait for it
+    with _LOAD_LOCK:  # a taskset may take long to load; the other episodes wait for it
         return _load_once(path, split)
 
 
@@ -305,10 +309,10 @@ def _load_once(path: Path, split: str | None) -> _Source:
         given = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise errors.ConfigError(f"environment_config {path} can't be read: {e}; expected TOML") from e
-    given = given.get("env", given)  # the files of vf-eval have it in a table
+    given = given.get("env", given)  # files of vf-eval have the environment in the table [env]
     if split is not None:
         given = given | {"taskset": {**given.get("taskset", {}), "split": split}}
-    with _own_errors(f"environment_config {path}"):
+    with _as_config_errors(f"environment_config {path}"):
         config = resolve_env_config(given)
         taskset = load_environment(config).taskset
         task_class, harnesses = type(taskset).task_type(), config.agent_harnesses()
@@ -327,7 +331,9 @@ def _check_runtime(name: str, kind: str) -> None:
         try:
             ensure_prime_auth()
         except SystemExit as e:
-            raise errors.ConfigError(f"{name} is {kind!r}, verifiers' default, a hosted one: {e}{remedy}") from e
+            raise errors.ConfigError(
+                f"{name} is {kind!r}, verifiers' default, which is hosted and can't be used: {e}{remedy}"
+            ) from e
     if kind not in _CONTAINER_ENGINES:
         return
     command = ["apptainer", "--version"] if kind == "apptainer" else [kind, "info"]
@@ -341,7 +347,7 @@ def _check_runtime(name: str, kind: str) -> None:
 
 
 def _check_judge(judge: Any) -> None:  # noqa: ANN401
-    """Check that a judge's key is set, as far as its server needs one."""
+    """Check that a judge's key is set, unless the judge's server is on this machine."""
     host = urlsplit(judge.base_url).hostname
     if resolve_api_key(judge) == "EMPTY" and host not in _LOCAL_HOSTS:
         raise errors.ConfigError(

@@ -1,6 +1,7 @@
 """An MCP server on standard input and output: `python -m strands_rollout.examples.mcp_server`.
 
-`configs/mcp.yaml` names its command, so that the agent has its tools. Any MCP server, in any language, works alike.
+`configs/mcp.yaml` names the command of this server, so that the agent has the server's tools. Any MCP server, in any
+language, can be named in the same way.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Code that the integrations share: finished samples after a check, and the conversion of sampling parameters.
+"""Code that the integrations share: the check of finished samples, and the conversion of sampling parameters.
 
 Other engines' sampling parameters are converted to SGLang's names; a parameter without an equivalent is refused, never
 dropped silently.
@@ -131,7 +131,7 @@ class SamplingNames:
         names: SGLang's name for each parameter that has an equivalent.
         neutral: For parameters without an equivalent, the values that change nothing and are dropped; other values are
             refused.
-        missing: Parameters without an equivalent that are refused with any value except None.
+        missing: Parameters without an equivalent, of which every value except None is refused.
     """
 
     source: str
@@ -143,7 +143,8 @@ class SamplingNames:
         """Return the parameters with SGLang's names, without parameters that are None.
 
         Raises:
-            ConfigError: A name is unknown or has no equivalent in SGLang, or two names of the same parameter differ.
+            ConfigError: A name is unknown, a value has no equivalent in SGLang, or two names of the same parameter have
+                different values.
         """
         sglang_params: dict[str, Value] = {}
         for name, value in params.items():
@@ -168,7 +169,7 @@ class SamplingNames:
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ConfigError(f"{self.source} has no sampling parameter {name!r}{hint}")
         neutral = self.neutral.get(name, ())
-        # types are compared, too, since True == 1
+        # compare types too, since True == 1
         if value is not None and not any(value == allowed and type(value) is type(allowed) for allowed in neutral):
             remedy = f"; expected one of {', '.join(map(repr, neutral))}" if neutral else "; remove it"
             raise ConfigError(f"got {self.source}'s {name}={value!r:.80}, which has no equivalent in SGLang{remedy}")

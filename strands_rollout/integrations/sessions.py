@@ -47,8 +47,8 @@ class SessionOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
     sampling_params: dict[str, Any] = {}
-    """SGLang's sampling parameters for all requests of the session; clients may set others. `max_new_tokens` is the
-    budget of the whole response."""
+    """SGLang's sampling parameters for all requests of the session; clients may set
+    the parameters that are not listed. `max_new_tokens` is the budget of the whole response."""
     max_context_tokens: int | None = Field(default=None, ge=1)
     """Maximum tokens of prompt plus response. Default: the engine's context length."""
     index: int | None = None
@@ -100,7 +100,7 @@ class SessionServer:
         self._new_model()  # so that an unusable chat template raises its error here, not in the first session
 
     @property
-    def has_owner(self) -> bool:
+    def has_owner_key(self) -> bool:
         """Return whether the owner's requests need a key."""
         return self._owner_key is not None
 
@@ -165,7 +165,10 @@ class SessionServer:
 
 
 def samples_of(opened: _OpenSession) -> list[SampleLike]:
-    """Return a session's samples so far: first the main conversation's, then a sample for each other history."""
+    """Return a session's samples so far: first the main conversation's, then a sample for each other history.
+
+    This makes the session's main conversation the main conversation of the record.
+    """
     session, model, options = opened.session, opened.session.model, opened.options
     session.settle_main()
     sample = Sample(prompt="", index=options.index, label=options.label, metadata={**options.metadata})
@@ -192,7 +195,7 @@ async def serve_sessions(sessions: SessionServer, host: str, port: int, on_ready
     Raises:
         ConfigError: The port is in use, or would be open to the network without an owner's key.
     """
-    if not sessions.has_owner and host not in ("127.0.0.1", "localhost", "::1"):
+    if not sessions.has_owner_key and host not in ("127.0.0.1", "localhost", "::1"):
         raise ConfigError(f"got the host {host} without an owner's key; set a key, since other machines can connect")
     runner = await start(sessions.gateway, host, port, sessions.routes())
     try:

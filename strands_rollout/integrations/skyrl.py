@@ -1,7 +1,7 @@
 """SkyRL: samples as its GeneratorOutput, and a generator that plays its GeneratorInput with this package.
 
-Both are plain dicts; SkyRL is not imported. Sources in NovaSky-AI/SkyRL: skyrl/train/generators/base.py (the fields),
-skyrl/train/utils/trainer_utils.py (its validator), skyrl/train/trainer.py.
+Input and output are plain dicts; SkyRL is not imported. Sources in NovaSky-AI/SkyRL: skyrl/train/generators/base.py
+(the fields), skyrl/train/utils/trainer_utils.py (the validator), skyrl/train/trainer.py.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ def to_generator_output(samples: Iterable[Any], *, reward_key: str = REWARD_KEY)
 
 
 def _metrics(episodes: Sequence[FinishedEpisode]) -> dict[str, float]:
-    """Return metrics; SkyRL averages or sums them by the ends of their names when it joins batches."""
+    """Return the metrics; the end of a name tells SkyRL to average or sum the metric when batches are joined."""
     metrics: dict[str, float] = {}
     for name in _METRICS:
         values = [value for episode in episodes if (value := getattr(episode.facts, name)) is not None]
@@ -152,7 +152,8 @@ def _samples(input_batch: Mapping[str, Any]) -> list[Sample]:
     ids = input_batch.get("trajectory_ids") or [None for _ in prompts]
     if not len(prompts) == len(extras) == len(ids):
         raise ExportError(
-            f"got {len(prompts)} prompts, {len(extras)} env_extras and {len(ids)} trajectory_ids; expected as many"
+            f"got {len(prompts)} prompts, {len(extras)} env_extras and {len(ids)} trajectory_ids; expected equal "
+            "numbers"
         )
     groups: dict[Hashable, int] = {}
     samples = []

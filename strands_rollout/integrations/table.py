@@ -184,9 +184,9 @@ def start_run(**settings: Any) -> wandb.Run:  # noqa: ANN401 - arguments of wand
 
 
 def sample_table(dump: Path, *, reward_key: str, with_contents: bool) -> Table:
-    """Return a table with a row for each sample of a dump, in order, and the columns of the metrics' transcripts.
+    """Return a table with the columns of `SAMPLE_COLUMNS` and a row for each sample of a dump, in order.
 
-    With contents, rows include prompt, response and label; long texts are cut in the middle.
+    With contents, rows include prompt, response and label: secrets are masked, and long texts are cut in the middle.
     """
     count = len(SAMPLE_COLUMNS) - (0 if with_contents else len(TEXT_COLUMNS))
     rows, secrets = [], find_secrets(os.environ)
@@ -208,7 +208,7 @@ def log_table(table: Table, project: str | None, name: str) -> None:
     max_rows = wandb.Table.MAX_ROWS
     if len(table.rows) > max_rows:
         raise ExportError(
-            f"got {len(table.rows)} samples; wandb accepts at most {max_rows} per table, so export single files"
+            f"got {len(table.rows)} samples; wandb accepts at most {max_rows} per table; export the dump's files singly"
         )
     is_named = any(os.environ.get(variable) for variable in ("WANDB_NAME", "WANDB_RUN_ID"))
     with start_run(project=project, name=None if is_named else name) as run:

@@ -202,14 +202,15 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not insta
         tokenizer: A Hugging Face fast tokenizer.
         input_mode: "history", "text" or "tokens".
         input_key: Key of the prompts; default: `(input_mode, "prompt")`.
-        prefer_tokens: With "history", send a row's `prompt` under `tokens_key` instead, if it has one.
+        prefer_tokens: With input_mode "history", send the tokens at `(tokens_key, "prompt")` instead, if the batch has
+            them.
         chat_template: Chat template; default: the tokenizer's.
         generate_kwargs: Sampling parameters with TorchRL's names; `seed` is the first prompt's and increases by one per
             prompt.
         pad_output: Return tensors of equal lengths instead of ragged tensors.
         num_samples: Answers per prompt, in an additional last batch dimension; None for one answer without it.
         concurrency: Maximum requests at the same time.
-        generate: Must be True: the trained model computes the logprobs of given tokens.
+        generate: Must be True; for logprobs of given tokens, use the trained model.
         text_key: Key of the output text; None leaves it out.
         masks_key: Key of the masks; None leaves them out.
         tokens_key: Key of the tokens; None leaves them out.

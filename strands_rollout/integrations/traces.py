@@ -83,8 +83,9 @@ class DumpSpan:
     """A span of an episode.
 
     Attributes:
-        start_s: Seconds since the episode's start, as is `end_s`.
-        is_request: Whether it is a request to the engine.
+        start_s: The start of the span, in seconds since the start of the episode.
+        end_s: The end of the span, in seconds since the start of the episode.
+        is_request: Whether the span is a request to the engine.
         error: The class of an error, or a stop reason; None if the span's work succeeded.
     """
 
@@ -99,7 +100,9 @@ class DumpSpan:
 def episode_spans(
     record: DumpRecord, *, reward_key: str, with_contents: bool, secrets: Collection[str] = ()
 ) -> list[DumpSpan]:
-    """Return the episode's span, then the spans of its turns, each followed by the spans of its calls.
+    """Return the episode's span, then the spans of its turns, each followed by the spans of the turn's calls.
+
+    Spans of calls whose turn is unknown come last.
 
     With contents, spans include prompt, answer, label and error and, if the dump has the texts of its tokens, each
     turn's context and output. Secrets are masked, and long texts are cut in the middle.
@@ -133,7 +136,7 @@ def episode_spans(
 
 
 def _recorded_turn_times(steps: Sequence[Step], number: int) -> tuple[float, float] | None:
-    """Return the start and end of a turn, which has several requests after an abort; None if they are not recorded."""
+    """Return a turn's start and end, or None if not recorded; a turn that was aborted has several requests."""
     requests = [step for step in steps if step.kind == "generate" and step.turn == number]
     if not requests:
         return None
@@ -143,7 +146,7 @@ def _recorded_turn_times(steps: Sequence[Step], number: int) -> tuple[float, flo
 def _span_times(
     recorded: tuple[float, float] | None, seconds: float | None, before: Sequence[DumpSpan]
 ) -> tuple[float, float]:
-    """Return a span's recorded times, else times after all spans before it, with a duration of 0 if that is unknown."""
+    """Return a span's recorded times, else times after all spans in `before`; unknown seconds count as 0."""
     start_s, end_s = recorded or (_last_end(before), _last_end(before) + (seconds or 0.0))
     return min(start_s, _MAX_SECONDS), min(end_s, _MAX_SECONDS)
 
@@ -388,7 +391,7 @@ class _Sender:
         self._tracer = provider.get_tracer("strands-rollout")
         self._exporter = exporter
         self._main_roots: dict[object, SpanContext] = {}  # the main agents' episode spans, by rollout id
-        self.sent = 0  # spans
+        self.sent = 0  # number of spans
 
     def send(self, spans: Sequence[DumpSpan], start_ns: int) -> None:
         """Record an episode, whose root span is the first; send a batch if it is full.

@@ -8,7 +8,7 @@ from strands_rollout import Sample
 from strands_rollout.environments.question_answering import (
     exact_match,
     f1,
-    gold_answers,
+    label_answers,
     normalize_answer,
     word_f1,
 )
@@ -46,18 +46,18 @@ def test_word_f1(answer: str, gold: str, expected: float) -> None:
 @pytest.mark.parametrize(
     "label", ["Paris", ["Paris"], {"target": ["Paris"]}, {"target": "Paris"}, '["Paris"]', '{"target": ["Paris"]}']
 )
-def test_gold_answers_forms(label: Any) -> None:
-    assert gold_answers(label) == ["Paris"]
+def test_label_answers_forms(label: Any) -> None:
+    assert label_answers(label) == ["Paris"]
 
 
 @pytest.mark.parametrize("label", [None, [], [3], {"target": []}, 3])
-def test_gold_answers_refuses_other_labels(label: Any) -> None:
+def test_label_answers_refuses_other_labels(label: Any) -> None:
     with pytest.raises(ValueError, match="expected a text, a list of texts"):
-        gold_answers(label)
+        label_answers(label)
 
 
-def test_gold_answers_keeps_a_text_in_brackets() -> None:
-    assert gold_answers("[sic]") == ["[sic]"]
+def test_label_answers_keeps_a_text_in_brackets() -> None:
+    assert label_answers("[sic]") == ["[sic]"]
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ async def test_play_names_a_missing_task(shipped_tokenizer, config, metadata, me
         ({"taskset": {"id": "no-such-taskset"}}, "taskset 'no-such-taskset' not found"),
         ({"agent": {"harness": {"id": "claude"}}}, "harness 'claude' not found"),
         ({"agent": {"runtime": {"type": "docker"}}}, "agent.runtime is 'docker', and "),
-        ({"agent": {"runtime": {"type": "prime"}}}, "agent.runtime is 'prime', verifiers' default, a hosted one"),
+        ({"agent": {"runtime": {"type": "prime"}}}, "agent.runtime is 'prime', verifiers' default, which is hosted"),
         ({"agent": {"harness": {"id": "codex"}}}, "needs a container runtime"),
         ({"taskset": {"task": {"judges": [{"id": "reference"}]}}}, "has no key; set the environment variable"),
     ],

@@ -90,7 +90,7 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "dropped_sampled_tokens": ("distribution", "sampled tokens of the episode that are in no sample"),
     "stop_reason/<name>": ("share", "samples with this stop reason"),
     "status/<name>": ("share", "samples with this status"),
-    "truncation/<name>": ("share", "truncated samples with this stop reason, among the truncated"),
+    "truncation/<name>": ("share", "samples with this stop reason, among the truncated samples"),
     "removed": ("share", "samples kept out of training"),
     "ungraded": (
         "total",
@@ -106,15 +106,15 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
         "tokens of the whole text",
     ),
     "drift_samples": ("total", "samples with any drift"),
-    "drift_samples_share": ("share", "samples with any drift, among the measured"),
+    "drift_samples_share": ("share", "samples with any drift, among the measured samples"),
     "drift_measured": ("total", "samples whose drift was measured"),
     "mismatch_tokens": (
         "distribution",
-        "context tokens that differ from the chat template's rendering, on a first step; anything but 0 is a fault, "
-        "which the log reports",
+        "context tokens that differ from the chat template's rendering, by default on the first step only; anything but "
+        "0 is a fault, which the log reports",
     ),
     "mismatch_samples": ("total", "samples with any mismatch"),
-    "mismatch_samples_share": ("share", "samples with any mismatch, among the compared"),
+    "mismatch_samples_share": ("share", "samples with any mismatch, among the compared samples"),
     "mismatch_measured": ("total", "samples whose context was compared with the template"),
     "parts/<name>": ("distribution", "each part of your own reward, and each further number of an environment's score"),
     "slowest/total_s": ("seconds", "episode and reward of the step's slowest sample"),

@@ -13,7 +13,7 @@ setting NUM_GPUS 8 "GPUs per node" count
 slime_settings
 path_settings "$(printf '%s' "$model_name" | tr '[:upper:]' '[:lower:]')-aime"
 setting LOAD "$REF_LOAD" "checkpoint to evaluate, in Megatron's format: a run's SAVE_DIR, or the model's REF_LOAD" path
-setting CKPT_STEP "" "step of the checkpoint; default: the last one in LOAD" optional_count
+setting CKPT_STEP "" "step of the checkpoint; default: the last checkpoint in LOAD" optional_count
 size_settings
 evaluation_settings aime-2024,aime-2025
 pass_rate_settings

@@ -186,7 +186,7 @@ class Judge(_Settings):
 
 
 class RewardPart(_Settings):
-    """A part of the reward: a function, a judge or an evaluator; without any of them, this package's grading."""
+    """A part of the reward: a function, judge or evaluator; else the environment's score, or the default grading."""
 
     _short = "function"
     function: str | None = None
@@ -280,7 +280,7 @@ class EpisodeWorkers(_Settings):
     per_node: int | None = Field(default=None, ge=1)
     """Maximum workers per node. Default: as Ray spreads them."""
     cpus: float = Field(default=1.0, ge=0)
-    """CPUs that a worker reserves on Ray, of those that engines and trainer leave."""
+    """CPUs that a worker reserves on Ray, from the CPUs that the engines and the trainer leave free."""
     max_episodes: int | None = Field(default=None, ge=1)
     """Maximum episodes at once per worker; more are queued."""
     resources: dict[str, float] = Field(default_factory=dict)
@@ -344,7 +344,7 @@ class RolloutSettings(_Settings):
     environment_config: str | dict[str, Any] | None = None
     """File that `agent_program` reads as `task.environment_config`, relative to the configuration's folder. For
     `strands_rollout.environments.verifiers.play`: the TOML of a verifiers environment. Or the keyword arguments of
-    `environment_factory`: a mapping, or a YAML or JSON file with one."""
+    `environment_factory`: a mapping, or a YAML or JSON file with a mapping."""
     agent_command: AgentCommand | None = None
     """Instead of agent_factory: a process that plays the episode with any OpenAI or Anthropic client."""
     resumable: Literal["replay"] | None = None
@@ -360,15 +360,15 @@ class RolloutSettings(_Settings):
     offer tools, answer as a user, and score the episode. Or the name of a library whose own environments play the
     episodes: `strands_env`."""
     environment_factory: str | None = None
-    """Environment of the library in `environment`: dotted path of a hook file, of a function that it exports, or of an
-    environment class."""
+    """Environment of the library in `environment`: dotted path of a hook file, of a function that returns an
+    environment or a factory of environments, or of an environment class."""
     environment_timeout_s: float | None = Field(default=300.0, gt=0)
     """Wall-clock timeout of each step of resources and environment (open, prepare, answer, score), in seconds."""
     hooks: tuple[str, ...] = ()
     """Dotted paths of Strands hook provider classes, or of functions that return a hook provider. Each episode creates
     new providers, also when it is resumed."""
     max_tool_iterations: int | None = Field(default=5, ge=0)
-    """Maximum turns of an episode whose tool calls are run."""
+    """Maximum turns per episode in which tool calls are run."""
     max_tool_calls: int | None = Field(default=None, ge=0)
     """Maximum tool calls of an episode."""
     max_parallel_tool_calls: int | None = Field(default=None, ge=1)
@@ -388,7 +388,7 @@ class RolloutSettings(_Settings):
     code_session: bool = False
     """Run all code calls of an episode in one interpreter, which keeps variables and files."""
     model_name: str | None = None
-    """Model of slime's `--sglang-config` that is the policy. Default: the first one."""
+    """Model of slime's `--sglang-config` that is the policy. Default: the first model."""
     resume_aborted: bool = True
     """Resume an aborted sample from its own tokens; false starts it from scratch."""
     journal_dir: str | None = None
@@ -407,14 +407,14 @@ class RolloutSettings(_Settings):
     """Seconds for which a request is retried while the engine is unreachable, busy or failing; 0 never retries."""
     max_failed_groups: int | None = Field(default=16, ge=0)
     """Maximum consecutive groups of training samples that fail because of the infrastructure, the setup or the reward;
-    then the run ends with the last error. null or 0 never ends it."""
+    then the run ends with the last error. With null or 0, no number of failed groups ends the run."""
     max_staleness: int | None = Field(default=None, ge=0)
-    """Maximum staleness of a trained token: the number of weight versions by which it is older than the sample's last
-    token. Older tokens are not trained on."""
+    """Maximum number of weight versions by which a trained token may be older than the sample's last token. Older
+    tokens are not trained on."""
     max_sample_staleness: int | None = Field(default=None, ge=0)
-    """Maximum staleness of a trained sample: the number of weight versions by which its last token is older than the
-    newest known version. Older samples, which waited long in a fully asynchronous rollout, are not trained on. Needs
-    slime's --custom-reward-post-process-path strands_rollout.normalize_rewards."""
+    """Maximum number of weight versions by which the last token of a trained sample may be older than the newest known
+    version. Older samples, which waited long in a fully asynchronous rollout, are not trained on. Needs slime's
+    --custom-reward-post-process-path strands_rollout.normalize_rewards."""
     abort_grace_s: float | None = Field(default=None, ge=0)
     """Maximum seconds for which an aborted episode waits for the tokens that the engine has already sampled. Default: 4
     if these tokens are kept, as in slime's partial rollouts, else 0.2."""
@@ -428,8 +428,8 @@ class RolloutSettings(_Settings):
     """Treatment of text that a plugin adds to one request only, such as a reminder: "segment" starts a new segment
     after it, as for a rewritten history; "keep" leaves it in the context, so that the episode stays one sample."""
     should_abort: Annotated[str | Callable[[], bool] | None, PlainSerializer(str, when_used="json-unless-none")] = None
-    """Abort flag for runs without slime: a function without arguments, or its dotted path, that returns True while the
-    rollout is being aborted."""
+    """Abort flag for runs without slime: a function without arguments that returns True while the rollout is being
+    aborted, or the function's dotted path."""
     freeze_gc: bool = True
     """Before the process's first episode, exclude all loaded objects from Python's garbage collection (`gc.freeze`),
     and make full collections rarer."""

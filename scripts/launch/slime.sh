@@ -15,12 +15,12 @@ for folder in map(pathlib.Path, folders):
 }
 
 slime_settings() {
-  setting SLIME_DIR "$(_importable_slime)" "checkout of THUDM/slime; default: the one that python3 imports" path
+  setting SLIME_DIR "$(_importable_slime)" "checkout of THUDM/slime; default: the checkout that python3 imports" path
   local beside=""
   if [[ -n "$SLIME_DIR" && -d "$SLIME_DIR/../Megatron-LM" ]]; then
     beside="$(cd "$SLIME_DIR/../Megatron-LM" && pwd)"
   fi
-  setting MEGATRON_DIR "$beside" "checkout of Megatron-LM; default: the folder Megatron-LM beside SLIME_DIR, if it exists" path
+  setting MEGATRON_DIR "$beside" "checkout of Megatron-LM; default: the folder Megatron-LM next to SLIME_DIR, if it exists" path
   setting SLIME_MODEL "${model_name/#Q/q}" "slime's name of the model: a file in its scripts/models, without .sh"
 }
 

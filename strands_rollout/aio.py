@@ -57,7 +57,10 @@ class LoopCache(Generic[T]):
 
 
 def _close_with_loop(value: Closable) -> AsyncGenerator[None, None]:
-    """Start a generator that closes the value when the loop shuts down its generators; keep a reference to it."""
+    """Return a started generator that closes the value when the loop shuts down its generators.
+
+    The caller must keep a reference to the generator.
+    """
 
     async def guard() -> AsyncGenerator[None, None]:
         try:
@@ -82,23 +85,23 @@ async def admit_to_loop() -> None:
         _WAITING[loop] = deque()
         loop.call_soon(_next_pass, loop)
         return
-    called: asyncio.Future[None] = loop.create_future()
-    waiting.append(called)
+    admission: asyncio.Future[None] = loop.create_future()
+    waiting.append(admission)
     try:
-        await called
+        await admission
     finally:
-        if called.cancelled() or not called.done():  # the caller was cancelled, or its loop was closed
+        if admission.cancelled() or not admission.done():  # the caller was cancelled, or its loop was closed
             with suppress(ValueError):
-                waiting.remove(called)  # a remaining future would keep a closed loop in memory
+                waiting.remove(admission)  # a remaining future would keep a closed loop in memory
 
 
 def _next_pass(loop: asyncio.AbstractEventLoop) -> None:
     """Admit the caller that has waited longest to the pass that begins now."""
     waiting = _WAITING[loop]
     while waiting:
-        called = waiting.popleft()
-        if not called.done():
-            called.set_result(None)
+        admission = waiting.popleft()
+        if not admission.done():
+            admission.set_result(None)
             loop.call_soon(_next_pass, loop)
             return
     del _WAITING[loop]
@@ -119,8 +122,8 @@ _RUNNING_TASKS: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[
 async def run_once(key: Hashable, work: Callable[[], object]) -> None:
     """Run work in a thread, once per process and key; return immediately if it has succeeded before.
 
-    Concurrent callers wait for the same run. If it raises an exception, they all raise it, and the next call tries
-    again.
+    Concurrent callers wait for the same run. If the run raises an exception, all of them raise it, and the
+    next call tries again.
     """
     if key in _FINISHED_KEYS:
         return

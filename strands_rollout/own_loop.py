@@ -20,6 +20,8 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class _Step:
+    """A call that waits for the loop's task, or runs in it."""
+
     call: Callable[[], Awaitable[Any]]
     context: contextvars.Context
     done: concurrent.futures.Future[Any] = field(default_factory=concurrent.futures.Future)
@@ -30,7 +32,7 @@ class _Step:
 class OwnLoop:
     """An event loop in a thread of its own, where blocking code delays no other code; an async context manager.
 
-    Its functions run in one task, one after the other, since some contexts must be exited by the task that entered
+    Functions run in one task, one after the other, since some contexts must be exited by the task that entered
     them. Exiting doesn't wait for a running function.
     """
 
@@ -66,7 +68,9 @@ class OwnLoop:
         result: asyncio.Future[Result] = asyncio.wrap_future(step.done)
         result.add_done_callback(_retrieve)  # nobody awaits it if this call is cancelled
         if self._is_blocked:
-            raise ToolError("the event loop of its program is still blocked by an earlier call")
+            raise ToolError(
+                "an earlier call still blocks the event loop of the agent program; let it use await, or a thread"
+            )
         try:
             return await asyncio.shield(result)
         except asyncio.CancelledError:
@@ -100,7 +104,7 @@ class OwnLoop:
             except BaseException as e:  # the user's code may raise anything; the caller gets it
                 step.done.set_exception(e)
             self._running = None
-            while task.cancelling():  # only this step was cancelled, not the next ones
+            while task.cancelling():  # only this step was cancelled, not the next steps
                 task.uncancel()
 
     async def _next_step(self) -> _Step | None:

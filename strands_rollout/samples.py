@@ -154,7 +154,8 @@ class Sample:
         """Append response tokens with their loss mask, logprobs and text, as slime's method of the same name.
 
         `log_probs` has one logprob per token if the tokens are `trainable`, that is, sampled by the policy; else it is
-        None. With `update_terminal_info`, SGLang's `meta_info` adds to the counts and sets weight version and status.
+        None. With `update_terminal_info`, SGLang's `meta_info` adds to the counts and the weight versions, and
+        sets the status.
 
         Raises:
             ValueError: Trainable tokens have no logprobs, other tokens have some, lengths differ, or the sample has
@@ -253,7 +254,7 @@ class EpisodeFacts:
     version: int | None = None
     """Version of these facts."""
     stop_reason: str | None = None
-    """Why the episode ended: a value of `StopReason`."""
+    """Reason why the episode ended: a value of `StopReason`."""
     error: str | None = None
     """The error that ended the episode, at most 2,000 characters; null if there was none."""
     final_text: str | None = None
@@ -342,7 +343,7 @@ class EpisodeFacts:
     fan_out: Mapping[str, Any] | None = None
     """With fan-out: `part` (0 for the main agent), `of` (number of samples) and `kind` of the sample."""
     episode_number: int | None = None
-    """Number of the episode in its job; removed when its reward is known."""
+    """Number of the episode in its job; removed when the sample's reward is known."""
     reward_ahead: Mapping[str, Any] | None = None
     """The reward that an episode worker computed; removed when slime requests it."""
     score_s: float | None = None
@@ -403,12 +404,12 @@ def recorded_facts(metadata: object) -> Mapping[str, Any]:
 
 
 def add_facts(sample: SampleLike, added: EpisodeFacts) -> None:
-    """Add facts to a sample that are known only after its episode has been written."""
+    """Add facts that are known only after the sample's episode has been written."""
     sample.metadata[METADATA_KEY] = {**recorded_facts(sample.metadata), **added.to_metadata()}
 
 
 def take_fact(sample: object, name: Literal["episode_number", "reward_ahead"]) -> Any:  # noqa: ANN401 - of either kind
-    """Remove and return a fact that an earlier call left for the caller; None if the sample lacks the fact."""
+    """Remove and return a fact that an earlier call stored for the caller; None if the sample lacks the fact."""
     facts = recorded_facts(getattr(sample, "metadata", None))
     return facts.pop(name, None) if isinstance(facts, dict) else None
 
@@ -416,13 +417,13 @@ def take_fact(sample: object, name: Literal["episode_number", "reward_ahead"]) -
 PART_PREFIX: Final = "parts/"
 """Prefix of the keys of a reward's parts in its dict."""
 REWARD_FAILED: Final = "error"
-"""The method of a reward whose function failed."""
+"""Value of `method` in the dict of a reward whose function failed."""
 NO_JUDGE: Final = "no_judge"
-"""The method of a reward whose judge is unavailable."""
+"""Value of `method` in the dict of a reward whose judge is unavailable."""
 FAILED_METHODS: Final = frozenset({REWARD_FAILED, NO_JUDGE})
-"""The methods of failed rewards, whose samples are not trained on."""
+"""Values of `method` of failed rewards, whose samples are not trained on."""
 UNGRADED_METHODS: Final = FAILED_METHODS | {"no_label"}
-"""The methods of rewards without a verdict on the answer, whose samples an evaluation does not count."""
+"""Values of `method` of rewards without a verdict on the answer, whose samples an evaluation does not count."""
 _MAX_FLOAT32: Final = 3.4028234663852886e38  # the trainer's tensors are float32: larger numbers are infinite there
 _ROLLOUT_ID_FIELDS: Final = ("rollout_id", "group_id")  # group_id: the name in slime 0.3.0
 

@@ -66,7 +66,7 @@ def mask_settings(value: object, secret_key: re.Pattern[str] = _NAME) -> Json:
         return {key: _masked_setting(str(key), item, secret_key) for key, item in value.items()}
     if isinstance(value, list | tuple):
         items = [mask_settings(item, secret_key) for item in value]
-        for i, (item, secret) in enumerate(_find_in_arguments(value)):
+        for i, (item, secret) in enumerate(_find_secrets_in_arguments(value)):
             if secret == item:  # a secret within an item is masked already
                 items[i] = MASK
         return items if isinstance(value, list) else tuple(items)
@@ -74,12 +74,12 @@ def mask_settings(value: object, secret_key: re.Pattern[str] = _NAME) -> Json:
         return value
     words = [
         MASK.join(word.rsplit(secret, 1)) if secret else word
-        for word, secret in _find_in_arguments(_SPACES.split(value))
+        for word, secret in _find_secrets_in_arguments(_SPACES.split(value))
     ]
     return mask_text("".join(words))
 
 
-def _find_in_arguments(words: Iterable[Any]) -> Iterator[tuple[Any, str]]:
+def _find_secrets_in_arguments(words: Iterable[Any]) -> Iterator[tuple[Any, str]]:
     """Yield each word of a command with its secret, named in the word or by the flag before it; "" without a secret."""
     is_awaited = False  # True if the previous word is the name of a secret
     for word in words:
@@ -131,14 +131,14 @@ def _secrets(value: object, key: str = "") -> Iterator[str]:
             else:
                 yield from _secrets(item, str(name))
     elif isinstance(value, list | tuple):
-        yield from (os.path.expandvars(secret) for _, secret in _find_in_arguments(value))
+        yield from (os.path.expandvars(secret) for _, secret in _find_secrets_in_arguments(value))
         for item in value:
             yield from _secrets(item, key)
     elif isinstance(value, str):
         yield from (found[1] for found in _PASSWORD.finditer(value))
         yield from (found[2] for found in _PARAMETER.finditer(value) if _NAME.search(found[1]))
         yield from (found[2] for found in _BEARER.finditer(value))
-        yield from (secret for _, secret in _find_in_arguments(_SPACES.split(value)))
+        yield from (secret for _, secret in _find_secrets_in_arguments(_SPACES.split(value)))
 
 
 def mask_values(value: object, secrets: Collection[str]) -> Json:

@@ -48,7 +48,7 @@ class _Settings(BaseModel):
     """Base of all settings; attribute docstrings become field descriptions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-    _short: ClassVar[str] = ""  # the key that is set if a string is given instead of a mapping
+    _string_key: ClassVar[str] = ""  # the key that is set if a string is given instead of a mapping
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_kwargs: object) -> None:
@@ -58,7 +58,7 @@ class _Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _expand_string(cls, given: object) -> Json:
-        return {cls._short: given} if cls._short and isinstance(given, str) else given
+        return {cls._string_key: given} if cls._string_key and isinstance(given, str) else given
 
 
 class McpServer(_Settings):
@@ -67,7 +67,7 @@ class McpServer(_Settings):
     `${VAR}` in a string is replaced from the environment.
     """
 
-    _short = "url"
+    _string_key = "url"
     name: str | None = None
     """Name by which a row may choose the server."""
     command: str | None = None
@@ -123,7 +123,7 @@ class AgentCommand(_Settings):
     endpoint.
     """
 
-    _short = "command"
+    _string_key = "command"
     command: str
     """Command to run, split as in a shell but run without a shell; `python` is this process's interpreter."""
     args: tuple[str, ...] = ()
@@ -155,7 +155,7 @@ MAX_TOOL_SHAPING: Final = 0.4
 class Judge(_Settings):
     """A model that rates an answer with a number. A string is the dotted path of a Strands model."""
 
-    _short = "strands_model"
+    _string_key = "strands_model"
     base_url: str | None = None
     """URL of an OpenAI-compatible API, such as `http://127.0.0.1:8000/v1`."""
     model: str | None = None
@@ -188,7 +188,7 @@ class Judge(_Settings):
 class RewardPart(_Settings):
     """A part of the reward: a function, judge or evaluator; else the environment's score, or the default grading."""
 
-    _short = "function"
+    _string_key = "function"
     function: str | None = None
     """Dotted path of a reward function, as `reward.function`."""
     judge: Judge | None = None
@@ -208,7 +208,7 @@ class RewardPart(_Settings):
 class RewardSettings(_Settings):
     """The reward of an episode: grading of the answer, or the user's reward."""
 
-    _short = "function"
+    _string_key = "function"
     function: str | None = None
     """Dotted path of your reward, `score(response, label)` or `score(sample)`, sync or async. It returns a number, or a
     mapping with `score`. `reward: PATH` sets this key."""
@@ -451,7 +451,7 @@ class RolloutSettings(_Settings):
 
     @property
     def has_code_tool(self) -> bool:
-        """True if a tool has the code tool's name."""
+        """True if one of `tools` has the code tool's name, and no library's environment plays."""
         if self.environment_plays:
             return False
         name = CODE_TOOL_PATH.rpartition(".")[2]
@@ -489,7 +489,7 @@ class RolloutSettings(_Settings):
                 "resume_aborted"
             )
         if self.environment_config and self.agent_program is None and not self.environment_plays:
-            raise ValueError("environment_config is for agent_program and environment_factory; got none")
+            raise ValueError("environment_config is for agent_program and environment_factory; got neither")
         if isinstance(self.environment_config, dict) and self.agent_program is not None:
             raise ValueError("environment_config of an agent_program is the path of a file; got a mapping")
         self._check_environment(given)

@@ -39,7 +39,9 @@ def add_config_folder(path: str | Path | None) -> None:
 
 
 def find_file(path: str) -> Path:
-    """Return an existing file or folder that a configuration names, relative to its folder or the working directory.
+    """Return an existing file or folder that a configuration names.
+
+    A relative path is relative to the configuration's folder or the working directory.
 
     Returns `path` itself if neither has it.
     """
@@ -138,7 +140,7 @@ def _import_error(path: str, module: str, error: Exception) -> ToolError:
     if isinstance(error, ToolError) and error.__cause__ is not None:  # from `exits_as_errors`: sys.exit() was called
         return ToolError(f"can't load {path!r}: importing {module!r} raised {error.__cause__!r}")
     if isinstance(error, ModuleNotFoundError) and error.name is not None:
-        needed = f"needs {error.name!r}, and there is no such module{_remedy(error.name)}"
+        needed = f"needs {error.name!r}, and there is no such module{_install_hint(error.name)}"
         return ToolError(f"can't load {path!r}: importing {module!r} {needed}")
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.name == "<module>"]
@@ -199,13 +201,13 @@ def _suggest_module(name: str, package: ModuleType | None) -> str:
     folders = [str(folder) for folder in _candidates("")] if package is None else list(getattr(package, "__path__", ()))
     if close := difflib.get_close_matches(name, [module.name for module in pkgutil.iter_modules(folders)], n=1):
         return f"; did you mean {close[0]!r}?"
-    return f", installed or in {' or '.join(folders)}{_remedy(name)}"
+    return f", installed or in {' or '.join(folders)}{_install_hint(name)}"
 
 
 _EXTRAS: Final = {"strands_tools": "tools", "verifiers": "verifiers"}
 """The extra of this package that installs a module, by the module's name."""
 
 
-def _remedy(module: str) -> str:
+def _install_hint(module: str) -> str:
     extra = _EXTRAS.get(module.partition(".")[0])
     return "" if extra is None else f"; pip install 'strands-rollout[{extra}]'"

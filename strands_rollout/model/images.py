@@ -191,6 +191,9 @@ class ImageTokens:
     Attributes:
         token_id: The image token, which a template writes once for each image.
         other_ids: The processor's tokens for other media.
+
+    Raises:
+        ConfigError: The processor does not read images.
     """
 
     def __init__(self, processor: ProcessorMixin) -> None:
@@ -198,7 +201,7 @@ class ImageTokens:
         if getattr(processor, "image_processor", None) is None or not isinstance(self._token, str):
             raise ConfigError(
                 f"got an image, but this model reads text only: its processor is a {type(processor).__name__}; "
-                "expected a vision-language model's, with an image_processor and an image_token"
+                "expected the processor of a vision-language model, with an image_processor and an image_token"
             )
         self.token_id: int = processor.tokenizer.convert_tokens_to_ids(self._token)
         media = (getattr(processor, name, None) for name in ("video_token", "audio_token"))
@@ -209,7 +212,7 @@ class ImageTokens:
         self._lock = threading.Lock()
 
     def read(self, data: bytes) -> ReadImage:
-        """Read a file's bytes; block while the processor works.
+        """Read an image from a file's bytes; block while the processor works.
 
         Raises:
             PromptError: The bytes are not an image.
@@ -277,7 +280,7 @@ def image_fields(images: Sequence[PlacedImage]) -> dict[str, Any]:
 
 
 def collapsed_ids(ids: Sequence[int], images: Sequence[PlacedImage], decode: Decode) -> list[int]:
-    """Return the ids with one token for each image, which the engine expands again (`_expand_input_ids`).
+    """Return the ids with one token for each image, which SGLang expands again (in `_expand_input_ids`).
 
     The engine searches the decoded text for image tokens, and never answers if it finds more image tokens than
     images. It fails if it finds a token of another medium.
@@ -320,7 +323,7 @@ def check_image_answer(generation: Generation, images: Sequence[PlacedImage], le
     Args:
         generation: The engine's answer.
         images: The request's images, at least one.
-        length: Tokens of the request, with all tokens of each image.
+        length: Number of tokens of the request, with all tokens of each image.
 
     Raises:
         EngineResponseError: The engine read another number of tokens.
@@ -340,7 +343,7 @@ def check_image_answer(generation: Generation, images: Sequence[PlacedImage], le
     if sampled := media.intersection(generation.output_ids):
         raise UnsendableTextError(
             f"the policy sampled the token {min(sampled)}, which stands for an image, a video or a sound; a trainer "
-            "would look for that and fail",
+            "would look for the medium and fail",
             is_sampled=True,
         )
 
@@ -349,7 +352,7 @@ async def read_images(template: ChatTemplate, chat: Sequence[ChatMessage]) -> li
     """Remove the images' bytes from new messages, and read the images in a thread.
 
     A tool's image that can't be read is replaced by a text, since the policy chose the call and must not be able to end
-    its episode.
+    its episode. Content without any other image then becomes a string.
 
     Raises:
         PromptError: A user's image can't be read.

@@ -39,7 +39,8 @@ class ClientMatch(Match):
     """Extent to which a client's history follows a branch.
 
     Attributes:
-        given: The request's messages, with all calls of a turn in one message.
+        given: The request's messages, with all calls of a turn in one message, and with empty messages for silent turns
+            that the client left out.
         call_ids: The branch's `ClientView.call_ids`, updated by this request; stored on the branch that is entered.
         changed_calls: Descriptions of shared calls that the client gave back with changes.
         has_same_head: True if the request has the branch's system prompt and tools.
@@ -173,9 +174,12 @@ def messages_after(given: StrandsMessages, call_ids: Mapping[str, Sequence[str]]
 
 
 def _end_difference(conversation: Conversation, more: int) -> str:
-    """Describe why a history that matches up to the end of one side, with `more` messages left, extends no branch."""
+    """Describe why a request that matches a branch up to the end of either doesn't extend the branch.
+
+    `more` is the number of the request's messages after the matching messages.
+    """
     if not more:
-        return "messages were removed from its end"
+        return "messages were removed from the end of the history"
     if conversation.is_busy:
         return "another request that continues this branch is being answered"
     return f"got {more} more message{'s' * (more > 1)} after a turn that was interrupted"
@@ -190,7 +194,7 @@ def sent_reply(branch: Branch, index: int) -> Reply:
 def reply_of(
     content: Sequence[Block], stop_reason: str = "", usage: Mapping[str, int] | None = None, stop: str | None = None
 ) -> Reply:
-    """Return an assistant message with this content in the form in which it is sent to a client.
+    """Return the reply that a client gets for an assistant message with this content.
 
     A call that can't be parsed becomes text, as in the engines' own endpoints, since its tool is uncertain.
     """
@@ -269,9 +273,11 @@ def _assistant_difference(sent: Reply, got: Reply, call_ids: dict[str, list[str]
 
     These differences do not count:
 
-    - white space, text that is omitted beside calls, and reasoning that is omitted, or changed beside text or calls;
+    - white space; in a message with calls, omitted text; omitted reasoning; in a message with text or calls, changed
+      reasoning;
     - other arguments of a call under the id with which it was sent, since agents return calls as their tools took them;
-    - calls that are omitted beside calls with such ids, since some agents omit calls that they have not run.
+    - omitted calls, if all other calls have the ids with which they were sent, since some agents omit calls that they
+      have not run.
 
     Args:
         sent: The message that was sent.
@@ -304,7 +310,10 @@ def _assistant_difference(sent: Reply, got: Reply, call_ids: dict[str, list[str]
 
 
 def _user_difference(read: Sequence[Block], got: Sequence[Block], *, keeps_transient: bool) -> str:
-    """Describe how a user message differs from the message that the policy has read; "" if the two read the same."""
+    """Describe how a user message differs from the message that the policy has read; "" if it does not.
+
+    With `keeps_transient`, lines that the policy has read around the message's text are no difference.
+    """
     if read == got:
         return ""
     (read_parts, read_words), (got_parts, got_words) = _comparable(read), _comparable(got)
@@ -319,7 +328,7 @@ def _user_difference(read: Sequence[Block], got: Sequence[Block], *, keeps_trans
 
 
 def _comparable(content: Sequence[Block]) -> tuple[list[Any], list[str]]:
-    """Return a user message's tool results, sorted by call id, and images; and the words of its texts."""
+    """Return two lists: a user message's tool results (sorted by call id) and images, and the words of its texts."""
     results = [block["toolResult"] for block in content if "toolResult" in block]
     images = [block["image"]["source"]["bytes"] for block in content if "image" in block]
     by_id = sorted(((result["toolUseId"], _comparable(result["content"])) for result in results), key=itemgetter(0))

@@ -20,7 +20,8 @@ class Match:
         extends: True if the request continues where the branch ends.
         difference: Description of where the request departs from the branch; meaningless if it extends the branch.
         head_changes: Names of the parts of the head that differ from the branch's system prompt and tools.
-        answer: The branch's last answer as the request words it; None before the first answer and in an open turn.
+        answer: The branch's last answer, as an agent's request words it, or for a client's request as recorded; None
+            before the first answer and in an open turn.
         new_messages: The messages after that answer.
         length: Number of messages that the request shares with the branch; only counted for clients of the gateway.
     """
@@ -58,7 +59,7 @@ class ExtendBranch:
     Attributes:
         conversation: The conversation of the branch.
         branch: The branch.
-        answer: The branch's last answer as the request words it; None if the branch's last turn is open.
+        answer: See `Match`.
         new_messages: The messages that the policy has to read; none if the branch's last turn is open.
         match: The comparison with the branch.
     """
@@ -80,7 +81,7 @@ class BeginBranch:
         reason: Text that says why the request extends no branch; "" for the first branch of a conversation.
         head_changes: Names of the parts of the head that differ from the conversation's last branch.
         match: The comparison with the branch that shares the first messages; None if no branch does.
-        shared: Number of `new_messages` that are shared with that branch.
+        shared: Number of `new_messages` that are shared with the branch of `match`.
         origin: The last turn among the shared messages; None if they contain no turn.
     """
 

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 MAX_FILE_BYTES: Final = 64 * 2**20
 """Size at which a file gets no new episodes."""
 MAX_BYTES: Final = 4 * 2**30
-"""Total size of a process's files above which it ends episodes that are not running."""
+"""Total size of a process's files above which the process ends the records of episodes that are not running."""
 _SUFFIX: Final = ".records"
 _FORMAT: Final = b"strands-rollout records 1\n"
 _CHECKSUM: Final = struct.Struct("<I")
@@ -59,7 +59,7 @@ class RecordStore:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._lock = threading.Lock()
-        self._files: list[_File] = []  # the last one takes new episodes
+        self._files: list[_File] = []  # the last file takes new episodes
         self._file_of: dict[bytes, _File] = {}  # file of each unfinished episode, by the key of the episode
         self._running: set[bytes] = set()
         self._leftover_records: dict[bytes, list[bytes]] = {}  # records of dead processes, by episode key
@@ -91,7 +91,7 @@ class RecordStore:
                     self._end(key)
 
     def append(self, key: bytes, record: bytes, *, is_first: bool) -> bool:
-        """Append a record; the first record of an attempt replaces all earlier ones.
+        """Append a record; the first record of an attempt replaces all earlier records.
 
         Returns:
             False if the record can't be written. This is logged once and ends the episode's records: an episode that
@@ -102,7 +102,7 @@ class RecordStore:
                 self._file_for(key).append(_FIRST if is_first else _FURTHER, key, record)
             except OSError as e:
                 self._end(key)
-                message = "can't write records to %s: %s; its episodes can't be continued if their process dies"
+                message = "can't write records to %s: %s; the episodes can't be continued if their process dies"
                 log_once(logger, logging.WARNING, message, self._folder, e, key=self._folder)
                 return False
             return True
@@ -253,7 +253,7 @@ class _File:
         with os.fdopen(self._descriptor, "rb", closefd=False) as file:
             start = file.read(len(_FORMAT))
             if not _FORMAT.startswith(start):
-                raise ValueError("it is damaged, or was written by another version of strands-rollout")
+                raise ValueError("the file is damaged, or was written by another version of strands-rollout")
             self.size = len(start)
             while len(head := file.read(_HEAD_BYTES)) == _HEAD_BYTES:
                 kind, key_length, length = _LENGTHS.unpack_from(head, _CHECKSUM.size)

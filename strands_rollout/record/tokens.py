@@ -30,7 +30,7 @@ class Part:
             reports it.
         rid: The request's id, as sent to the engine.
         latency_s: Wall-clock seconds of the request, measured by the client.
-        prompt_tokens: Tokens that the engine read; None if it does not report them.
+        prompt_tokens: Number of tokens that the engine read; None if the engine does not report it.
         cached_tokens: Number of prompt tokens that came from the prefix cache; None if the engine does not report it.
         weight_spans: The weights that sampled the tokens; together the spans cover the part.
         meta_info: SGLang's `meta_info` without its logprob lists.
@@ -62,12 +62,12 @@ class Turn:
 
     @property
     def start(self) -> int:
-        """Index in `Trajectory.token_ids` of its first sampled token."""
+        """Index in `Trajectory.token_ids` of the turn's first sampled token."""
         return self.parts[0].start
 
     @property
     def end(self) -> int:
-        """Index after its last sampled token."""
+        """Index after the turn's last sampled token."""
         return self.parts[-1].end
 
     @property
@@ -82,7 +82,7 @@ class Turn:
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Tokens that the engine read for the first part; None if it does not report them."""
+        """Number of tokens that the engine read for the first part; None if the engine does not report it."""
         return self.parts[0].prompt_tokens
 
     @property

@@ -38,7 +38,7 @@ class KnownVersions:
 
     Attributes:
         newest: The largest version that is a number; None before the first such version.
-        on_newer: Called when an answer reports a newer version, in that answer's thread.
+        on_newer: Called when an answer reports a newer version, in the thread that received the answer.
     """
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ def stale_spans(spans: Sequence[WeightSpan], max_staleness: int) -> list[WeightS
 
 
 def _staleness_by_version(spans: Sequence[WeightSpan]) -> dict[str | None, int]:
-    """Return how many versions older than the last span's version each version of one numbering is."""
+    """Map each version of one numbering to the number of versions by which the last span's version is newer."""
     versions = distinct_versions(spans)
     numbers = {version: number for version in versions if (number := _number_of(version)) is not None}
     if len(numbers) == len(versions):

@@ -1,9 +1,9 @@
 """Render a tokenizer's chat template incrementally and token-exactly: new messages to new token ids.
 
 Only new messages are rendered: the first prompt, and later the text between the last sampled token and the next
-generation prompt. Most templates insert tool results unchanged, which is tested once with texts that a template might
-treat specially. With such a template, even tool results are not rendered: the turn has a `TurnShape`, with constant ids
-and the texts around each result. `ChatTemplate` probes the template when it is built (see `probe`).
+generation prompt. Most templates insert tool results unchanged; texts that a template might treat specially test this
+once. If a template does so, even tool results are not rendered: the turn has a `TurnShape`, with constant ids and the
+texts around each result. `ChatTemplate` probes the template when it is built (see `probe`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _ENCODERS: weakref.WeakKeyDictionary[Any, TokenEncoder] = weakref.WeakKeyDictionary()
-# by template and its arguments, since each sample builds a ChatTemplate on the event loop
+# by tokenizer, then by template and its arguments, since each sample builds a ChatTemplate on the event loop
 _SHARED_STATES: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], _SharedState]] = weakref.WeakKeyDictionary()
 # limits of the caches of a template: prompts, which the samples of a group share, and shapes of turns
 _MAX_PROMPTS: Final = 64
@@ -52,13 +52,13 @@ _BASE_WITH_IMAGE: Final[list[ChatMessage]] = [
 ]
 _MARK: Final = "tool-result-{}-of-the-shape"
 _MARKS: Final = re.compile(r"tool-result-(\d+)-of-the-shape")
-# a template with more conditions is rendered each time: testing it would take longer than it saves
-_MAX_CONDITIONS: Final = 16
+# a template with more string literals is rendered each time: testing it would take longer than it saves
+_MAX_LITERALS: Final = 16
 _PLAIN_TEXTS: Final = ("", "\n x\t\n", '{"a": "\\"<b>1 & 2</b>\\" \'é\' 例"}')
 # tokens before or after a string literal that a template compares with
-_BEFORE: Final = ("(", "[", "{", ",", "=", "==", "!=", "in", "eq", "ne", "equalto", "sameas")
-_AFTER: Final = ("in", "not", "==", "!=", ":")
-_LONGEST_TRIED: Final = 10_000
+_TOKENS_BEFORE_LITERAL: Final = ("(", "[", "{", ",", "=", "==", "!=", "in", "eq", "ne", "equalto", "sameas")
+_TOKENS_AFTER_LITERAL: Final = ("in", "not", "==", "!=", ":")
+_MAX_TRIED_CHARS: Final = 10_000
 _TEXTS: Final = (
     *_PLAIN_TEXTS,
     " ",
@@ -72,7 +72,7 @@ _TEXTS: Final = (
     "777",
     "X",
     *("Ab. \n" * lines for lines in (4, 12, 40, 130, 400)),
-    "x" * _LONGEST_TRIED,
+    "x" * _MAX_TRIED_CHARS,
 )
 
 
@@ -196,9 +196,9 @@ class ChatTemplate:
         Args:
             messages: The new messages, at least one: tool results in the order of their calls, and user turns.
             tools: The tools of the first prompt.
-            last_id: The last sampled token. The ids begin with the token with which the template ends such a turn,
-                unless the turn has been sampled up to that token. (A stop string, the turn's length, or another stop
-                token of the model may have ended it.)
+            last_id: The last sampled token. The ids begin with the token with which the template ends the policy's
+                turn, unless that token was sampled. (A stop string, the turn's length, or another stop token of the
+                model may have ended the turn.)
 
         Raises:
             TemplateError: The template refuses the messages, or user turns in a conversation with tools.
@@ -229,11 +229,14 @@ class ChatTemplate:
         return opening is not None and text.lstrip().startswith(opening) and self._shared.probed.ends.answer in text
 
     def render_turn(self, messages: Messages, tools: Tools = (), *, after: Messages = ()) -> str:
-        """Render the (escaped) text from an assistant turn's end through the next generation prompt."""
+        """Render the (escaped) text from an assistant turn's end through the next generation prompt.
+
+        For the arguments see `TurnRenderer.render`.
+        """
         return self._turns.render(messages, tools, after=after)
 
     def write_turn(self, text: str, calls: Sequence[tuple[str, Mapping[str, Any]]] = ()) -> tuple[str, int]:
-        """Write a policy's turn as the template would; return its text, without the end token, and that token's id.
+        """Write a policy's turn as the template would; return the text without the end token, and that token's id.
 
         Reasoning that the generation prompt has opened is closed first, unless the text closes it.
 
@@ -273,7 +276,7 @@ class ChatTemplate:
             content = message["content"]
             if message["role"] != "tool" or message.keys() != _TOOL_RESULT_KEYS or isinstance(content, list):
                 return None  # a user turn, or images
-            if len(content) > _LONGEST_TRIED:
+            if len(content) > _MAX_TRIED_CHARS:
                 return None  # the template may truncate texts that are longer than the tested texts
         last = self._last_tools  # read once: threads share this object
         if tools and last[0] is not tools:
@@ -350,7 +353,7 @@ def find_turn_shape(
     Returns:
         The shape; None if the template changes results, or if the text around the results depends on them.
     """
-    if not encoder.cuts_are_plain:
+    if not encoder.keeps_white_space:
         return None
     try:
         rendered = render(_tool_messages([_MARK.format(index) for index in range(count)], 0))
@@ -414,22 +417,22 @@ def trial_texts(source: object) -> list[str] | None:
     if not isinstance(source, str) or not is_time_independent(source):
         return None
     try:
-        conditions = _conditions(source)
+        literals = _find_literals(source)
     except (JinjaError, ValueError, SyntaxError):
         return None
-    if len(conditions) > _MAX_CONDITIONS:
+    if len(literals) > _MAX_LITERALS:
         return None
-    around = [begin + "x" + end for begin in conditions for end in conditions]
-    return [*_TEXTS, *conditions, *(text + "x" for text in conditions), *("x" + text for text in conditions), *around]
+    around = [begin + "x" + end for begin in literals for end in literals]
+    return [*_TEXTS, *literals, *(text + "x" for text in literals), *("x" + text for text in literals), *around]
 
 
-def _conditions(source: str) -> list[str]:
+def _find_literals(source: str) -> list[str]:
     """Find the string literals that a template compares with, assigns, or passes to functions."""
     tokens = [(kind, value) for _, kind, value in Environment(autoescape=True).lex(source) if kind != "whitespace"]
     found = {
         str(ast.literal_eval(value)): None
         for (_, before), (kind, value), (_, after) in zip(tokens, tokens[1:], tokens[2:], strict=False)
-        if kind == "string" and (before in _BEFORE or after in _AFTER)
+        if kind == "string" and (before in _TOKENS_BEFORE_LITERAL or after in _TOKENS_AFTER_LITERAL)
     }
     return list(found)
 

@@ -139,7 +139,7 @@ def _calls(message: Mapping[str, Any]) -> list[_Call]:
 
 
 def _tool_messages(results: Sequence[object], unanswered: list[_Call], names: Mapping[str, str]) -> list[ChatMessage]:
-    """Convert a message's tool results, in the order of the calls that they answer; remove these from `unanswered`.
+    """Convert a message's tool results, in the order of their calls; remove the answered calls from `unanswered`.
 
     The order matters because Strands puts errors of calls with invalid names before all other results, and most
     templates show no ids. Results with the same id keep their order. A result with an id that no call has is assigned

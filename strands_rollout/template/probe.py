@@ -2,7 +2,7 @@
 
 Prompts that grow turn by turn are compared with whole prompts, token by token. A template that later changes text
 outside the assistant's turns is refused, because the trainer would see tokens that the policy has not read. Text
-inside these turns is sampled by the policy, so the template's version of it is not used. Its differences are only
+inside these turns is sampled by the policy, so the template's version of it is not used. Differences there are only
 noted: text that the template later leaves out or rewrites, and text that the generation prompt adds after the
 assistant's header.
 """
@@ -97,6 +97,7 @@ def span_of_answer(rendered: str, index: int, call_ids: Sequence[str] = ()) -> t
     return min(spans)[0], max(begin + len(part) for begin, part in spans)
 
 
+# probed conversations, each as the messages before each answer of the assistant
 USER_TURNS: Final = ([user("first")], [user("second")], [user("third\n")])
 TOOL_TURNS: Final = ([user("first")], [tool("call00001", "one")], [tool("call00002", "2")])
 PARALLEL_TURNS: Final = (
@@ -113,7 +114,6 @@ MIXED_TURNS: Final = (
     [tool("call00003", "3")],
     [user("third")],
 )
-"""Probed conversations, each as the messages before each answer of the assistant."""
 
 
 def check_append_only(
@@ -136,7 +136,7 @@ def check_append_only(
         with_system: Begin with a system message.
 
     Raises:
-        TemplateError: The two differ; a `TemplateDifferenceError` if tokens differ.
+        TemplateError: The prompts differ from the rendering; a `TemplateDifferenceError` if tokens differ.
     """
     calls = [[message["tool_call_id"] for message in turn if message["role"] == "tool"] for turn in conversation]
     head = [_SYSTEM] if with_system else []
@@ -379,7 +379,10 @@ def write_calls(template: TemplateRenderer, ends: TurnEnds, calls: Sequence[tupl
 
 
 def tool_faults(template: TemplateRenderer) -> Iterator[tuple[str, str | None]]:
-    """Yield each requirement of tools with the reason why the template fails it, or None; may end early."""
+    """Yield each requirement of tools with the reason why the template fails it, or None.
+
+    If the template can't render tools, the other requirements are not yielded.
+    """
     try:
         rendered = template.render([user("question"), assistant(0, _CALL), tool(_CALL, _RESULT)], TOOLS)
     except TemplateError as e:
@@ -392,7 +395,10 @@ def tool_faults(template: TemplateRenderer) -> Iterator[tuple[str, str | None]]:
 
 
 def turn_notes(template: TemplateRenderer, ends: TurnEnds) -> Iterator[tuple[str, str | None]]:
-    """Yield topics and notes on how a template changes the assistant's turns; sampled turns are not affected."""
+    """Yield each topic with a note on how a template changes the assistant's turns, or None without a change.
+
+    Sampled turns are not affected.
+    """
     rendered = template.render([user("question"), assistant(0, _CALL), tool(_CALL, _RESULT)], TOOLS)
     what = "moves behind their results" if ends.silent else "leaves out"
     moved = f"the template {what} an assistant's text beside its calls; sampled turns keep it"
@@ -478,7 +484,7 @@ def find_ends(template: TemplateRenderer, end_of_turn: str) -> TurnEnds:
         turn = [user("question"), assistant(0, _CALL, silent=True)]
         followed = template.render([*turn, tool(_CALL, _RESULT)], TOOLS)
     followed = followed[span_of_answer(followed, 0, [_CALL])[1] :].partition(_RESULT)[0]
-    one_by_one = not _shows_together(template, followed, silent=silent)
+    one_by_one = not _shows_parallel_results(template, followed, silent=silent)
     if one_by_one:  # each result is then rendered separately, which needs renderings without a generation prompt
         answered = [*turn, tool(_CALL, _RESULT)]
         prompted, bare = (
@@ -527,8 +533,8 @@ def _controls(template: TemplateRenderer, text: str) -> list[str]:
     return [encoder.decode([piece]) for piece in encoder.pieces(text) if isinstance(piece, int)]
 
 
-def _shows_together(template: TemplateRenderer, between: str, *, silent: bool) -> bool:
-    """Return whether the results of several calls in a turn are rendered, each with its own tool's name if at all.
+def _shows_parallel_results(template: TemplateRenderer, between: str, *, silent: bool) -> bool:
+    """Return whether the results of several calls in a turn are rendered, with their own tools' names if with names.
 
     `between` is the text between a call and its result; it contains the tool's name if names are rendered.
     """

@@ -97,8 +97,8 @@ class TemplateRenderer:
         if not any(token in rendered for word in words for token in self.encoder.tokens_of_word(word)):
             return rendered
         # a template that writes a tag around a name, as in "<" + name + ">", turns the name "think" into a token. An
-        # escape before such a name prevents that. It is not used if the template then renders another text, because
-        # the template compares something with the name
+        # escape before such a name prevents that. The escape is not used if it changes the rendered text, because the
+        # template compares something with the name
         try:
             separated = self._apply(*self._escape(messages, tools, None), generation_prompt=generation_prompt)
         except TemplateError:
@@ -173,10 +173,10 @@ class TemplateRenderer:
         return chat, [escape(tool) for tool in tools]
 
     def _escape_content(self, text: str, escape: Callable[[str], str]) -> str:
-        """Escape an assistant's content, but keep the tags around reasoning at its beginning.
+        """Escape an assistant's content, except for the tags around reasoning at its beginning.
 
-        A template finds reasoning by these tags, and may leave it out. If the content has any tags besides one such
-        pair, only closing tags are kept, and only if the template handles them.
+        A template recognizes reasoning by these tags, and may omit the reasoning. If the content has more tags, or text
+        before the opening tag, only closing tags stay unescaped, and only if the template handles them.
         """
         for opening, closing in self.encoder.tag_pairs:
             begin, closes, answer = text.partition(closing)
@@ -251,9 +251,10 @@ class TurnEnds:
         answer: Ends a turn without calls, before a user turn.
         calls: Ends a turn with calls, before their results. If a template has no token that closes a turn, this and
             `answer` are the tokens that open the next part.
-        one_by_one: The template can't write a turn with several calls, so that each result must be rendered after a
-            turn with only its own call.
-        silent: The placeholder for a turn with calls must have no text, since the template moves text behind results.
+        one_by_one: True if the template can't write a turn with several calls, so that each result must be rendered
+            after a turn with only its own call.
+        silent: True if the placeholder for a turn with calls must have no text, since the template moves text behind
+            results.
     """
 
     answer: str

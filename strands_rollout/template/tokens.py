@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 LONG_TEXT_CHARS: Final = 10_000
 """Length from which texts are encoded in a thread; encoding this length takes 3 ms, or 8 ms for digits."""
-# An escaped text is a mark and a number. A mark's first character occurs nowhere else in either, so that no mark begins
-# inside another mark. Decimal digits survive what templates do with texts (JSON, Python's repr, upper case, stripping);
-# private-use characters replace them for tokenizers with control tokens that begin or end with a digit.
+# An escaped text is a mark and a number. A mark's first character occurs nowhere else in mark or number, so that no
+# mark begins inside another. Decimal digits survive what templates do with texts (JSON, Python's repr, upper case,
+# stripping); private-use characters replace them for tokenizers with control tokens that begin or end with a digit.
 _ALPHABETS: Final = ("012345678", "".join(map(chr, range(0xF0000, 0xF0009))))
 _MARK: Final = "8314057264113702"
 _SMALLEST_MARKED: Final = 10 ** len(_MARK)  # a number below it has no digit after a mark
-_NOTHING: Final = ""
+_EMPTY: Final = ""
 # characters that templates may add around a word, remove from it, or replace in it
 _NON_WORD_CHARS: Final = re.compile(r"[\W_]+")
 _LONGEST_WORD: Final = 64
@@ -62,7 +62,7 @@ class TokenEncoder:
     Attributes:
         control_ids: Text -> id of each control token.
         decode: Ids -> text, including control tokens; see `ByteDecoder.decode`.
-        cuts_are_plain: True if no control token swallows the white space next to it.
+        keeps_white_space: True if no control token swallows the white space next to it.
         tag_pairs: Texts of control tokens that open and close a part, such as ("<think>", "</think>").
 
     Raises:
@@ -88,7 +88,7 @@ class TokenEncoder:
                 backend.pre_tokenizer.replacement, prepend_scheme="never", split=backend.pre_tokenizer.split
             )
         self._cut = _control_pattern(added.values())
-        self.cuts_are_plain = not any(token.lstrip or token.rstrip for token in added.values())
+        self.keeps_white_space = not any(token.lstrip or token.rstrip for token in added.values())
         self._set_escapes()
         self._backend = backend
         self.decode = ByteDecoder(backend).decode
@@ -102,7 +102,7 @@ class TokenEncoder:
 
     @cached_property
     def vocab_size(self) -> int:
-        """Return the largest id plus 1, including added tokens."""
+        """The largest id of all tokens, including added tokens, plus 1."""
         return int(max(max(self._control_id_set, default=-1), max(self._backend.get_vocab().values()))) + 1
 
     def escape(self, text: str, *, apart: bool = False) -> str:
@@ -120,10 +120,10 @@ class TokenEncoder:
         escaped = self._escape_pattern.sub(lambda match: self._codes[match.group()], text)
         if self._could_end_token(text) or (apart and self.tokens_of_word(text)):
             at = len(escaped) - len(escaped.lstrip())
-            escaped = escaped[:at] + self._codes[_NOTHING] + escaped[at:]
+            escaped = escaped[:at] + self._codes[_EMPTY] + escaped[at:]
         if self._could_begin_token(text):
             at = len(escaped.rstrip())
-            escaped = escaped[:at] + self._codes[_NOTHING] + escaped[at:]
+            escaped = escaped[:at] + self._codes[_EMPTY] + escaped[at:]
         return escaped
 
     def escape_number(self, number: int) -> int:
@@ -211,7 +211,7 @@ class TokenEncoder:
         escapable = [mark, *controls]
         width = len(f"{len(escapable):o}")
         self._codes = {
-            text: mark + f"{index:0{width}o}".translate(digits) for index, text in enumerate([_NOTHING, *escapable])
+            text: mark + f"{index:0{width}o}".translate(digits) for index, text in enumerate([_EMPTY, *escapable])
         }
         self._escaped = {code: text for text, code in self._codes.items()}
         self._escape_pattern = re.compile("|".join(map(re.escape, escapable)))
@@ -377,7 +377,7 @@ class Drift:
 
     @property
     def share(self) -> float:
-        """Return the fraction of sampled tokens that would differ, 0 to 1."""
+        """Fraction of sampled tokens that would differ, 0 to 1."""
         return self.drift_tokens / self.sampled_tokens
 
 
@@ -429,7 +429,7 @@ def _reencode_turn(
 ) -> list[int]:
     """Encode the text of a turn, without the space that some tokenizers put before the first text of a prompt."""
     alone = reencode(ids, tokenizer)
-    if before is None or alone == list(ids) or not _prepends(tokenizer, bytes_of):
+    if before is None or alone == list(ids) or not _prepends_space(tokenizer, bytes_of):
         return alone
     controls = tokenizer.added_tokens_decoder
     opening = [] if before in controls else list(controls)[:1]  # so that `before` is not the first text either
@@ -439,7 +439,7 @@ def _reencode_turn(
     return following[at:] if is_separable else alone
 
 
-def _prepends(tokenizer: PreTrainedTokenizerBase, bytes_of: BytesOf) -> bool:
+def _prepends_space(tokenizer: PreTrainedTokenizerBase, bytes_of: BytesOf) -> bool:
     """Return whether the tokenizer puts a space before the first text."""
     first = encode_text("a", tokenizer)[:1]
     return bool(first) and bytes_of(first[0])[:1] != b"a"

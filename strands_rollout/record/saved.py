@@ -1,8 +1,8 @@
 """Saving and loading of unfinished episodes.
 
 An episode is saved as a whole, next to the tokens of an aborted sample (`save_episode`, `load_episode`), or step by
-step in a journal (`StepWriter`, `load_steps`). Both load as a `SavedEpisode`. Calls, parse failures and texts are not saved,
-since they can be read from the tokens again.
+step in a journal (`StepWriter`, `load_steps`). Both load as a `SavedEpisode`. Calls, parse failures and texts are not
+saved, since they can be read from the tokens again.
 """
 
 from __future__ import annotations

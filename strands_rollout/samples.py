@@ -385,7 +385,7 @@ def _read_fact(value: object, kind: type) -> Any:  # noqa: ANN401 - an instance 
     """Return the value if it is an instance of `kind`, else None; a whole float is read as an int."""
     if kind is bool or kind not in (int, float):
         return value if isinstance(value, kind) else None
-    number = finite(value)
+    number = finite_number(value)
     if number is None or kind is float or isinstance(value, int):
         return None if number is None else value
     return int(number) if number.is_integer() else None
@@ -477,7 +477,7 @@ def parts_of(rewards: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
     """Return the values of each part in several rewards, by its key `parts/NAME`."""
     values: dict[str, list[float]] = {}
     for key, value in (entry for reward in rewards for entry in reward.items()):
-        if key.startswith(PART_PREFIX) and (number := finite(value)) is not None:
+        if key.startswith(PART_PREFIX) and (number := finite_number(value)) is not None:
             values.setdefault(key, []).append(number)
     return values
 
@@ -528,7 +528,7 @@ class FinishedSample:
     @property
     def is_ungraded(self) -> bool:
         """True if the reward has no verdict on the answer, for example because the judge was unavailable."""
-        return self.graded.get("method") in UNGRADED_METHODS
+        return self.reward_details.get("method") in UNGRADED_METHODS
 
     @property
     def is_missing(self) -> bool:
@@ -536,9 +536,9 @@ class FinishedSample:
         return self.status in ("failed", "aborted") or self.is_ungraded
 
     @property
-    def graded(self) -> Mapping[str, Any]:
+    def reward_details(self) -> Mapping[str, Any]:
         """The dict that the reward function returned; empty if it returned only a number."""
-        return run_metric("graded", lambda: reward_details(self.sample), of_sample=True) or {}
+        return run_metric("reward_details", lambda: reward_details(self.sample), of_sample=True) or {}
 
     @property
     @_none_if_unreadable
@@ -564,7 +564,7 @@ class FinishedSample:
     @_none_if_unreadable
     def response_length(self) -> float | None:
         """Number of tokens after the prompt."""
-        return finite(getattr(self.sample, "response_length", None))
+        return finite_number(getattr(self.sample, "response_length", None))
 
     @property
     def turn_bounds(self) -> list[tuple[int, int]] | None:
@@ -602,7 +602,7 @@ class FinishedSample:
                 starts[span_id] = event["ts"]
             elif event.get("type") == "span_end" and span_id in starts:
                 seconds.append(event["ts"] - starts.pop(span_id))
-        return finite(sum(seconds)) if seconds else None
+        return finite_number(sum(seconds)) if seconds else None
 
     @_none_if_unreadable
     def reward(self, key: str | None) -> float | None:
@@ -610,7 +610,7 @@ class FinishedSample:
         reward = getattr(self.sample, "reward", None)
         if isinstance(reward, Mapping):
             reward = reward.get(key)
-        return float(reward) if isinstance(reward, bool) else finite(reward)
+        return float(reward) if isinstance(reward, bool) else finite_number(reward)
 
 
 def finished_samples(samples: object) -> list[FinishedSample]:
@@ -623,7 +623,7 @@ def finished_samples(samples: object) -> list[FinishedSample]:
     return [FinishedSample(samples, facts or EpisodeFacts())]
 
 
-def finite(value: object) -> float | None:
+def finite_number(value: object) -> float | None:
     """Return a finite number as a float; None for anything else, including bools."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None

@@ -238,7 +238,7 @@ class RewardSettings(_Settings):
     """CPU timeout of the comparison of an answer, in seconds; after it the answer is wrong."""
 
     @property
-    def is_own(self) -> bool:
+    def is_user_defined(self) -> bool:
         """True if the score comes from the user's function, evaluator or parts."""
         return bool(self.all_parts)
 
@@ -526,7 +526,7 @@ class RolloutSettings(_Settings):
         parts = self.reward.all_parts.values()
         is_graded = any(part.function is None and part.judge is None and part.evaluator is None for part in parts)
         plays_environment = self.environment is not None or self.environment_config is not None
-        return not plays_environment and (is_graded or not self.reward.is_own)
+        return not plays_environment and (is_graded or not self.reward.is_user_defined)
 
 
 def settings_from_args(args: object) -> RolloutSettings:

@@ -42,7 +42,7 @@ from strands_rollout.samples import (
     METADATA_VERSION,
     EpisodeFacts,
     Sample,
-    finite,
+    finite_number,
     question_of,
     reward_details,
 )
@@ -81,13 +81,13 @@ class RewardCall:
     settings: RolloutSettings | None = None  # settings of the configuration
 
     @property
-    def is_own(self) -> bool:
+    def is_user_defined(self) -> bool:
         """True if the function is this package's `reward_func`, which never raises."""
         return self.function is reward_func
 
     async def rewards(self, samples: Sequence[Sample]) -> list[object]:
         """Return the reward of each sample, in order; a function that raises gives its exception as the reward."""
-        if self.is_own:  # in one call: siblings of a fan-out share their main agent's reward
+        if self.is_user_defined:  # in one call: siblings of a fan-out share their main agent's reward
             return cast(list[object], await reward_func(self.args, list(samples)))
         semaphore = asyncio.Semaphore(_MAX_CONCURRENT_CALLS)
 
@@ -116,7 +116,7 @@ class RewardCall:
         """Return the finite number in a reward; None if there is none."""
         if isinstance(reward, Mapping):
             reward = next((reward[key] for key in self.keys if key in reward), None)
-        return float(reward) if isinstance(reward, bool) else finite(reward)
+        return float(reward) if isinstance(reward, bool) else finite_number(reward)
 
     async def _call(self, given: Sample | list[Sample]) -> object:
         with exits_as_errors("it", RuntimeError):
@@ -205,7 +205,7 @@ async def _find_refusals(
             indices.append(index)
     for index, sample, answer in zip(indices, samples, await reward.rewards(samples), strict=True):
         if not refusals[index].reason and (reason := _refusal_reason(reward, answer, sample.response)):
-            method = answer.get("method") if reward.is_own and isinstance(answer, Mapping) else None
+            method = answer.get("method") if reward.is_user_defined and isinstance(answer, Mapping) else None
             refusals[index] = _Refusal(reason, isinstance(answer, Exception) or method in FAILED_METHODS)
     return refusals
 
@@ -249,10 +249,10 @@ def _refusal_reason(reward: RewardCall, answer: object, response: str) -> str:
     number = reward.number(answer)
     if number is not None and number >= _CORRECT_SCORE:
         return ""
-    if reward.is_own and isinstance(answer, Mapping) and answer["method"] not in _USER_METHODS:
+    if reward.is_user_defined and isinstance(answer, Mapping) and answer["method"] not in _USER_METHODS:
         wrong = f"the reward reads {answer['pred']!r} in the ground truth and grades it wrong ({answer['method']})"
         return f"{wrong}; {answer['error']}" if answer["error"] else wrong
-    if reward.is_own and isinstance(answer, Mapping):
+    if reward.is_user_defined and isinstance(answer, Mapping):
         shown = f"{answer['score']:g}, acc {answer['acc']:g},"
         return answer["error"] or f"the reward gives {shown} for {response!r:.200}; change the text with --answer"
     return f"the reward gives {answer!r:.200} for {response!r:.200}; expected {_CORRECT_SCORE:g} or more"
@@ -387,7 +387,7 @@ def _container_notes(rows: Sequence[Row]) -> list[LabelNote]:
 def _ground_truth(row: Row, reward: RewardCall) -> GroundTruth:
     # this package's reward never accepts mappings and deeply nested lists, so these labels have no texts
     texts: tuple[str, ...] = ()
-    if not (reward.is_own and isinstance(row.label, Mapping)):
+    if not (reward.is_user_defined and isinstance(row.label, Mapping)):
         with suppress(ValueError):
             texts = label_texts(row.label)
     return GroundTruth(row.prompt, row.label, texts, row.metadata)
@@ -463,7 +463,7 @@ def _scored(record: DumpRecord, unscored: Rescored, answer: object, reward: Rewa
     """Return the record with its new reward (the old reward if the new reward can't be used), and the result."""
     if isinstance(answer, Exception):
         return record, replace(unscored, error=f"{type(answer).__name__}: {answer}")
-    if reward.is_own and isinstance(answer, Mapping) and answer["method"] in FAILED_METHODS:
+    if reward.is_user_defined and isinstance(answer, Mapping) and answer["method"] in FAILED_METHODS:
         return record, replace(unscored, error=answer["error"])
     new = reward.number(answer)
     if new is None:

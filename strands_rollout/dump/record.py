@@ -27,7 +27,7 @@ import orjson
 
 from strands_rollout.errors import ConfigError, DumpError
 from strands_rollout.files.json_codec import Json
-from strands_rollout.samples import METADATA_KEY, EpisodeFacts, Sample, SampleLike, finite, recorded_facts
+from strands_rollout.samples import METADATA_KEY, EpisodeFacts, Sample, SampleLike, finite_number, recorded_facts
 from strands_rollout.secret_mask import mask, mask_values
 from strands_rollout.template.tokens import is_byte_level, token_bytes
 
@@ -529,5 +529,5 @@ def _busy_seconds(steps: Iterable[Step]) -> float:
 
 
 def _seconds(value: object) -> float | None:
-    number = finite(value)
+    number = finite_number(value)
     return number if number is not None and number >= 0 else None

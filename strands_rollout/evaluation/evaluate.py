@@ -49,7 +49,7 @@ class Summary:
     def of(cls, outcomes: Sequence[Outcome]) -> Summary:
         """Return the totals of these outcomes."""
         views = finished_samples([outcome.sample for outcome in outcomes])
-        graded = [view.graded for view in views if view.graded and not view.is_missing]
+        graded = [view.reward_details for view in views if view.reward_details and not view.is_missing]
         count = max(len(graded), 1)
         return cls(
             samples=len(outcomes),

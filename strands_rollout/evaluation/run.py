@@ -369,7 +369,7 @@ async def _demo(options: DemoOptions) -> Summary:
         log.print(f"code runs with isolation {await start_executor(executor)!r}", highlight=False)
         started = time.monotonic()
         with accuracy_bar(log, len(rows)) as show:
-            outcomes = await evaluate(rows, plan, on_done=lambda outcome: show(bool(outcome.graded.get("acc"))))
+            outcomes = await evaluate(rows, plan, on_done=lambda outcome: show(bool(outcome.reward_details.get("acc"))))
     seconds = time.monotonic() - started
     summary = Summary.of(outcomes)
     written = write_dump(options.dump_dir, outcomes, tokenizer)
@@ -408,7 +408,7 @@ def write_dump(folder: Path, outcomes: Sequence[Outcome], tokenizer: PreTrainedT
 
 def most_instructive(outcomes: Sequence[Outcome]) -> Outcome:
     """Return an outcome whose transcript is worth reading: preferably with tool calls, then correct, then the first."""
-    return max(outcomes, key=lambda outcome: (bool(outcome.facts.tool_calls), bool(outcome.graded.get("acc"))))
+    return max(outcomes, key=lambda outcome: (bool(outcome.facts.tool_calls), bool(outcome.reward_details.get("acc"))))
 
 
 @contextmanager
@@ -458,14 +458,14 @@ def _table(rows: Sequence[Mapping[str, str | Text]]) -> Table:
 
 
 def _outcome_row(outcome: Outcome, question_width: int) -> dict[str, str | Text]:
-    sample, facts, graded = outcome.sample, outcome.facts, outcome.graded
-    status, score = str(sample.status.value), graded.get("score")
+    sample, facts, details = outcome.sample, outcome.facts, outcome.reward_details
+    status, score = str(sample.status.value), details.get("score")
     return {
         "#": str(sample.index),
         "question": _clip(question_of(sample.prompt), question_width),
         "label": _clip(sample.label, _ANSWER_WIDTH),
-        "predicted": _clip(graded.get("pred") or "-", _ANSWER_WIDTH),
-        "reward": Text("-" if score is None else f"{score:g}", style="green" if graded.get("acc") else ""),
+        "predicted": _clip(details.get("pred") or "-", _ANSWER_WIDTH),
+        "reward": Text("-" if score is None else f"{score:g}", style="green" if details.get("acc") else ""),
         "status": Text(status, style=_STATUS_STYLES.get(status, "")),
         "stop reason": facts.stop_reason or "-",
         "turns": str(facts.turns or 0),

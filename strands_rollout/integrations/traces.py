@@ -30,7 +30,7 @@ from strands_rollout.dump.files import dump_files
 from strands_rollout.dump.record import Step, steps_of
 from strands_rollout.errors import ConfigError, ExportError
 from strands_rollout.model.sampling import turn_params
-from strands_rollout.samples import FinishedSample, finite
+from strands_rollout.samples import FinishedSample, finite_number
 from strands_rollout.secret_mask import find_secrets, mask_text, mask_values
 from strands_rollout.slime_plugin.metrics import MAX_LABEL_CHARS, MAX_PROMPT_CHARS, MAX_RESPONSE_CHARS, bounded_text
 
@@ -165,7 +165,7 @@ def _turns_of(sample: FinishedSample) -> dict[int, tuple[tuple[int, int] | None,
 
 def _seconds(value: object) -> float | None:
     """Return a duration that a span can have, else None: span times are nanoseconds since 1970 in 64 bits."""
-    number = finite(value)
+    number = finite_number(value)
     return number if number is not None and 0 <= number <= _MAX_SECONDS else None
 
 
@@ -266,7 +266,7 @@ def _attribute_value(value: object) -> Attribute | None:
         return _replace_surrogates(value)
     if isinstance(value, list | tuple):
         return [_replace_surrogates(item) for item in value if isinstance(item, str)]
-    return finite(value)
+    return finite_number(value)
 
 
 def _replace_surrogates(text: str) -> str:

@@ -54,7 +54,7 @@ class Outcome:
         return facts_of(self.sample)
 
     @property
-    def graded(self) -> Mapping[str, Any]:
+    def reward_details(self) -> Mapping[str, Any]:
         """The reward function's dict; empty if the sample was not graded, or the reward is a number."""
         return reward_details(self.sample)
 

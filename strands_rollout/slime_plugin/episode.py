@@ -205,7 +205,7 @@ async def _run_episode(job: RolloutJob) -> EndedEpisode:
     watch_running_loop()
     # the first episode of a process loads the tokenizer for all, in a thread; the others wait for it
     await run_once(str(getattr(job.call.args, "hf_checkpoint", None)), job.prepare)
-    if settings.reward.is_own:
+    if settings.reward.is_user_defined:
         await run_once(settings.reward.model_dump_json(), functools.partial(check_reward, settings.reward))
     model = job.build_model()
     task = await _build_task(job, model)

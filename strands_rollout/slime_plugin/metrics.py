@@ -24,7 +24,7 @@ from strands_rollout.agent.limits import StopReason
 from strands_rollout.code_tool.sandbox.code_runner import shorten
 from strands_rollout.dump import TokenTexts, write_dump
 from strands_rollout.log_once import log_once
-from strands_rollout.samples import FinishedSample, SlimeArgs, finished_samples, finite, parts_of, run_metric
+from strands_rollout.samples import FinishedSample, SlimeArgs, finished_samples, finite_number, parts_of, run_metric
 from strands_rollout.secret_mask import find_secrets, mask_values
 from strands_rollout.settings import settings_from_args
 from strands_rollout.slime_plugin import workers
@@ -137,7 +137,7 @@ def _drop_missing(args: SlimeArgs, data: MutableMapping[str, dict[str, Any]], na
     if not any(missing) or len(samples) != len(result.get("rewards") or ()):
         return
     lost = next(sample for sample in reversed(samples) if sample.is_missing)
-    last = lost.facts.error or lost.graded.get("error")
+    last = lost.facts.error or lost.reward_details.get("error")
     level = logging.ERROR if all(missing) else logging.WARNING
     message = "event=evaluation_incomplete data_set=%s samples=%d missing=%d last_error=%s"
     logger.log(level, message, name, len(samples), sum(missing), last)
@@ -315,7 +315,7 @@ def budget_metrics(samples: Samples) -> Metrics:
     metrics: Metrics = {}
     budgets = [sample.facts.budgets or {} for sample in samples]
     for name in _all_keys(budgets):
-        metrics |= distribution(f"budget/{name}", [finite(shares_used.get(name)) for shares_used in budgets])
+        metrics |= distribution(f"budget/{name}", [finite_number(shares_used.get(name)) for shares_used in budgets])
     return metrics
 
 
@@ -324,7 +324,7 @@ def code_metrics(samples: Samples) -> Metrics:
     metrics: Metrics = {}
     counts = [sample.facts.code or {} for sample in samples]
     for name in _all_keys(counts):
-        values = [value for count in counts if (value := finite(count.get(name))) is not None]
+        values = [value for count in counts if (value := finite_number(count.get(name))) is not None]
         if name.endswith("_s"):
             metrics |= distribution(f"code/{name}", values)
         elif values:
@@ -353,14 +353,14 @@ def weight_metrics(samples: Samples) -> Metrics:
 
 def answer_metrics(samples: Samples) -> Metrics:
     """Return the number of samples without a graded answer, and the accuracy of the others if rewards have an `acc`."""
-    answers = [finite(sample.graded.get("acc")) for sample in samples if not sample.is_missing]
+    answers = [finite_number(sample.reward_details.get("acc")) for sample in samples if not sample.is_missing]
     missing = {"missing": float(sum(sample.is_missing for sample in samples))} if samples else {}
     return missing | _mean("accuracy", [answer for answer in answers if answer is not None])
 
 
 def part_metrics(samples: Samples) -> Metrics:
     """Return the distribution of each further number of the rewards."""
-    parts = parts_of(sample.graded for sample in samples if not sample.is_missing)
+    parts = parts_of(sample.reward_details for sample in samples if not sample.is_missing)
     return {key: number for name, values in parts.items() for key, number in distribution(name, values).items()}
 
 
@@ -537,7 +537,7 @@ def sample_row(sample: FinishedSample, reward: float | None, secrets: Collection
 
 
 def _to_int(value: object) -> int | None:
-    number = finite(value)
+    number = finite_number(value)
     return None if number is None else int(number)
 
 

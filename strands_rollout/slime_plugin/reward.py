@@ -233,7 +233,7 @@ async def _compute_reward(args: object, sample: object) -> RewardDict:
             run_settings = getattr(args, "strands_rollout", None)
             options = run_settings.get("reward") if isinstance(run_settings, Mapping) else None
             settings = reward_settings(options)
-            if settings.is_own:
+            if settings.is_user_defined:
                 return await _user_reward(settings, sample, args)
             return await _built_in_reward(settings, sample)
     except Exception as e:  # a reward that raises ends slime's training run

@@ -234,8 +234,8 @@ def held_out_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """
     views = finished_samples(samples)
     missing = [view for view in views if view.is_missing]
-    rewards = [view.graded for view in views if not view.is_missing]
-    outages = [view for view in missing if not view.is_ungraded or view.graded.get("method") == NO_JUDGE]
+    rewards = [view.reward_details for view in views if not view.is_missing]
+    outages = [view for view in missing if not view.is_ungraded or view.reward_details.get("method") == NO_JUDGE]
     if failed := [view.sample for view in (outages if rewards else missing)]:
         raise TrajectoryError(
             f"{len(failed)} of {len(samples)} held-out episodes failed, so the accuracy is unknown: "
@@ -348,7 +348,7 @@ class StepBatch:
         """
         episodes = [sample for sample in self.samples if not fan_out_part(sample)]
         views = finished_samples(episodes)
-        graded = [view.graded for view in views if view.graded and not view.is_missing]
+        graded = [view.reward_details for view in views if view.reward_details and not view.is_missing]
         statuses = Counter(sample.status for sample in episodes)
         sampled = sum(drift.sampled_tokens for drift in self.drifts)
         metrics: dict[str, float] = {

@@ -17,7 +17,7 @@ from strands_rollout.samples import (
     METADATA_KEY,
     UNGRADED_METHODS,
     EpisodeFacts,
-    finite,
+    finite_number,
     recorded_facts,
     run_metric,
 )
@@ -117,7 +117,7 @@ def _row(analysis: _Analysis) -> dict[str, Any]:
         "calls": facts.tool_calls,
         "errors": facts.tool_errors,
         "tools": _tools(facts),
-        "length": finite(values.get("response_length")),
+        "length": finite_number(values.get("response_length")),
         "trained": kinds.count("trained"),
         "dropped": sum(kind in _DROPPED for kind in kinds),
         "drift": None if marks is None else sum(mark.end - mark.start for mark in marks),
@@ -168,7 +168,7 @@ def _reward(record: DumpRecord) -> float | None:
 
 
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, bool) else finite(value)
+    return float(value) if isinstance(value, bool) else finite_number(value)
 
 
 def _grade(record: DumpRecord) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from strands_rollout.dump import DumpRecord
-from strands_rollout.samples import finite, run_metric
+from strands_rollout.samples import finite_number, run_metric
 from strands_rollout.template.tokens import differing_tokens
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def equal_runs(kinds: Sequence[Any]) -> list[tuple[Any, int, int]]:
 def _list_of(value: object, kind: type) -> list[Any]:
     if not isinstance(value, list):
         return []
-    return value if set(map(type, value)) <= {kind} else [kind(finite(item) or 0) for item in value]
+    return value if set(map(type, value)) <= {kind} else [kind(finite_number(item) or 0) for item in value]
 
 
 def _recorded_spans(record: DumpRecord, count: int) -> list[TurnSpan] | None:

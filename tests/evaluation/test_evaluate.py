@@ -44,7 +44,7 @@ async def run(tokenizer: Any, script: Any, **more: Any) -> tuple[list[Outcome], 
 
 async def test_evaluate_returns_graded_samples_in_order(shipped_tokenizer):
     outcomes, fake = await run(shipped_tokenizer, solver(shipped_tokenizer))
-    assert [outcome.graded["acc"] for outcome in outcomes] == [1.0, 0.0]
+    assert [outcome.reward_details["acc"] for outcome in outcomes] == [1.0, 0.0]
     assert Summary.of(outcomes) == Summary(2, 2, 0.0, 0.5, tool_calls=2, tito_violations=0, contract_violations=0)
     assert len(fake.requests) == 4
 

@@ -44,9 +44,9 @@ class SampleKey:
     problem: int
     number: int
 
-    def seed(self, seed: int) -> int:
-        """Return the sample's sampling seed, from 0 to 2^31 - 1; it depends on the key and the run's seed only."""
-        text = f"{seed}:{self.data_set}:{self.problem}:{self.number}"
+    def seed(self, run_seed: int) -> int:
+        """Return the sample's sampling seed, from 0 to 2^31 - 1; it depends only on the key and the run's seed."""
+        text = f"{run_seed}:{self.data_set}:{self.problem}:{self.number}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 33
 
 

@@ -337,7 +337,7 @@ def majority_vote(votes: Iterable[tuple[str, bool]]) -> tuple[list[str], float]:
     cast = [(answer, is_right) for answer, is_right in votes if has_answer(answer)]
     right = Counter(answer for answer, is_right in cast if is_right)
     wrong = Counter(answer for answer, is_right in cast if not is_right)
-    groups = ([right] if right else []) + _equal_answers(wrong)
+    groups = ([right] if right else []) + _group_equal_answers(wrong)
     most = max((group.total() for group in groups), default=0)
     winners = [group for group in groups if group.total() == most]
     score = 1 / len(winners) if right and winners[0] is right else 0.0
@@ -349,7 +349,7 @@ def has_answer(answer: str) -> bool:
     return answer.strip() not in _NO_ANSWERS
 
 
-def _equal_answers(votes: Counter[str]) -> list[Counter[str]]:
+def _group_equal_answers(votes: Counter[str]) -> list[Counter[str]]:
     """Group the votes by equal answers; an answer that equals answers of two groups merges them."""
 
     def is_equal(first: str, second: str) -> bool:  # each answer as the label, since the comparison is not symmetric

@@ -93,7 +93,7 @@ def _compare(prediction: Notation, label: Notation, budget: Budget) -> Compariso
     prediction, label = _without_base(prediction, label)
     first, second = exact_number(prediction.text), exact_number(label.text)
     if first is not None and second is not None:
-        return Comparison(_equal_numbers(first, second, (prediction.unit, label.unit)), method="number")
+        return Comparison(_are_numbers_equal(first, second, (prediction.unit, label.unit)), method="number")
     if canonical_key(prediction.text) == canonical_key(label.text):
         return Comparison(equal=True, method="exact")
     words = _words_or_number(prediction), _words_or_number(label)
@@ -102,7 +102,7 @@ def _compare(prediction: Notation, label: Notation, budget: Budget) -> Compariso
     is_same_time = values.are_same_time(*(f"{side.text} {side.unit}".strip() for side in (prediction, label)))
     if is_same_time is not None:
         return Comparison(is_same_time, method="words")
-    return Comparison(_equal_answers(prediction, label, budget), method="algebra")
+    return Comparison(_are_answers_equal(prediction, label, budget), method="algebra")
 
 
 def _reduce_choice_in_prediction(prediction: Notation, label: Notation) -> Notation:
@@ -144,7 +144,7 @@ def _without_base(prediction: Notation, label: Notation) -> tuple[Notation, Nota
     return prediction, label
 
 
-def _equal_numbers(first: Fraction, second: Fraction, units: tuple[str, str]) -> bool:
+def _are_numbers_equal(first: Fraction, second: Fraction, units: tuple[str, str]) -> bool:
     """Return whether two numbers are equal; if only one has a percent sign, 50% is both 50 and 0.5."""
     if first == second or "%" not in units or units[0] == units[1]:
         return first == second
@@ -159,21 +159,21 @@ def _words_or_number(notation: Notation) -> Hashable | None:
     return values.words_key(notation.text)
 
 
-def _equal_answers(prediction: Notation, label: Notation, budget: Budget) -> bool:
-    if equal(key_of(prediction.text), key_of(label.text), budget):
+def _are_answers_equal(prediction: Notation, label: Notation, budget: Budget) -> bool:
+    if are_keys_equal(key_of(prediction.text), key_of(label.text), budget):
         return True
     names, label_sides = _split_names(label.text)
     if len(label_sides) != 1:  # only another equation can equal an equation
         return False
     sides = _sides_to_match(prediction.text, names)
     units = prediction.unit, label.unit
-    return bool(sides) and all(_equal_values(key_of(side), key_of(label_sides[0]), units, budget) for side in sides)
+    return bool(sides) and all(_are_values_equal(key_of(side), key_of(label_sides[0]), units, budget) for side in sides)
 
 
-def _equal_values(first: Key, second: Key, units: tuple[str, str], budget: Budget) -> bool:
+def _are_values_equal(first: Key, second: Key, units: tuple[str, str], budget: Budget) -> bool:
     if isinstance(first, Fraction) and isinstance(second, Fraction):
-        return _equal_numbers(first, second, units)
-    if equal(first, second, budget):
+        return _are_numbers_equal(first, second, units)
+    if are_keys_equal(first, second, budget):
         return True
     formulas = node_of(first), node_of(second)
     if units[0] == units[1] or formulas[0] is None or formulas[1] is None:
@@ -225,18 +225,18 @@ def _is_quantity(side: str) -> bool:
     return len(letters) > 1 or (bool(letters) and _QUANTITIES.search(side) is not None)
 
 
-def equal(first: Key, second: Key, budget: Budget) -> bool:
+def are_keys_equal(first: Key, second: Key, budget: Budget) -> bool:
     """Return whether two keys are the same value; symmetric."""
     if first == second:
         return True
     if isinstance(first, Relation | Combination) or isinstance(second, Relation | Combination):
-        return _equal_conditions(first, second, budget)
+        return _are_conditions_equal(first, second, budget)
     if isinstance(first, ValueGroup) and isinstance(second, ValueGroup):
-        return _equal_groups(first, second, budget)
+        return _are_groups_equal(first, second, budget)
     if isinstance(first, Matrix) or isinstance(second, Matrix):
-        return _equal_matrices(first, second, budget)
+        return _are_matrices_equal(first, second, budget)
     if isinstance(first, ValueGroup) or isinstance(second, ValueGroup):
-        return _equal_regions(first, second, budget) if _is_reals(first) or _is_reals(second) else False
+        return _are_regions_equal(first, second, budget) if _is_reals(first) or _is_reals(second) else False
     ends = _INFINITIES.get(_text(first)), _INFINITIES.get(_text(second))
     if ends != (None, None):
         return ends[0] == ends[1]
@@ -259,7 +259,7 @@ def _is_reals(key: Key) -> bool:
     return _text(key) == r"\mathbb{R}"
 
 
-def _equal_groups(first: ValueGroup, second: ValueGroup, budget: Budget) -> bool:
+def _are_groups_equal(first: ValueGroup, second: ValueGroup, budget: Budget) -> bool:
     named = values.named_values(first), values.named_values(second)
     if (named[0] is None) != (named[1] is None):  # one group has names, and the other omits them
         first, second = named[0] or first, named[1] or second
@@ -269,7 +269,7 @@ def _equal_groups(first: ValueGroup, second: ValueGroup, budget: Budget) -> bool
         is_interval = len(first.items) == 2 and brackets != {"", "()"}
         if len(brackets) == 2 and ("" not in brackets or is_interval):
             return False
-        return _equal_sequences(first.items, second.items, budget)
+        return _are_sequences_equal(first.items, second.items, budget)
     may_repeat = first.brackets == second.brackets == r"\{\}"  # sets; a bare list is a multiset
     if len(first.items) != len(second.items) and not may_repeat:
         return False
@@ -280,15 +280,17 @@ def _equal_groups(first: ValueGroup, second: ValueGroup, budget: Budget) -> bool
     )
 
 
-def _equal_sequences(first: Sequence[Key], second: Sequence[Key], budget: Budget) -> bool:
-    return len(first) == len(second) and all(equal(*pair, budget) for pair in zip(first, second, strict=True))
+def _are_sequences_equal(first: Sequence[Key], second: Sequence[Key], budget: Budget) -> bool:
+    return len(first) == len(second) and all(are_keys_equal(*pair, budget) for pair in zip(first, second, strict=True))
 
 
 def _covers(first: Sequence[Key], second: Sequence[Key], budget: Budget, *, once: bool) -> bool:
     """Return whether each item of `second` equals an item of `first`; with `once`, a different item each time."""
     candidates = list(first)
     for item in second:
-        found = next((position for position, other in enumerate(candidates) if equal(other, item, budget)), None)
+        found = next(
+            (position for position, other in enumerate(candidates) if are_keys_equal(other, item, budget)), None
+        )
         if found is None:
             return False
         if once:
@@ -296,42 +298,45 @@ def _covers(first: Sequence[Key], second: Sequence[Key], budget: Budget, *, once
     return True
 
 
-def _equal_matrices(first: Key, second: Key, budget: Budget) -> bool:
+def _are_matrices_equal(first: Key, second: Key, budget: Budget) -> bool:
     """Return whether two matrices are equal; a column or row also equals the tuple of its entries."""
     if isinstance(first, Matrix) and isinstance(second, Matrix):
         return len(first.rows) == len(second.rows) and all(
-            _equal_sequences(*rows, budget) for rows in zip(first.rows, second.rows, strict=True)
+            _are_sequences_equal(*rows, budget) for rows in zip(first.rows, second.rows, strict=True)
         )
     matrix, other = (first, second) if isinstance(first, Matrix) else (second, first)
     if not isinstance(matrix, Matrix) or not isinstance(other, ValueGroup) or other.brackets != "()":
         return False
     columns = {len(row) for row in matrix.rows}
     entries = [row[0] for row in matrix.rows] if columns == {1} else matrix.rows[0] if len(matrix.rows) == 1 else ()
-    return _equal_sequences(entries, other.items, budget)
+    return _are_sequences_equal(entries, other.items, budget)
 
 
-def _equal_conditions(first: Key, second: Key, budget: Budget) -> bool:
+def _are_conditions_equal(first: Key, second: Key, budget: Budget) -> bool:
     """Return whether two conditions, such as equations and inequalities, hold for the same values."""
     names = _variables(first), _variables(second)
     if names[0] and names[1] and names[0] != names[1]:
         return False
-    if _equal_regions(first, second, budget):
+    if _are_regions_equal(first, second, budget):
         return True
     if isinstance(first, Combination) and isinstance(second, Combination) and first.kind == second.kind:
         if first.kind == "without":
-            return _equal_sequences(first.parts, second.parts, budget)
+            return _are_sequences_equal(first.parts, second.parts, budget)
         return len(first.parts) == len(second.parts) and _covers(first.parts, second.parts, budget, once=True)
     if not isinstance(first, Relation) or not isinstance(second, Relation):
         return False
     mirrored = Relation(second.parts[::-1], tuple(_MIRRORED_SIGNS[sign] for sign in reversed(second.signs)))
     return any(
         first.signs == other.signs
-        and (_equal_sequences(first.parts, other.parts, budget) or _equal_differences(first, other, budget))
+        and (
+            _are_sequences_equal(first.parts, other.parts, budget)
+            or _are_differences_proportional(first, other, budget)
+        )
         for other in (second, mirrored)
     )
 
 
-def _equal_differences(first: Relation, second: Relation, budget: Budget) -> bool:
+def _are_differences_proportional(first: Relation, second: Relation, budget: Budget) -> bool:
     """Return whether the differences of the sides are proportional: y - 2x = 1 and y = 2x + 1."""
     differences = _difference(first), _difference(second)
     if differences[0] is None or differences[1] is None:
@@ -375,7 +380,7 @@ def _variables(key: Key) -> set[str]:
     return node.symbols() if node is not None else set()
 
 
-def _equal_regions(first: Key, second: Key, budget: Budget) -> bool:
+def _are_regions_equal(first: Key, second: Key, budget: Budget) -> bool:
     """Return whether two intervals or conditions allow the same real numbers."""
     pieces, others = _region(first, budget), _region(second, budget)
     if pieces is None or others is None or len(pieces) != len(others):

@@ -567,7 +567,7 @@ _TRAILING_MARKS: Final = " \t.,;:"
 
 @dataclass(frozen=True, slots=True)
 class Notation:
-    r"""One answer in the common form.
+    r"""An answer in the common notation.
 
     `text` has no delimiters, decoration, unit or final punctuation; `unit` is the canonical name of the unit that stood
     with a number, "%" for a percentage, "" for none. If `is_text`, words in it stood in a text macro and are not a
@@ -581,21 +581,21 @@ class Notation:
 
 def notation_of(answer: str) -> Notation:
     """Return an answer in the common notation; the caller must bound the length of the answer."""
-    tidied = tidy(answer)
-    text = " ".join(_TEXT_MACRO.sub(r" \1 ", tidied).split()).rstrip(_TRAILING_MARKS).lstrip()
+    plain = to_plain_latex(answer)
+    text = " ".join(_TEXT_MACRO.sub(r" \1 ", plain).split()).rstrip(_TRAILING_MARKS).lstrip()
     text = _ORDINAL.sub("", text)
     if lead_in := _ENGLISH_LEAD_IN.match(text):
         text = text[lead_in.end() :]
     elif lead_in := LEAD_IN.match(text):
         text = SENTENCE_END.sub("", text[lead_in.end() :])
     if _TRIGONOMETRIC.search(text):  # sin 30° is the sine of an angle in degrees; 30° alone is 30 with a unit
-        return Notation(_DEGREES.sub(r"^\\circ ", text).strip(), is_text=text != tidied)
+        return Notation(_DEGREES.sub(r"^\\circ ", text).strip(), is_text=text != plain)
     bare, unit = split_unit(_DEGREES.sub("°", text).strip())
     bare = bare.replace("°", "").strip()
-    return Notation(bare.rstrip(_TRAILING_MARKS).lstrip() or text, unit, is_text=text != tidied)
+    return Notation(bare.rstrip(_TRAILING_MARKS).lstrip() or text, unit, is_text=text != plain)
 
 
-def tidy(answer: str) -> str:
+def to_plain_latex(answer: str) -> str:
     r"""Return the answer as LaTeX without delimiters, decoration and spacing commands, mostly in ASCII."""
     text = _UNICODE_ROOT.sub(r"\\sqrt{\1}", answer)
     text = _UNICODE_FRACTION.sub(_fraction_to_latex, text)

@@ -118,7 +118,7 @@ def are_proportional(first: Expression, second: Expression, budget: Budget, *, p
         (a, b), *others = [*pairs] or [(0, 0)]
         if len(others) < _MIN_POINTS or not a or not b or (positive_factor and (a > 0) != (b > 0)):
             continue
-        if all(is_close(_times(a, d), _times(b, c)) for c, d in others):
+        if all(is_close(_multiply(a, d), _multiply(b, c)) for c, d in others):
             return True
     return False
 
@@ -225,20 +225,20 @@ class _Evaluation:
             TooComplexError: The formula takes too many steps.
         """
         if node.kind == "number":
-            return self._checked(node.value)
+            return self._checked_value(node.value)
         if node.kind == "symbol":
             return self._symbols[node.name]
         if node.kind == "constant":
             return self._constant(node.name)
         values = [self.of(arg) for arg in node.args]
         if node.kind in _SIMPLE_OPERATIONS:
-            return self._checked(_SIMPLE_OPERATIONS[node.kind](*values))
+            return self._checked_value(_SIMPLE_OPERATIONS[node.kind](*values))
         operation = getattr(self, f"_{node.kind}", None)
         if operation is None:
-            return self._checked(self._function(node.kind, *values), is_exact=False)
-        return self._checked(operation(*values))
+            return self._checked_value(self._function(node.kind, *values), is_exact=False)
+        return self._checked_value(operation(*values))
 
-    def _checked(self, value: Value, *, is_exact: bool = True) -> Value:
+    def _checked_value(self, value: Value, *, is_exact: bool = True) -> Value:
         """Return a value after checking its size and spending steps for it; values close to 0 become 0 if inexact."""
         if isinstance(value, Fraction):
             bits = _bits(value)
@@ -267,7 +267,7 @@ class _Evaluation:
         total = values[0]
         for value in values[1:]:
             if isinstance(total, Fraction) and isinstance(value, Fraction):
-                total = self._checked(total + value)
+                total = self._checked_value(total + value)
                 continue
             total, value = _to_mpmath(total), _to_mpmath(value)
             largest = max(abs(total), abs(value))
@@ -278,7 +278,7 @@ class _Evaluation:
     def _product(self, *values: Value) -> Value:
         product = values[0]
         for value in values[1:]:
-            product = self._checked(_times(product, value))
+            product = self._checked_value(_multiply(product, value))
         return product
 
     def _quotient(self, over: Value, under: Value) -> Value:
@@ -349,7 +349,7 @@ class _Evaluation:
             raise TooComplexError("too large a binomial coefficient")
         result = Fraction(1)
         for step in range(int(under)):
-            result = self._checked(result * (over - step) / (step + 1))
+            result = self._checked_value(result * (over - step) / (step + 1))
         return result
 
     def _gcd(self, *values: Value) -> Value:
@@ -396,7 +396,7 @@ def _bits(value: Fraction) -> int:
     return value.numerator.bit_length() + value.denominator.bit_length()
 
 
-def _times(first: Value, second: Value) -> Value:
+def _multiply(first: Value, second: Value) -> Value:
     if isinstance(first, Fraction) and isinstance(second, Fraction):
         return first * second
     if not first or not second:

@@ -38,7 +38,7 @@ from strands_rollout.slime_plugin.sample_writer import EndedEpisode, WritingRule
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 from strands_rollout.validation import explain_errors
 
-_ARGS: Final = SimpleNamespace()
+_NO_SLIME_ARGS: Final = SimpleNamespace()
 _Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
@@ -107,13 +107,13 @@ class SessionServer:
     def routes(self) -> list[web.RouteDef]:
         """Return the owner's routes."""
         return [
-            web.post("/sessions", self._authorized(self._create)),
-            web.get("/sessions/{id}", self._authorized(self._read_facts)),
-            web.get("/sessions/{id}/samples", self._authorized(self._read_samples)),
-            web.delete("/sessions/{id}", self._authorized(self._delete)),
+            web.post("/sessions", self._require_owner_key(self._create)),
+            web.get("/sessions/{id}", self._require_owner_key(self._read_facts)),
+            web.get("/sessions/{id}/samples", self._require_owner_key(self._read_samples)),
+            web.delete("/sessions/{id}", self._require_owner_key(self._delete)),
         ]
 
-    def _authorized(self, handler: _Handler) -> _Handler:
+    def _require_owner_key(self, handler: _Handler) -> _Handler:
         """Return a handler that requires the owner's key, and answers errors with their HTTP status."""
 
         async def handle(request: web.Request) -> web.Response:
@@ -186,7 +186,7 @@ def samples_of(opened: _OpenSession) -> list[SampleLike]:
     )
     segments = sibling_segments(model, (), {""})
     ended = EndedEpisode(model, episode, gateway=session.facts.as_json())
-    return write_episode(_ARGS, sample, ended, WritingRules(fans_out=True), segments)
+    return write_episode(_NO_SLIME_ARGS, sample, ended, WritingRules(fans_out=True), segments)
 
 
 async def serve_sessions(sessions: SessionServer, host: str, port: int, on_ready: Callable[[str], None]) -> None:

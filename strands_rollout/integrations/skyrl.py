@@ -116,7 +116,7 @@ class StrandsGenerator:
             ExportError: Lists of the input differ in length, or a row has no ground truth.
             ConfigError: A sampling parameter has no equivalent in SGLang, or the engine's URL can't be used.
         """
-        samples = _samples(input_batch)
+        samples = _new_samples(input_batch)
         params = VLLM.to_sglang(input_batch.get("sampling_params") or {})
         phase = getattr(input_batch.get("batch_metadata"), "training_phase", "train")
         semaphore = asyncio.Semaphore(self._concurrency)
@@ -145,7 +145,7 @@ class StrandsGenerator:
         return to_generator_output(samples, reward_key=self._reward_key)
 
 
-def _samples(input_batch: Mapping[str, Any]) -> list[Sample]:
+def _new_samples(input_batch: Mapping[str, Any]) -> list[Sample]:
     """Return a new sample for each prompt."""
     prompts = input_batch["prompts"]
     extras = input_batch.get("env_extras") or [{} for _ in prompts]

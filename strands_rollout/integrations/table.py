@@ -64,11 +64,11 @@ def _row(episode: FinishedEpisode, number: int) -> dict[str, Any]:
         "prompt_length": len(episode.prompt_ids),
         "status": episode.status,
         "score": episode.reward,
-        **{name: _json(getattr(sample, name), name, number, sample.index) for name in _JSON_COLUMNS},
+        **{name: _to_json_text(getattr(sample, name), name, number, sample.index) for name in _JSON_COLUMNS},
     }
 
 
-def _json(value: object, name: str, number: int, index: int | None) -> str:
+def _to_json_text(value: object, name: str, number: int, index: int | None) -> str:
     try:
         text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as e:

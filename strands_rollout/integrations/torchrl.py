@@ -332,24 +332,26 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not insta
         if self.input_mode == "tokens":
             return self._strip_padding(tensordict, key)
         if self.input_mode == "history":
-            tokens = _path(self.tokens_key or "tokens", "prompt")
+            tokens = _nested_key(self.tokens_key or "tokens", "prompt")
             if self.prefer_tokens and tokens in tensordict.keys(include_nested=True):
                 return self._strip_padding(tensordict, tokens)
             return [self._render(history) for history in tensordict[key].unbind(0)]
-        texts = _strings(tensordict[key], "texts")
+        texts = _require_strings(tensordict[key], "texts")
         return [list(self.tokenizer.encode(text, add_special_tokens=False)) for text in texts]
 
     def _render(self, history: History) -> list[int]:
         if self._template is None:
             raise ConfigError(f"got a history with input_mode={self.input_mode!r}; expected input_mode='history'")
-        messages = list(zip(_strings(history.role, "roles"), _strings(history.content, "contents"), strict=True))
+        messages = list(
+            zip(_require_strings(history.role, "roles"), _require_strings(history.content, "contents"), strict=True)
+        )
         return self._template.prompt_ids([{"role": role, "content": text} for role, text in messages])
 
     def _strip_padding(self, tensordict: TensorDictBase, key: _Key) -> list[list[int]]:
-        prompts, parent = tensordict.get(key, as_list=True), _path(key)[:-1]
+        prompts, parent = tensordict.get(key, as_list=True), _nested_key(key)[:-1]
         if not parent or not getattr(tensordict[parent], "padded", False):
             return [prompt.tolist() for prompt in prompts]
-        masks = tensordict.get(_path(self.masks_key or "masks", "all_attention_mask"), None)
+        masks = tensordict.get(_nested_key(self.masks_key or "masks", "all_attention_mask"), None)
         if masks is None:
             raise ExportError(
                 "got padded tokens without masks.all_attention_mask, which is needed to remove the padding"
@@ -369,7 +371,7 @@ def _check_arguments(input_mode: str, num_samples: int | None, *, generate: bool
         raise ConfigError(f"got num_samples={num_samples}; expected at least 1, or None")
 
 
-def _strings(values: Iterable[object], name: str) -> list[str]:
+def _require_strings(values: Iterable[object], name: str) -> list[str]:
     """Return the values; raise ExportError if a value is not a string, as with images or unknown containers."""
     strings = list(values)
     if not all(isinstance(value, str) for value in strings):
@@ -377,6 +379,6 @@ def _strings(values: Iterable[object], name: str) -> list[str]:
     return strings  # type: ignore[return-value] # just checked
 
 
-def _path(*keys: _Key) -> tuple[str, ...]:
+def _nested_key(*keys: _Key) -> tuple[str, ...]:
     """Return several keys joined to a nested key."""
     return tuple(part for key in keys for part in ((key,) if isinstance(key, str) else key))

@@ -122,7 +122,7 @@ def episode_spans(
             attributes |= _turn_contents(record, previous_end, *bounds, finish, secrets)
         previous_end = bounds[1] if bounds is not None else previous_end
         times = _span_times(_recorded_turn_times(steps, number), seconds, spans)
-        spans.append(DumpSpan("chat", *times, _exportable(attributes), is_request=True))
+        spans.append(DumpSpan("chat", *times, _exportable_attributes(attributes), is_request=True))
         for call in turn_calls:
             spans.append(_call_span(call, spans, has_times=bool(steps)))
     for call in calls.get(None, []):
@@ -131,8 +131,8 @@ def episode_spans(
     attributes[f"{PREFIX}times"] = RECORDED_TIMES if steps else SEQUENTIAL_TIMES
     if with_contents:
         attributes |= _episode_contents(record, secrets)
-    end_s = max(_last_end(spans), _seconds(sample.facts.duration_s) or 0.0)
-    return [DumpSpan("invoke_agent", 0.0, end_s, _exportable(attributes), error=_error(sample)), *spans]
+    end_s = max(_last_end(spans), _valid_seconds(sample.facts.duration_s) or 0.0)
+    return [DumpSpan("invoke_agent", 0.0, end_s, _exportable_attributes(attributes), error=_error_type(sample)), *spans]
 
 
 def _recorded_turn_times(steps: Sequence[Step], number: int) -> tuple[float, float] | None:
@@ -160,10 +160,10 @@ def _turns_of(sample: FinishedSample) -> dict[int, tuple[tuple[int, int] | None,
     bounds = sample.bounds_by_turn or {}
     seconds = dict(enumerate(sample.facts.turn_s or ()))
     numbers = sorted({*bounds, *seconds})
-    return {number: (bounds.get(number), _seconds(seconds.get(number))) for number in numbers}
+    return {number: (bounds.get(number), _valid_seconds(seconds.get(number))) for number in numbers}
 
 
-def _seconds(value: object) -> float | None:
+def _valid_seconds(value: object) -> float | None:
     """Return a duration that a span can have, else None: span times are nanoseconds since 1970 in 64 bits."""
     number = finite_number(value)
     return number if number is not None and 0 <= number <= _MAX_SECONDS else None
@@ -219,8 +219,8 @@ def _call_span(call: Mapping[str, Any], before: Sequence[DumpSpan], *, has_times
     name = f"execute_tool {call['tool']}" if "tool" in call else "execute_tool"
     return DumpSpan(
         _replace_surrogates(name),
-        *_span_times(recorded, _seconds(call.get("s")), before),
-        _exportable(attributes),
+        *_span_times(recorded, _valid_seconds(call.get("s")), before),
+        _exportable_attributes(attributes),
         error=error,
     )
 
@@ -243,7 +243,7 @@ def _episode_attributes(record: DumpRecord, sample: FinishedSample, reward_key: 
     }
 
 
-def _error(sample: FinishedSample) -> str | None:
+def _error_type(sample: FinishedSample) -> str | None:
     """Return a failed sample's error class, else its stop reason; None if the sample did not fail."""
     if sample.status != "failed":
         return None
@@ -251,7 +251,7 @@ def _error(sample: FinishedSample) -> str | None:
     return match[0] if match else _replace_surrogates(sample.facts.stop_reason or "failed")
 
 
-def _exportable(attributes: Mapping[str, object]) -> dict[str, Attribute]:
+def _exportable_attributes(attributes: Mapping[str, object]) -> dict[str, Attribute]:
     """Return attributes without None and without values of types that an exporter can't write."""
     values = {name: _attribute_value(value) for name, value in attributes.items()}
     return {name: value for name, value in values.items() if value is not None}
@@ -286,8 +286,8 @@ def _episode_contents(record: DumpRecord, secrets: Collection[str]) -> dict[str,
     ]
     answer = facts.final_text or values.get("response") or ""
     return {
-        "gen_ai.input.messages": _json(input_messages),
-        "gen_ai.output.messages": _json([_message("assistant", answer, MAX_RESPONSE_CHARS, secrets)]),
+        "gen_ai.input.messages": _to_json_text(input_messages),
+        "gen_ai.output.messages": _to_json_text([_message("assistant", answer, MAX_RESPONSE_CHARS, secrets)]),
         "strands_rollout.label": bounded_text(values.get("label"), MAX_LABEL_CHARS, secrets),
         # an error that another program wrote may contain a URL with a password
         "strands_rollout.error": mask_values(mask_text(facts.error), secrets) if facts.error is not None else None,
@@ -306,7 +306,7 @@ def _turn_contents(
     output_messages = None
     if output is not None:
         reason = {} if finish is None else {"finish_reason": finish}
-        output_messages = _json([{**_message("assistant", output, MAX_RESPONSE_CHARS, secrets), **reason}])
+        output_messages = _to_json_text([{**_message("assistant", output, MAX_RESPONSE_CHARS, secrets), **reason}])
     return {
         "gen_ai.output.messages": output_messages,
         "strands_rollout.context": bounded_text(context, MAX_RESPONSE_CHARS, secrets),
@@ -324,7 +324,7 @@ def _message(role: str, content: object, max_chars: int, secrets: Collection[str
     return {"role": role, "parts": [{"type": "text", "content": bounded_text(content, max_chars, secrets) or ""}]}
 
 
-def _json(messages: Sequence[Mapping[str, Any]]) -> str:
+def _to_json_text(messages: Sequence[Mapping[str, Any]]) -> str:
     return json.dumps(messages, ensure_ascii=False)
 
 

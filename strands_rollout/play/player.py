@@ -150,7 +150,7 @@ async def open_player(
         stack.enter_context(local_workers(workers))
         recorder = None if is_plain and not audited else await stack.enter_async_context(record_wire(base_url))
         router_url = url if recorder is None else parse_base_url(recorder.url)
-        args = _args(router_url, tokenizer_dir, _with_workers(settings or {}, workers), max_context_tokens)
+        args = _slime_args(router_url, tokenizer_dir, _with_workers(settings or {}, workers), max_context_tokens)
         args.custom_rm_path = "strands_rollout.reward_func" if reward in (None, reward_func) else None
         stack.callback(end_mcp_connections)  # else an MCP server that does not answer delays Ctrl-C
         yield Player(args, load_tokenizer(str(tokenizer_dir)), recorder, audited, evaluation, generate, reward)
@@ -163,7 +163,7 @@ def _with_workers(settings: Mapping[str, Any], count: int) -> Mapping[str, Any]:
     return settings if keeps_settings else {**settings, "episode_workers": count}
 
 
-def _args(
+def _slime_args(
     url: httpx.URL, tokenizer_dir: Path, settings: Mapping[str, Any], max_context_tokens: int | None
 ) -> SimpleNamespace:
     """Return slime's args, as far as this package reads them."""

@@ -110,7 +110,7 @@ class EvalSet:
                 raise PromptError(f"{where}: {e}") from e
             texts: tuple[str, ...] = ()
             if needs_labels and not isinstance(row.label, Mapping):
-                with suppress(ValueError):  # too deeply nested lists
+                with suppress(ValueError):  # raised for lists that are nested too deeply
                     texts = label_texts(row.label)
             if needs_labels and not any(map(str.strip, texts)):
                 raise PromptError(
@@ -142,7 +142,7 @@ class EvalSet:
         }
 
     def check_settings(self, settings: RolloutSettings) -> None:
-        """Raise a ConfigError that names the line if a row's own settings don't fit the run's."""
+        """Raise ConfigError, which names the line, if a row's own settings don't fit the run's settings."""
         for row in self.rows:
             try:
                 with_row_settings(settings, row.metadata)
@@ -239,7 +239,7 @@ _IGNORED_KEYS: Final = [name for name, field in DataSetEntry.model_fields.items(
 
 
 def _datasets_as_list(datasets: object) -> object:
-    """Convert a mapping of data sets by name to a list; leave other values to the validation."""
+    """Convert a mapping of data sets by name to a list; return any other value unchanged."""
     if not isinstance(datasets, dict):
         return datasets
     entries = {name: {} if entry is None else entry for name, entry in datasets.items()}

@@ -1,7 +1,7 @@
 """Results of an evaluation: a line of JSON per sample (`results.jsonl`), and the report.
 
 A folder of results belongs to a single run, whose `run.json` records everything that the results depend on. A run with
-other values is refused in the same folder, so that results of different runs never mix.
+other values must use another folder, so that results of different runs never mix.
 
 The report depends on the results only, not on their order. It has the accuracy with its uncertainty, pass@k, the
 majority's answer, and counts. Samples that failed or could not be graded because of the infrastructure are missing:
@@ -285,7 +285,8 @@ def accuracy_of(
 
     Returns:
         Accuracy, standard error and interval. All are None without samples; error and interval are None with a single
-        problem. If all problems have the same accuracy, the error is 0, which means nothing, and the interval is None.
+        problem. If all problems have the same accuracy, the error is 0, which is not informative, and the interval is
+        None.
     """
     sampled = [(right, total) for right, total in counts if total]
     samples, problems = sum(total for _, total in sampled), len(sampled)

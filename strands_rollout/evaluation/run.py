@@ -231,7 +231,7 @@ class EvaluationSession:
                 self._seconds = time.monotonic() - started
 
     async def _play_sample(self, player: Player, key: SampleKey) -> tuple[Outcome, dict[str, Any]]:
-        """Play a sample; return its outcome, and its line for the results, whose drift is None."""
+        """Play a sample; return its outcome, and its line for the results file, with None as drift."""
         eval_set = self._sets[key.data_set]
         sample = eval_set.rows[key.problem].sample(
             index=key.problem * eval_set.sampling.samples + key.number,
@@ -250,7 +250,7 @@ class EvaluationSession:
         return result
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts that depend on the clock or on interruptions; the report has them apart from the results."""
+        """Return the facts that depend on the clock or on interruptions, which are not results."""
         durations = [result.seconds for result in self.scored]
         return {
             "stopped": self.stopped,

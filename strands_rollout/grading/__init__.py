@@ -211,6 +211,7 @@ def _by_box(tail: str, label: object) -> tuple[bool, str]:
 
 
 def _normalize(answer: str) -> str:
+    """Return an answer as slime's `normalize_final_answer` writes it."""
     answer = answer.rpartition("=")[2]
     for old, new in (*_REWRITES, *((removed, "") for removed in _REMOVED_TEXTS)):
         answer = answer.replace(old, new)

@@ -66,7 +66,8 @@ def finished_episodes(
         allow_images: Accept samples with images; no export includes the images themselves.
 
     Raises:
-        ExportError: A sample is unfinished, has no such reward, has images, or its tokens, mask and logprobs disagree.
+        ExportError: A sample is unfinished, has no number as reward, has images, or its tokens, mask and logprobs
+            disagree.
             The message lists all faults of the first such sample.
     """
     episodes = [_convert_sample(sample, number, reward_key) for number, sample in enumerate(samples)]

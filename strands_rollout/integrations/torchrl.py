@@ -218,7 +218,7 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not insta
         history_key: Key of the conversation; None leaves it out.
 
     Raises:
-        ConfigError: A keyword has no equivalent in SGLang, or the mode is unknown.
+        ConfigError: A sampling parameter has no equivalent in SGLang, or another argument is out of range.
     """
 
     def __init__(
@@ -380,5 +380,5 @@ def _require_strings(values: Iterable[object], name: str) -> list[str]:
 
 
 def _nested_key(*keys: _Key) -> tuple[str, ...]:
-    """Return several keys joined to a nested key."""
+    """Join keys to one nested key."""
     return tuple(part for key in keys for part in ((key,) if isinstance(key, str) else key))

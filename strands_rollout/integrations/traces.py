@@ -396,7 +396,7 @@ class _Sender:
     def send(self, spans: Sequence[DumpSpan], start_ns: int) -> None:
         """Record an episode, whose root span is the first; send a batch if it is full.
 
-        A sibling of a fan-out is linked to the main agent's trace, if that was recorded before.
+        A sibling of a fan-out is linked to the main agent's trace, if the main agent's episode was recorded before.
 
         Raises:
             ExportError: The collector refuses spans.

@@ -2,7 +2,7 @@
 
 In an agent loop of verl: `AgentLoopOutput(**to_agent_loop_outputs([sample])[0])`. Sources in verl-project/verl:
 verl/experimental/agent_loop/agent_loop.py (the fields and their use) and
-verl/experimental/agent_loop/tool_agent_loop.py (its count of turns).
+verl/experimental/agent_loop/tool_agent_loop.py (how verl counts turns).
 """
 
 from collections.abc import Iterable

@@ -131,6 +131,7 @@ async def local_server(route: web.RouteDef) -> AsyncIterator[str]:
 
 
 def _with_answer(exchange: Exchange, body: bytes) -> Exchange:
+    """Return the exchange with the ids and logprobs in the answer's body; unchanged if the body has no generation."""
     answer = _json_object(body)
     if not isinstance(answer.get("output_ids"), list):
         return exchange

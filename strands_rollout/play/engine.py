@@ -129,13 +129,9 @@ def shipped_model_note(
     changed = [name for name in names if getattr(settings, name) != getattr(defaults, name)]
     if not changed or base_url is not None or model not in (None, SHIPPED_MODEL):
         return None
-    knowledge = (
-        "the tool execute_python_code(code) by its name alone, and guesses at"
-        if settings.has_code_tool
-        else "only math with the code tool, not"
-    )
-    verb = "says" if len(changed) == 1 else "say"
+    code_tool = "which it recognises by the name" if settings.has_code_tool else "which your agent does not have"
     return (
-        f"note: the shipped model knows {knowledge} what your {' and '.join(changed)} {verb}. Play without a model "
-        f"(strands-rollout try {config} --script FILE, or --you), or with another model (--base-url URL)"
+        f"note: the shipped model was trained on math with the tool execute_python_code(code), {code_tool}, and not with "
+        f"your {' and '.join(changed)}. Play without a model (strands-rollout try {config} --script FILE, or --you), or "
+        "with another model (--base-url URL)"
     )

@@ -61,11 +61,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Player:
-    """Plays samples on an engine. `open_player` creates a player and describes the attributes that are not listed here.
+    """Plays samples on an engine; created by `open_player`.
 
     Attributes:
-        args: slime's args, with the engine's or the recorder's address.
+        args: slime's args, with the address of the engine or of the recorder.
+        tokenizer: The served model's tokenizer.
         recorder: The recording proxy; None if requests go to the engine directly.
+        audited: See `open_player`, also for the attributes below.
     """
 
     args: SimpleNamespace

@@ -151,8 +151,8 @@ class TokenStats:
     """Statistics of a sequence's trained tokens under the policy before an update, at the rollout's temperature.
 
     Attributes:
-        log_probs: [trained tokens].
-        entropy: [trained tokens]; the entropy of the distribution at each token, in nats.
+        log_probs: Shape [trained tokens].
+        entropy: Shape [trained tokens]; the entropy of the distribution at each token, in nats.
     """
 
     log_probs: Tensor

@@ -349,7 +349,7 @@ class Trainer:
         """
         await self._load_weights(self.first_step)
         pending: asyncio.Task[Rollouts] | None = None
-        held_out = await self._measure_held_out(self.first_step)
+        evaluation = await self._measure_held_out(self.first_step)
         try:
             for step in range(self.first_step, self.options.steps):
                 self.on_phase(f"rollout: {self.options.prompts} x {self.options.samples_per_prompt} episodes")
@@ -365,9 +365,9 @@ class Trainer:
                 await self._load_weights(step + 1)
                 times = {"rollout_s": rollout_s, "sync_s": time.monotonic() - started}
                 record = {"step": step, "weight_version": step, "resumed": resumed}
-                on_step(log.append(record | held_out | trained | times))
+                on_step(log.append(record | evaluation | trained | times))
                 self._save(step + 1, next_position)
-                held_out = await self._measure_held_out(step + 1)
+                evaluation = await self._measure_held_out(step + 1)
         finally:
             if pending is not None:
                 pending.cancel()
@@ -451,18 +451,18 @@ class Trainer:
         started = time.monotonic()
         self.on_phase(f"held out: {len(self.held_out)} episodes")
         samples = await self.collector.play_all(self.held_out, "held out")
-        held_out = held_out_metrics(samples)
+        metrics = held_out_metrics(samples)
         prefix = "held_out_parts/"
-        parts = {key.removeprefix(prefix): value for key, value in held_out.items() if key.startswith(prefix)}
+        parts = {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}
         facts = {
-            "accuracy": held_out["held_out_accuracy"],
-            "held_out_reward": held_out["held_out_reward"],
+            "accuracy": metrics["held_out_accuracy"],
+            "held_out_reward": metrics["held_out_reward"],
             "held_out_parts": parts,
         }
         for name, value in facts.items():
             self.facts |= {f"{name}_start": value} if version == 0 else {}
             self.facts |= {f"{name}_end": value} if is_last else {}
-        return {**held_out, "eval_s": time.monotonic() - started}
+        return {**metrics, "eval_s": time.monotonic() - started}
 
     def _save(self, step: int, next_position: int) -> None:
         """Save a checkpoint at which a run resumes with `step`, if one is due.

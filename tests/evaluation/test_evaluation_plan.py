@@ -279,7 +279,7 @@ def test_settings_identity_records_options_as_a_checksum(settings):
 def test_shipped_model_note_names_changed_settings(changed):
     settings, config = RolloutSettings(**changed), Path("my.yaml")
     note = shipped_model_note(settings, config, None, None)
-    assert f"your {next(iter(changed))} says" in note
+    assert f"not with your {next(iter(changed))}." in note
     assert "strands-rollout try my.yaml --script FILE" in note
     assert shipped_model_note(RolloutSettings(executor="local"), config, None, None) is None
     assert shipped_model_note(settings, config, "http://127.0.0.1:1", None) is None

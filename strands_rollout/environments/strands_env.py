@@ -1,7 +1,7 @@
 """Environments of strands-env, played unchanged: `environment: strands_env`, with the setting `environment_factory`.
 
-`StrandsEnvironment` makes a new environment for each episode and calls its `rollout`, with the policy as its model. Its
-reward becomes the score, and its termination reason the stop reason.
+`StrandsEnvironment` makes a new environment for each episode and calls its `rollout`, with the policy as its model. The
+environment's reward becomes the score, and its termination reason the stop reason.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class StrandsEnvironment:
         return found  # type: ignore[no-any-return]
 
     async def play(self, model: SGLangModel, hooks: Sequence[HookProvider]) -> PlayedEpisode:
-        """Make the environment, run its `rollout` on the policy, and return its end.
+        """Make the environment, run its `rollout` on the policy, and return the outcome.
 
         Args:
             model: The policy, which the environment's `model_factory` returns first. Further models that the factory
@@ -253,7 +253,7 @@ def _policy_first_factory(model: SGLangModel) -> Callable[[], Model]:
 
 
 def _numbers(info: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a reward's information, which become parts of the reward."""
+    """Return the numbers of a reward's information except `acc`; they become parts of the reward."""
     return {name: value for name, value in info.items() if isinstance(value, int | float) and name != "acc"}
 
 

@@ -502,7 +502,7 @@ def _exit_code(outcome: Outcome, policy: WrittenPolicy | None) -> int:
 
 
 def _settings(settings: RolloutSettings, options: TryOptions) -> dict[str, Any]:
-    """Return the settings with the transcript's hook and with the changes that a single trial needs."""
+    """Return the settings with the transcript's hook, without `max_failed_groups`, and with --you without a timeout."""
     hook = f"{current_transcript.__module__}.{current_transcript.__qualname__}"
     # the local server answers with an abort when the policy has no more turns: the episode then ends
     changes: dict[str, Any] = {"max_failed_groups": None, "on_engine_abort": "return"}

@@ -90,7 +90,7 @@ def _compare(prediction: Notation, label: Notation, budget: Budget) -> Compariso
     number_text, number_in_words = values.split_repetition_in_words(prediction.text)
     if number_in_words is not None and exact_number(number_text) == number_in_words:
         prediction = replace(prediction, text=number_text)
-    prediction, label = _without_base(prediction, label)
+    prediction, label = _drop_bases(prediction, label)
     first, second = exact_number(prediction.text), exact_number(label.text)
     if first is not None and second is not None:
         return Comparison(_are_numbers_equal(first, second, (prediction.unit, label.unit)), method="number")
@@ -128,10 +128,10 @@ def _reduce_choice_in_label(label: Notation, prediction: Notation) -> Notation:
     return replace(label, text=choice["letter"] if is_letter else choice["rest"])
 
 
-def _without_base(prediction: Notation, label: Notation) -> tuple[Notation, Notation]:
-    """Return both without the base if the label has a base and the prediction has the same base or no base.
+def _drop_bases(prediction: Notation, label: Notation) -> tuple[Notation, Notation]:
+    """Drop the bases of both texts if the label has a base and the prediction has the same base or no base.
 
-    If only the prediction has a base and the label is a number, the prediction's value replaces it.
+    If only the prediction has a base and the label is a number, replace the prediction with its decimal value.
     """
     predicted, expected = values.numeral_in_base(prediction.text), values.numeral_in_base(label.text)
     has_same_base = predicted is None or expected is None or predicted[1] == expected[1]

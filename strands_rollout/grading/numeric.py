@@ -1,8 +1,8 @@
 r"""Compare formulas by computing them: exactly in fractions, else to 160 digits.
 
-Variables get several sets of fixed values: two formulas are equal if they agree to 75 digits at each. Every step is
-bounded in size and the steps are counted, so no formula takes long and none needs a process of its own. Functions with
-a `Budget` raise `TooComplexError` if a formula would take too many steps, or `OutOfTimeError`.
+Variables get several sets of fixed values: two formulas are equal if they agree to 75 digits for each set. Every step
+is bounded in size and the steps are counted, so no formula takes long and none needs a process of its own. Functions
+with a `Budget` raise `TooComplexError` if a formula would take too many steps, or `OutOfTimeError`.
 """
 
 from __future__ import annotations

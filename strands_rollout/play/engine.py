@@ -131,7 +131,7 @@ def shipped_model_note(
         return None
     code_tool = "which it recognises by the name" if settings.has_code_tool else "which your agent does not have"
     return (
-        f"note: the shipped model was trained on math with the tool execute_python_code(code), {code_tool}, and not with "
-        f"your {' and '.join(changed)}. Play without a model (strands-rollout try {config} --script FILE, or --you), or "
-        "with another model (--base-url URL)"
+        f"note: the shipped model was trained on math with the tool execute_python_code(code), {code_tool}, and not "
+        f"with your {' and '.join(changed)}. Play without a model (strands-rollout try {config} --script FILE, or "
+        "--you), or with another model (--base-url URL)"
     )

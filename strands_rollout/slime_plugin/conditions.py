@@ -88,8 +88,8 @@ def episode_conditions(call: GenerateCall, settings: RolloutSettings) -> dict[st
 def row_values(sample: SampleLike) -> list[object]:
     """Return a data set's row as plain values: prompt, label, and metadata without the keys that attempts write."""
     metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
-    of_row = {str(name): value for name, value in metadata.items() if name not in _ATTEMPT_KEYS}
-    return [sample.prompt, sample.label, of_row]
+    row_metadata = {str(name): value for name, value in metadata.items() if name not in _ATTEMPT_KEYS}
+    return [sample.prompt, sample.label, row_metadata]
 
 
 def digest_of(value: object) -> str:

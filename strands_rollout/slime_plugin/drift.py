@@ -169,9 +169,9 @@ class Mismatch:
 class RenderCheck:
     """Compares the context of one policy's episodes with what its template renders."""
 
-    def __init__(self, reading: TurnReader) -> None:
-        self.reading = reading
-        self._template, self._encoder = reading.template, reading.template.encoder
+    def __init__(self, reader: TurnReader) -> None:
+        self.reader = reader
+        self._template, self._encoder = reader.template, reader.template.encoder
         self._renderings: dict[tuple[int, int], list[Piece] | None] = {}
 
     def mismatches(self, episode: SampledEpisode) -> Iterator[Mismatch]:
@@ -208,7 +208,7 @@ class RenderCheck:
 
     def _possible_messages(self, turn: Sequence[int]) -> list[tuple[int, int]]:
         """Return the pairs (number of tool results, number of user turns after them) that may follow a turn."""
-        calls = self.reading.count_calls(turn)
+        calls = self.reader.count_calls(turn)
         if calls is None:
             return []
         # a turn that was cut by length may not have been parsed for calls
@@ -216,9 +216,9 @@ class RenderCheck:
         return [(count, users) for count in counts for users in range(0 if count else 1, _MAX_USER_TURNS + 1)]
 
     def _prompt_difference(self, context: Sequence[int], episode: SampledEpisode) -> _Difference | None:
-        """Compare the end of a prompt, the context before the first turn, with the row's question as rendered."""
+        """Compare the end of the prompt (the context before the first turn) with the row's question as rendered."""
         is_rewritten = (episode.facts.segments or 1) > 1
-        if is_rewritten or fan_out_part(episode.sample) not in (None, 0):  # then the prompt is not the row's
+        if is_rewritten or fan_out_part(episode.sample) not in (None, 0):  # the prompt is not the row's
             return self._encoding_difference(context)
         question = episode.facts.question
         if question is None:
@@ -309,11 +309,11 @@ class RenderCheck:
 
     @cached_property
     def _shows_tools_with_question(self) -> bool:
-        """Return whether the template shows the tools in the first user turn, before its text."""
+        """True if the template shows the tools in the first user turn, before its text."""
         question: ChatMessage = {"role": "user", "content": _PLACEHOLDER.format("question", 0)}
         try:
             shown = list(self._encoder.pieces(self._template.render([question], TOOLS)))
-        except TemplateError:  # it shows no tools
+        except TemplateError:  # the template shows no tools
             return False
         alone = self._render_pieces(0, 1) or []
         texts = [
@@ -359,13 +359,13 @@ class Divergence:
     """The first token that differs when the whole text is encoded again.
 
     Attributes:
-        position: Its index in the sample's tokens.
-        turn: The number of the policy's turn that contains it, from 0; None if it is context.
+        position: The token's index in the sample's tokens.
+        turn: The number of the policy's turn that contains the token, from 0; None if the token is context.
         before: The text of the tokens before it.
         got: The sample's next ids, from the position on.
-        got_texts: The text of each of them.
-        again: The next ids after encoding the text again.
-        again_texts: The text of each of them.
+        got_texts: The text of each id in `got`.
+        again: The ids from the position on after encoding the text again.
+        again_texts: The text of each id in `again`.
     """
 
     position: int
@@ -382,14 +382,14 @@ class EpisodeDrift:
     """The drift and the mismatches of one episode.
 
     Attributes:
-        number: Its position among the measured episodes, or in its dump, from 0.
+        number: The episode's position among the measured episodes, or in its dump, from 0.
         index: The sample's own index.
         turn_drift: Sampled tokens that would differ if each turn were encoded again by itself.
         text_drift: Sampled tokens that would differ if the whole conversation were encoded again.
-        off_policy: Sampled tokens after the first difference of the whole text; before them, the policy
-            read other tokens than a trainer on text would show.
+        off_policy: Sampled tokens from the first difference of the whole text on. From there, a trainer on text would
+            show a history that the policy did not read or write.
         classes: Drifted tokens by kind; "template" counts context tokens in the whole text.
-        first: The first difference of the whole text.
+        first: The first difference of the whole text; None without one.
         mismatches: Context that differs from the template's rendering; None if it was not compared.
     """
 
@@ -405,13 +405,13 @@ class EpisodeDrift:
 
     @property
     def counts(self) -> dict[str, int | None]:
-        """All counts by name; None for mismatches that were not compared."""
+        """All counts by name; `mismatched_tokens` is None if no context was compared."""
         mismatched = None if self.mismatches is None else self.mismatched_tokens
         return {**{name: getattr(self, name) for name in _COUNTS}, "mismatched_tokens": mismatched}
 
     @property
     def is_drifted(self) -> bool:
-        """Return whether a sampled token drifts, turn by turn or in the whole text."""
+        """True if a sampled token drifts, turn by turn or in the whole text."""
         return bool(self.turn_drift or self.text_drift)
 
     @property
@@ -445,9 +445,10 @@ class DriftMeter:
 
     Args:
         tokenizer: The policy's tokenizer.
-        template_kwargs: Keyword arguments for the chat template, which override the sample's.
+        template_kwargs: Keyword arguments for the chat template, for samples whose facts don't record any; they
+            override the sample's `apply_chat_template_kwargs`.
         tool_parser: The format of the policy's calls; "auto" for the format that the template writes.
-        checks_context: Whether contexts are compared with what the template renders.
+        checks_context: True to compare contexts with what the template renders.
 
     Attributes:
         template_fault: The reason why the template can't be used; None while no fault is known. With a fault, no
@@ -517,7 +518,7 @@ class DriftMeter:
             return Counter()
         again_places = [placed[0] for placed in again]
         check = self._check_of(episode)
-        prose = None if check is None else check.reading.prose(ids)
+        prose = None if check is None else check.reader.prose(ids)
         found: Counter[str] = Counter()
         for at in drifted:
             place, *_, token = sampled[at]

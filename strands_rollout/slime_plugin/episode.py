@@ -166,7 +166,7 @@ def _restarted_job(job: RolloutJob, error: Exception) -> RolloutJob:
 
 
 def _reset_diverged_replay(job: RolloutJob, episode: Episode) -> EpisodeStart:
-    """Return the start of the episode; reset the sample if the program did not repeat its first attempt."""
+    """Return the start of the episode; reset the sample if the program departed from its earlier attempt."""
     program = episode.program
     if program is None or program.dropped_tokens is None:
         return job.start
@@ -292,10 +292,10 @@ async def _build_task(job: RolloutJob, model: SGLangModel) -> Task:
     config_file = settings.environment_config
     # the default system prompt describes the code tool, which a user's own agent may not have
     has_own_agent = settings.agent_factory is not None or settings.has_program or settings.environment_plays
-    applies = not has_own_agent or "system_prompt" in settings.model_fields_set
+    uses_system_prompt = not has_own_agent or "system_prompt" in settings.model_fields_set
     if settings.misses_code_tool:
         log_once(logger, logging.WARNING, MISSING_CODE_TOOL)
-    prompt = await episode_prompt(sample, settings.system_prompt if applies else None, model.template)
+    prompt = await episode_prompt(sample, settings.system_prompt if uses_system_prompt else None, model.template)
     metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
     return Task(
         prompt.messages,
@@ -371,8 +371,8 @@ async def _play_program(
     settings, resume = job.settings, job.start.resume
     if next_message is not None:
         raise errors.ConfigError(
-            "got an environment with a method `answer` and a program as agent, to which it can't send messages; "
-            "expected an environment without `answer`"
+            "got an environment with a method `answer`, and a program as agent, which can't receive messages; expected "
+            "an environment without `answer`"
         )
     path, command = settings.agent_program, settings.agent_command
     play = functools.partial(play_command, command) if command is not None else load_function(str(path))
@@ -443,7 +443,7 @@ class RolloutJob:
 
     Attributes:
         settings: The settings of this episode, the row's included.
-        fans_out: Whether slime can take a list of samples.
+        fans_out: True if slime can take a list of samples.
         routing_key: Makes a router send all requests of the episode to one engine.
         sink: Keeps the records of the episode's steps.
     """

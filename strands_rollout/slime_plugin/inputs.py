@@ -77,7 +77,8 @@ async def read_checked_config(path: Path | None, changes: Sequence[str] | None =
     The file's folder and the working directory are searched for user code.
 
     Raises:
-        ConfigError: The file can't be used, or code that it names can't be loaded; the message has a line for each.
+        ConfigError: The file can't be used, or code that it names can't be loaded; the message has a line for each
+            setting.
     """
     settings = read_config_file(path, changes)
     if path is not None or changes:
@@ -146,12 +147,18 @@ async def find_load_errors(settings: RolloutSettings, *, connects: bool = False)
 
 
 def _check_environment_config(settings: RolloutSettings) -> None:
-    """Check the file of the setting `environment_config` with the function `check_config` of the program's module."""
+    """Check that the file of the setting `environment_config` exists and, if `agent_program` has a check, is valid.
+
+    The check is the function `check_config` of the program's module, which takes the file's path.
+    """
     if not isinstance(settings.environment_config, str):
         return
     path = find_file(settings.environment_config)
     if not path.is_file():
-        raise ConfigError(f"got {settings.environment_config!r}; expected an existing file")
+        raise ConfigError(
+            f"got {settings.environment_config!r}; expected the path of an existing file, absolute or relative to the "
+            "configuration's folder or the working directory"
+        )
     if settings.agent_program is None:
         return
     program = tool_loading.load_function(settings.agent_program)
@@ -199,7 +206,7 @@ def to_episode_prompt(
     template: ChatTemplate | None,
     loaded: Mapping[str, Any] | None = None,
 ) -> EpisodePrompt:
-    """Convert the prompt of a data set's row; its own system message replaces the configured system prompt.
+    """Convert the prompt of a data set's row; a system message in the row replaces the configured system prompt.
 
     Args:
         prompt: A string or a chat.
@@ -233,7 +240,7 @@ def to_episode_prompt(
             f"got a prompt of type {type(prompt).__name__}; expected a string, or a chat as a list of "
             '{"role": ..., "content": ...} messages. Check --input-key.'
         )
-    # slime cuts a text at each image, and between all characters if a row has no image
+    # with a processor, slime has cut texts at images, and between all characters if a row has no image
     return _convert_chat(prompt, configured_system, images, separator="\n" if loaded is None else "")
 
 
@@ -329,7 +336,9 @@ def _read_message(message: object, position: int) -> tuple[Mapping[str, Any], st
             "after the calls of an assistant"
         )
     if calls and role != "assistant":
-        raise PromptError(f"got tool calls at position {position} of the chat, of the role {role}; expected assistant")
+        raise PromptError(
+            f"got tool calls of the role {role} at position {position} of the chat; expected the role assistant"
+        )
     return message, role, "" if content is None and calls else content
 
 
@@ -422,9 +431,9 @@ def with_row_settings(settings: RolloutSettings, metadata: object) -> RolloutSet
     """Return the settings of one episode: the run's, overridden by the row's.
 
     A row's settings are the mapping `strands_rollout_settings` in the sample's metadata. Its `tools` are dotted paths,
-    or names of MCP servers, from `tools` or `row_tools` of the run's settings. Without that key, the tool schemas under
-    `tools` in the metadata itself, where slime's `--tool-key` puts them, choose from the same tools by name. A warning,
-    logged once, lists names that the run's settings lack.
+    or names of MCP servers, from `tools` or `row_tools` of the run's settings. If the mapping has no `tools`, the tool
+    schemas under `tools` in the metadata itself, where slime's `--tool-key` puts them, choose from the same tools by
+    name. A warning, logged once, lists names that the run's settings lack.
 
     Raises:
         ConfigError: The row's settings are not a mapping, or hold a setting that rows can't have, a tool that the run
@@ -461,7 +470,7 @@ def _choose_tools(names: object, offered: Sequence[str | McpServer]) -> list[str
     if missing:
         raise ConfigError(
             f"got the tools {missing} in {ROW_SETTINGS_KEY} of a row's metadata; expected some of {sorted(by_name)}. A "
-            "row chooses among the tools and row_tools of the configuration, which give an MCP server its name"
+            "row chooses among the tools and row_tools of the configuration, and names an MCP server as they do"
         )
     return [by_name[name] for name in names]
 

@@ -37,8 +37,8 @@ class RecordSink(Protocol):
 
     Attributes:
         records: The records of an earlier attempt whose process died; empty in the first attempt.
-        may_have_acted: Whether tool calls of the last recorded turn that have no result may have begun.
-        is_latest: Whether the attempt of `records` is known to be this sample's latest. If not, the sample itself may
+        may_have_acted: True if tool calls of the last recorded turn that have no result may have begun.
+        is_latest: True if `records` are known to be from this sample's latest attempt. Otherwise, the sample itself may
             hold a newer state.
     """
 
@@ -66,8 +66,8 @@ class EpisodeJournal:
         sink: Stores the records.
         model: The main agent's model.
         code: The counts of the code tool, which grow as the episode runs.
-        sub_agents: The models of further agents; grows as the episode makes them.
-        fans_out: Whether the tokens of further agents become samples, which no record can hold.
+        sub_agents: The models of sub-agents; grows as the episode makes them.
+        fans_out: True if tokens of sub-agents become samples of their own; a record can't hold such samples.
         start: The state that the episode started from.
     """
 
@@ -94,12 +94,12 @@ class EpisodeJournal:
     async def turn_ended(self, progress: EpisodeProgress) -> None:
         """Write a record; return once it is safe, since the turn's tools run next."""
         self._writer.on_turn_end()
-        if (record := self._record(progress)) is not None:
+        if (record := self._build_record(progress)) is not None:
             await self._sink.write_before_tools(record)
 
     def call_ended(self, progress: EpisodeProgress) -> None:
         """Write a record."""
-        if (record := self._record(progress)) is not None:
+        if (record := self._build_record(progress)) is not None:
             self._sink.write(record)
 
     def close(self, reason: str) -> None:
@@ -108,7 +108,8 @@ class EpisodeJournal:
             self._is_closed = True
             self._sink.write(closing_record(reason))
 
-    def _record(self, progress: EpisodeProgress) -> bytes | None:
+    def _build_record(self, progress: EpisodeProgress) -> bytes | None:
+        """Return the record of the episode's last step; close the journal and return None if that can't be recorded."""
         model = self._model
         is_single = not self._sub_agents and not model.record.others  # the episode has only its main conversation
         dropped = 0 if is_single else self._count_other_tokens()
@@ -130,7 +131,7 @@ class EpisodeJournal:
 
 
 def _check_unfinished_calls(progress: EpisodeProgress, settings: RolloutSettings) -> None:
-    """Raise if a tool that has no recorded result may have acted.
+    """Raise if a tool call without a recorded result may have acted.
 
     The code tool without a session is harmless: its code changes nothing that outlives the call.
 
@@ -149,7 +150,7 @@ def _check_unfinished_calls(progress: EpisodeProgress, settings: RolloutSettings
 
 
 def continue_from_journal(start: EpisodeStart, sink: RecordSink | None, settings: RolloutSettings) -> EpisodeStart:
-    """Return the start of an episode: from its records if the sink has usable ones, else `start`.
+    """Begin an attempt in the sink, and return its start: the state of the sink's records if usable, else `start`.
 
     Raises:
         LostEpisodeError: The records are known to be this sample's, and the episode can't be continued from them.

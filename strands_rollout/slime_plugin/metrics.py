@@ -117,7 +117,7 @@ def _samples_by_prefix(data: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _prepare_for_slime(args: SlimeArgs, data: MutableMapping[str, dict[str, Any]]) -> None:
-    """Keep only the results of an evaluation from which slime must compute its own metrics."""
+    """Remove samples without a graded answer, and turn rewards into the numbers that slime's own metrics need."""
     for name in list(data):
         _drop_missing(args, data, name)
     if getattr(args, "reward_key", None):
@@ -130,7 +130,7 @@ def _prepare_for_slime(args: SlimeArgs, data: MutableMapping[str, dict[str, Any]
 
 
 def _drop_missing(args: SlimeArgs, data: MutableMapping[str, dict[str, Any]], name: str) -> None:
-    """Remove samples without a graded answer from a data set; with slime's pass rate, all samples of their problem."""
+    """Remove samples without a graded answer from a data set; with slime's pass rate, remove whole problems."""
     result = data[name]
     samples = finished_samples(result.get("samples"))
     missing = [sample.is_missing for sample in samples]

@@ -1,7 +1,7 @@
 """The user's own reward: a function, a judge, one of Strands' evaluators, or a weighted sum of several of these.
 
 `user_reward` takes a sample and the text of its answer, and returns a score with the values of its parts. An evaluator
-reads more of an episode; `record_for_evaluators` keeps that in the sample's metadata.
+reads more of an episode, which the sample's metadata stores; `record_for_evaluators` builds that record.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from strands_rollout.slime_plugin.slime_adapter import rollout_control
 from strands_rollout.user_code import resolve
 
 _PLACEHOLDERS: Final = re.compile(r"\{(question|response|label)\}")
-# a number, unless it is part of a fraction, a percentage or a number with a decimal comma: their scale is unknown
+# "score: NUMBER", unless the number belongs to a fraction or a percentage, or has a decimal comma: its scale is unknown
 _SCORE: Final = re.compile(r"score[\s*_]*[:=][\s*_]*(-?\d*\.?\d+)(?!\d|[.,]\d|\s*[/%])", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"-?\d*\.?\d+")
 
@@ -92,7 +92,7 @@ class AnswerToGrade:
 async def user_reward(
     settings: RewardSettings, answer: AnswerToGrade, built_in: Callable[[], Awaitable[RewardResult]]
 ) -> RewardResult:
-    """Return the result of the user's function, or the weighted sum of parts, which run concurrently.
+    """Return the result of the user's function, judge or evaluator, or the weighted sum of parts, run concurrently.
 
     `built_in` scores a part that has neither a function nor a judge nor an evaluator.
 
@@ -213,10 +213,10 @@ def _choose_arguments(function: Callable[..., object], path: str, answer: Answer
 
 
 def check_reward(settings: RewardSettings) -> None:
-    """Load all functions, judges and evaluators that the settings of the reward name.
+    """Load and check all functions, judges and evaluators that the settings of the reward name.
 
     Raises:
-        RolloutError: Some code can't be loaded or used.
+        RolloutError: Some code can't be loaded or used, or a judge's environment variable is not set.
     """
     for part in settings.all_parts.values():
         if (path := part.function) is not None:

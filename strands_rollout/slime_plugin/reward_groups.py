@@ -246,9 +246,9 @@ class FilterVerdict:
     Its truth value is `keep`, since slime uses the truth value of outputs of other classes.
 
     Attributes:
-        keep: Whether the group is kept.
-        reason: Why it is dropped; slime counts dropped groups by reason.
-        keep_when_insufficient: Whether a dropped group may fill up a batch that would be too small.
+        keep: True if the group is kept.
+        reason: The reason for dropping the group; slime counts dropped groups by reason.
+        keep_when_insufficient: True if the group, although dropped, may fill up a batch that would be too small.
     """
 
     keep: bool

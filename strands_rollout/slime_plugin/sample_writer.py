@@ -61,11 +61,12 @@ class EndedEpisode:
         model: The main agent's model.
         start: The state that the episode started from.
         code_calls: The counts of the code tool.
-        sub_agents: The models of further agents.
+        sub_agents: The models of sub-agents.
         score: The environment's score.
         question: The environment's question, which replaced the row's prompt.
         evaluated: The record that evaluators read.
-        gateway: The facts of the gateway's endpoint, if a program in another process played the episode.
+        gateway: The facts of a session of `integrations.sessions`; the facts of a program's session are in
+            `episode.program`.
     """
 
     model: SGLangModel
@@ -84,12 +85,12 @@ class WritingRules:
     """The form in which slime takes an episode's samples.
 
     Attributes:
-        may_abort: Whether slime can take an ABORTED sample now; if not, an aborted episode becomes a FAILED sample.
-        fans_out: Whether slime takes a list of samples.
+        may_abort: True if slime can take an ABORTED sample now; otherwise an aborted episode becomes a FAILED sample.
+        fans_out: True if slime takes a list of samples.
         max_staleness: Weight versions by which a trained token may be older than the last token; None for no limit.
         resume_conditions: Returns the conditions under which an aborted episode may be resumed; None if it can't be
             resumed.
-        evaluation: Whether this is an evaluation; the facts record it for the reward function.
+        evaluation: True for an evaluation; the facts record this for the reward function.
         sampling_params: slime's sampling parameters, recorded with the facts.
     """
 
@@ -234,23 +235,23 @@ def fill_batch_fields(args: SlimeArgs, sample: SampleLike, sampling_params: Mapp
         sample.metadata["round_number"] = facts_of(sample).turns or 0
     custom = sampling_params.get("custom_params")
     wants_top_p = isinstance(custom, Mapping) and custom.get("return_top_p_token_ids")
-    if wants_top_p and _lacks(sample, "rollout_top_p_token_ids"):
+    if wants_top_p and _has_empty_field(sample, "rollout_top_p_token_ids"):
         sample.rollout_top_p_token_ids = np.zeros(0, dtype=np.int32)
         sample.rollout_top_p_token_offsets = np.zeros(sample.response_length + 1, dtype=np.int32)
     layers, top_k = _expert_shape(args)
     wants_experts = getattr(args, "use_rollout_routing_replay", False) and layers and top_k
-    if wants_experts and _lacks(sample, "rollout_routed_experts"):
+    if wants_experts and _has_empty_field(sample, "rollout_routed_experts"):
         # slime rejects replay data that is all zeros
         experts = np.arange(1, top_k + 1, dtype=np.int32)
         sample.rollout_routed_experts = np.broadcast_to(experts, (len(sample.tokens) - 1, layers, top_k)).copy()
 
 
-def _lacks(sample: SampleLike, name: str) -> bool:
+def _has_empty_field(sample: SampleLike, name: str) -> bool:
     return hasattr(sample, name) and getattr(sample, name) is None
 
 
 def is_unfinished(sample: SampleLike) -> bool:
-    """Return whether the sample's episode will be resumed, or was left in the middle."""
+    """Return whether the sample's episode will be resumed, or was interrupted."""
     return sample.status in (statuses_of(sample).ABORTED, statuses_of(sample).PENDING)
 
 
@@ -286,7 +287,7 @@ def _append(
     log_probs: list[float] | None = None,
     meta_info: Mapping[str, Any] | None = None,
 ) -> None:
-    """Append sampled tokens with their logprobs, or context without, to the Sample of any version of slime."""
+    """Append sampled tokens with their logprobs, or context without logprobs, to the Sample of any version of slime."""
     target: Any = sample
     is_sampled = log_probs is not None
     if hasattr(target, "append_response_tokens"):
@@ -336,7 +337,7 @@ _GROUP_NORMALISED_ESTIMATORS: Final = ("grpo", "gspo", "cispo", "reinforce_plus_
 
 
 def may_fan_out(args: SlimeArgs, sample: object, *, evaluation: bool) -> bool:
-    """Return whether slime can take a list of samples from an episode; warn once if the configuration forbids it.
+    """Return whether slime can take a list of samples from an episode; warn once if the configuration does not fit.
 
     slime 0.3 expects one sample, not a list, for each element of a group when it collects partial rollouts, in its
     fully-async rollout and with --group-rm. Before 0.3.0, slime's Sample has no field for the rollout that it belongs
@@ -381,7 +382,7 @@ class SiblingSegment:
             sub-agent.
         model: The model that sampled it.
         segment: The branch, with at least one sampled token.
-        is_cut: Whether the branch belongs to a sub-agent that was interrupted in a tool call.
+        is_cut: True if the branch belongs to a sub-agent that was interrupted in a tool call.
     """
 
     kind: str
@@ -397,7 +398,7 @@ def sibling_segments(
 
     Args:
         main: The main agent's model.
-        others: The models of further agents.
+        others: The models of sub-agents.
         succeeded: The ids of the tool calls that succeeded.
     """
     siblings = [SiblingSegment("segment", main, branch) for branch in main.conversation.branches[:-1]]
@@ -436,7 +437,7 @@ def warn_about_dropped_tokens(sample: SampleLike, segments: Sequence[SiblingSegm
 
 _DROP_REASONS: Final = {
     "agent": "the policy played further agents",
-    "aside": "the policy was asked beside the agent's history, as by a context manager",
+    "aside": "the policy answered a side conversation, such as a conversation manager's request for a summary",
     "segment": "the history was rewritten",
 }
 

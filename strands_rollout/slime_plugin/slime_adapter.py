@@ -1,7 +1,8 @@
-"""Everything that this package reads from slime: its generation state, abort flag and trace; stand-ins without slime.
+"""Everything that this package reads from slime: its generation state, abort flag and trace.
 
-Only this module imports slime, inside functions. slime is installed from its repository; the `slime` of PyPI is another
-package. The code supports the newest slime and its releases from 0.2.4 on; some modules moved in between.
+Each function also works where slime is absent. Only this module imports slime, inside functions. slime is installed
+from its repository; the `slime` of PyPI is another package. The code supports the newest slime and its releases from
+0.2.4 on; some modules moved in between.
 """
 
 from __future__ import annotations
@@ -187,7 +188,7 @@ def is_aborting(args: SlimeArgs, sample: object, should_abort: str | Callable[[]
 
     Args:
         args: slime's args.
-        sample: The sample; slime's own flag is read if it is slime's.
+        sample: The sample; slime's abort flag is read only for a sample of slime's class.
         should_abort: The setting `should_abort`: a function to call as well, or its dotted path.
 
     Raises:
@@ -206,7 +207,7 @@ def rollout_control(
     should_abort: str | Callable[[], bool] | None,
     engine_grace_s: EngineGrace = short_grace,
 ) -> Control:
-    """Return the control of one sample's episode or reward, which it aborts when `is_aborting` returns True."""
+    """Return a control that aborts one sample's episode or reward when `is_aborting` returns True."""
     is_aborted = functools.partial(is_aborting, args, sample, should_abort)
     return Control(is_aborted, engine_grace_s=engine_grace_s, poll_key=abort_key(args, sample, should_abort))
 
@@ -221,7 +222,7 @@ ABORT_LISTENERS: Final[set[Callable[[], object]]] = set()
 
 
 def watch_aborts(args: SlimeArgs, sample: object) -> None:
-    """Call the listeners from now on when slime sets its abort flag, before slime does anything else.
+    """Call `ABORT_LISTENERS` from now on when slime sets its abort flag, before slime does anything else.
 
     After setting the flag, slime aborts the engines' requests, and again every 3 s while an engine has any. Processes
     that send requests must know of the abort first, or they would send new requests in between. slime has no event for
@@ -375,7 +376,7 @@ def _slime_trace() -> ModuleType:
     """Return slime's module of spans.
 
     Raises:
-        ImportError: It is at none of its known places.
+        ImportError: The module is at none of its known places.
     """
     error: Exception | None = None
     loaded = [name for name in _TRACE_MODULES if name in sys.modules]  # first, since it costs nothing

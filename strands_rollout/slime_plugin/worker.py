@@ -47,7 +47,7 @@ Packed = tuple[bytes, list[Any]]
 _DRIVER_SETTINGS: Final = ("episode_workers", "journal_dir", "should_abort")  # have no effect in a worker
 _LOG_LINES: Final = 20
 _MIN_BUFFER_BYTES: Final = 64_000  # smaller arrays are pickled with the value
-_RAY_DELAY_S: Final = 5.0  # Ray reports freed resources up to this late
+_RAY_DELAY_S: Final = 5.0  # longest delay with which Ray reports freed resources
 _MAX_BATCH_WAIT_S: Final = 0.05  # a batch waits for more messages while many arrive
 _BATCH_WAIT_PER_MESSAGE_S: Final = 0.002
 _BATCH_BYTES: Final = 1_000_000
@@ -240,7 +240,8 @@ class _Outbox:
     async def next_batch(self) -> tuple[list[tuple[int, bytes]], list[Result]]:
         """Wait for records and results, and return them; return empty lists after `_HEARTBEAT_S` seconds.
 
-        The driver asks for a batch only once it has the last batch, so a call ends the `commit`s that wait for that.
+        The driver asks for a batch only once it has the last batch, so each call ends the calls of `commit` that wait
+        for the last batch.
         """
         for commit in self._sent_commits:
             if not commit.done():

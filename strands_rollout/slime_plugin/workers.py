@@ -73,7 +73,7 @@ _SEND_DELAY_S: Final = 0.005  # collects several messages into one call of an ac
 _SEND_ABORT_TIMEOUT_S: Final = 0.5
 _MAX_GROUPS: Final = 4096
 _MAX_ARGS: Final = 8
-_SIBLING_SLACK: Final = 1.25  # factor by which the worker of the group's last episode may be busier and still be chosen
+_GROUP_SLACK: Final = 1.25  # factor by which the worker of the group's last episode may be busier and still be chosen
 _SMOOTHING: Final = 0.1
 _ANSI_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _NO_ABORT: Final = AbortSignals(slime=False, user=None)
@@ -143,7 +143,7 @@ def _fill_samples(job: _EpisodeJob, result: Result | None) -> SampleLike | list[
 
 @dataclass(eq=False, slots=True)
 class _EpisodeJob:
-    """An episode that is assigned to a worker, and to another worker if that one dies.
+    """An episode that is assigned to a worker, and to another worker if the first one dies.
 
     Attributes:
         key: Identifies the episode in this driver.
@@ -181,7 +181,7 @@ class _EpisodeJob:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the caller has its result or no longer waits for it."""
+        """True if the caller has its result or no longer waits for it."""
         return self.done is None or self.done.done()
 
     def read_aborts(self) -> AbortSignals:
@@ -590,7 +590,7 @@ class WorkerPool:
         group = getattr(job.call.sample, "group_index", None)
         if group is not None:  # the samples of a group have one prompt, which a worker encodes once
             group_worker = self._groups.get(group)
-            if group_worker in free and group_worker.load() <= _SIBLING_SLACK * chosen.load():
+            if group_worker in free and group_worker.load() <= _GROUP_SLACK * chosen.load():
                 chosen = group_worker
             self._groups[group] = chosen
             if len(self._groups) > _MAX_GROUPS:
@@ -599,7 +599,7 @@ class WorkerPool:
 
     def _schedule_send(self, worker: _Worker) -> None:
         """Send a worker's messages after `_SEND_DELAY_S`; messages that are added in the meantime share the call."""
-        # only the first message schedules the call, which takes the later ones with it
+        # only the first message schedules the call, which also sends the later messages
         if len(worker.assignments) + len(worker.notices) + len(worker.cancelled) == 1:
             self.loop.call_later(_SEND_DELAY_S, self._send, worker, worker.actor)
 

@@ -337,7 +337,7 @@ def _read_message(message: object, position: int) -> tuple[Mapping[str, Any], st
         )
     if calls and role != "assistant":
         raise PromptError(
-            f"got tool calls of the role {role} at position {position} of the chat; expected the role assistant"
+            f"got tool calls at position {position} of the chat, in a message of the role {role}; expected assistant"
         )
     return message, role, "" if content is None and calls else content
 

@@ -217,7 +217,7 @@ async def test_judge_retries_until_answer(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("replies", "error"),
     [
-        ((503, 429), "no answer in 2 attempts; the last failed with: HTTP 429"),
+        ((503, 429), "no chat completion in 2 attempts; the last failed with: HTTP 429"),
         ((401,), "HTTP 401; check its base_url, model and api_key"),
         (("Score: 7/10",), "a judge replied 'Score: 7/10'; expected a line like `Score: 0.5`"),
         (("Score: 0,5",), "a judge replied 'Score: 0,5'; expected a line like `Score: 0.5`"),

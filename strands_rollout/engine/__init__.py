@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 _BLAS_THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 # Python's thread switch interval for `serve`; the default of 5 ms is longer than a decode step.
 _SWITCH_INTERVAL_S = 0.0005
-_STOP_TIMEOUT_S = 4
+_SELF_KILL_TIMEOUT_S = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,15 @@ class EngineSettings:
         model_dir: A Qwen3 folder in Hugging Face layout.
         served_model_name: Name at /v1/models; None for the folder's path, as in SGLang.
         context_length: Maximum tokens of prompt plus output; None for the model config's value.
-        max_running_requests: Maximum generations that decode together; further ones are queued.
-        prefill_chunk_tokens: Maximum prompt tokens computed between two decode steps.
+        max_running_requests: Maximum generations that decode together; further generations are queued.
+        prefill_chunk_tokens: Maximum prompt tokens in one forward pass; fewer than twice as many are computed between
+            two decode steps.
         prefix_cache_mb: Maximum size of the prefix cache in MB (10**6 bytes).
         random_seed: Seed of generations without a sampling_seed, which are repeatable for the same order of requests;
             None for a random seed.
 
     Raises:
-        ConfigError: A number is not positive.
+        ConfigError: A number is not positive, or the context length is less than 8.
     """
 
     model_dir: Path = SHIPPED_MODEL_DIR
@@ -141,7 +142,8 @@ def serve(
 ) -> None:
     """Serve an engine until SIGINT or SIGTERM; if it doesn't stop within 4 s, the process is killed.
 
-    `on_ready` is called with the base URL when requests are accepted. For the other arguments, see `running_engine`.
+    `on_ready` is called with the base URL when requests are accepted; None logs the URL. For the other arguments, see
+    `running_engine`.
     """
     # One BLAS thread: a small model's matrices are too small to split, and the HTTP server needs a core.
     if "numpy" in sys.modules:
@@ -161,7 +163,7 @@ async def _serve(running: AbstractAsyncContextManager[str], on_ready: Callable[[
 
     def stop(*_: object) -> None:
         # Threads can't be stopped: if a step or a request takes longer, SIGALRM kills the process.
-        signal.alarm(_STOP_TIMEOUT_S)
+        signal.alarm(_SELF_KILL_TIMEOUT_S)
         loop.call_soon_threadsafe(stopping.set)
 
     # The loop's own signal handlers would wait until the loop is idle.
@@ -175,7 +177,7 @@ async def _serve(running: AbstractAsyncContextManager[str], on_ready: Callable[[
             signal.signal(signum, handler)
 
 
-STOP_TIMEOUT_S: Final = 5.0
+_TERMINATE_TIMEOUT_S: Final = 5.0
 _LOG_TAIL_BYTES: Final = 2000
 
 
@@ -189,8 +191,8 @@ async def engine_process(model_dir: Path | None = None, *, start_timeout_s: floa
     model = [] if model_dir is None else ["--model", str(model_dir)]
     command = [sys.executable, "-m", "strands_rollout.cli", "serve", "--port", "0", "--stop-with-stdin", *model]
     with tempfile.TemporaryFile() as log:
-        # a session of its own, so that Ctrl-C reaches only the parent, which stops the child when its samples have
-        # ended
+        # a session of its own, so that Ctrl-C reaches only this process, which lets its samples end before it stops the
+        # engine
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True
         )
@@ -203,12 +205,12 @@ async def engine_process(model_dir: Path | None = None, *, start_timeout_s: floa
 
 
 def print_ready(base_url: str) -> None:
-    """Print the line of JSON that tells a parent process the base URL, when requests are accepted."""
+    """Print the base URL as a line of JSON, which tells a parent process that requests are accepted."""
     print(json.dumps({"base_url": base_url}), flush=True)
 
 
 def stop_with_stdin() -> None:
-    """Send SIGTERM to this process when its standard input closes, so that it ends with its parent."""
+    """Start a thread that sends SIGTERM to this process when its standard input closes: it ends with its parent."""
 
     def wait() -> None:
         while os.read(sys.stdin.fileno(), 1):
@@ -235,7 +237,7 @@ async def _stop_process(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         process.terminate()
         try:
-            async with asyncio.timeout(STOP_TIMEOUT_S):
+            async with asyncio.timeout(_TERMINATE_TIMEOUT_S):
                 await process.wait()
         except TimeoutError:
             process.kill()

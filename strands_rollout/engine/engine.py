@@ -1,7 +1,7 @@
-"""`Engine`: a loaded model for asyncio code, which generates, can be paused and can load new weights.
+"""`Engine`: a loaded model with an asyncio interface to generate, pause and load new weights.
 
-An `Engine` belongs to one event loop. Its worker's thread owns the scheduler, computes steps, and runs actions that are
-posted to it between two steps.
+An `Engine` belongs to one event loop. Its worker's thread owns the scheduler and computes steps; between two steps it
+runs the actions that were posted to it.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class EngineCrashedError(Exception):
-    """The worker crashed or was stopped; the engine generates nothing any more."""
+    """The worker crashed or was stopped: the engine can't generate any more."""
 
     def __init__(self) -> None:
         super().__init__("the engine's worker is dead; restart the engine, and see the server's log for the reason")
@@ -60,13 +60,13 @@ class EngineWorker:
         self._thread.join()
 
     def is_alive(self) -> bool:
-        """Return False after a crash or `stop`."""
+        """Return whether the thread runs: False before `start`, after `stop` and after a crash."""
         return self._running
 
     def submit(self, generation: InFlightGeneration) -> None:
-        """Queue a generation; if the worker is dead, mark it as crashed."""
+        """Queue a generation; if the worker is dead, mark the generation as crashed."""
         if not self.post(lambda scheduler: scheduler.submit(generation)):
-            _crash(generation)
+            _mark_crashed(generation)
 
     def post(self, action: Callable[[Scheduler], object]) -> bool:
         """Run `action` on the scheduler before its next step; return False if the worker is dead."""
@@ -77,14 +77,18 @@ class EngineWorker:
             return self._running
 
     async def call(self, action: Callable[[Scheduler], T]) -> T:
-        """Run `action` on the scheduler, and return its result."""
+        """Run `action` on the scheduler, and return its result.
+
+        Raises:
+            EngineCrashedError: The worker is dead, or dies before the action has run.
+        """
         return await self.call_with_callback(lambda scheduler, resolve: resolve(action(scheduler)))
 
     async def call_with_callback(self, action: Callable[[Scheduler, Callable[[T | ConfigError], None]], None]) -> T:
-        """Run `action` on the scheduler with a callback, and return the result that it passes to the callback later.
+        """Run `action` on the scheduler with a callback, and return the result that `action` passes to the callback.
 
         Raises:
-            ConfigError: The action passed it to the callback.
+            ConfigError: The action passed this error to the callback.
             EngineCrashedError: The worker is dead, or dies before the callback.
         """
         future: Future[T] = Future()
@@ -111,7 +115,7 @@ class EngineWorker:
                 with suppress(Exception):
                     self._actions.popleft()(self._scheduler)
             for generation in self._scheduler.in_flight():
-                _crash(generation)
+                _mark_crashed(generation)
         else:
             self._run_actions()
             self._scheduler.abort_all()
@@ -129,7 +133,7 @@ class EngineWorker:
             return self._running
 
 
-def _crash(generation: InFlightGeneration) -> None:
+def _mark_crashed(generation: InFlightGeneration) -> None:
     generation.crashed = True
     generation.notify()
 
@@ -189,7 +193,7 @@ class Engine:
         return last
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[GenerationOutput]:
-        """Run one generation; yield its output when it has grown (if it streams) and when it has ended.
+        """Run one generation; yield its output when it has ended and, if the request streams, whenever it has grown.
 
         Raises:
             RequestRefusedError: A request with this rid is in flight.
@@ -243,6 +247,7 @@ class Engine:
 
         Raises:
             ConfigError: The new weights can't be used; the old weights stay.
+            EngineCrashedError: The worker is dead, or dies before the update.
         """
 
         def load(scheduler: Scheduler) -> bool | ConfigError:
@@ -275,7 +280,8 @@ def load_engine(settings: EngineSettings) -> Engine:
     """Load the model of `settings`.
 
     Raises:
-        ConfigError: The folder has no such model, or its context is shorter than `settings.context_length`.
+        ConfigError: The folder has no model that this engine supports, or the model's context is shorter than
+            `settings.context_length`.
     """
     folder, length = settings.model_dir, settings.context_length
     config = read_model_config(folder)

@@ -75,7 +75,7 @@ def read_text_codec(folder: Path) -> TextCodec:
 
 
 ABORTED_IN_QUEUE = {"type": "abort", "message": "Abort in waiting queue"}
-"""Finish reason of a generation that was aborted in the queue, or between two chunks of its prompt."""
+"""Finish reason of a generation that was aborted while it was queued, held back or prefilled."""
 # SGLang's scheduler sends tokens of a request without streaming in batches of this size to its front end
 # (SGLANG_FORCE_STREAM_INTERVAL).
 _FRONT_END_INTERVAL_TOKENS = 50
@@ -95,8 +95,9 @@ class GenerationOutput:
 
     Attributes:
         output_logprobs: Log probabilities of `output_ids`, of the same length.
-        cached_tokens: Prompt tokens found in the prefix cache; 0 if it never ran.
-        weight_version: Version that sampled the last token.
+        cached_tokens: Prompt tokens found in the prefix cache; 0 if the generation never ran.
+        retractions: Number of times that a pause moved the generation back to the queue.
+        weight_version: Version that sampled the last token; the engine's version while unfinished.
         weight_spans: All output tokens by version; complete when finished.
         finish: SGLang's finish_reason object; None while unfinished.
     """
@@ -112,7 +113,7 @@ class GenerationOutput:
 
     @property
     def ended_in_queue(self) -> bool:
-        """True if it was aborted in the queue, before it ran or after a retraction."""
+        """True if the generation was aborted while it was queued, held back or prefilled."""
         return self.finish == ABORTED_IN_QUEUE
 
 
@@ -121,9 +122,10 @@ class InFlightGeneration:
     """A request in flight with its output so far; only the worker's thread changes it. Compared by identity.
 
     Attributes:
-        notify: Called from the worker's thread when the generation finishes and, for a stream, after each token.
+        notify: Called from any thread when the generation finishes or crashes and, for a stream, after each token.
         seed: 64-bit sampling seed; set when the generation is queued.
-        output_ids: Sampled ids. While the generation decodes, they are set for streams and stop strings only.
+        output_ids: Sampled ids. While the generation decodes, they are updated only for streams, stop strings and
+            penalties.
         output_logprobs: Log probabilities; at least as many as `output_ids`.
         cached_tokens: Prompt tokens found in the prefix cache; None before the first prefill.
         finish: Finish reason, set after all other fields are complete.
@@ -142,7 +144,7 @@ class InFlightGeneration:
     crashed: bool = False
 
     def close_span(self, version: str, output_count: int) -> None:
-        """Add the tokens before `output_count` that are in no span yet to a span of `version`."""
+        """Assign the output tokens up to `output_count` that are in no span yet to `version`."""
         last = self.weight_spans[-1] if self.weight_spans else None
         if last is None:
             self.weight_spans.append(VersionSpan(version, 0, output_count))
@@ -164,7 +166,7 @@ class InFlightGeneration:
         self.weight_spans = [VersionSpan(span.version, span.start, min(span.end, sent)) for span in spans]
 
     def output(self, current_version: str) -> GenerationOutput:
-        """Return a snapshot; safe to call from another thread. An unfinished one reports `current_version`."""
+        """Return a snapshot; safe to call from any thread. An unfinished generation reports `current_version`."""
         # Read `finish` first: if it is set, all else is complete. Read ids before logprobs, which are at least as many.
         finish, ids = self.finish, list(self.output_ids)
         return GenerationOutput(
@@ -192,7 +194,7 @@ def abort_finish() -> dict[str, Any]:
 def output_text(output: GenerationOutput, codec: TextCodec) -> str:
     """Return the generated text.
 
-    The text of a finished generation ends before the stop token or string, unless no_stop_trim. The text of an
+    The text of a finished generation ends before the stop token or string, unless no_stop_trim is set. The text of an
     unfinished generation ends before an incomplete UTF-8 character.
     """
     sampling, ids = output.request.sampling, output.output_ids
@@ -213,8 +215,8 @@ def generate_response(
 ) -> dict[str, Any]:
     """Return the JSON object for one generation, or for one event of its stream.
 
-    `latency_s` counts from the request's arrival. `now` is the time of the answer in seconds since the epoch; None for
-    all events of a stream except the first.
+    `latency_s` counts from the request's arrival. `now` is the time of the answer in seconds since the epoch; pass None
+    for all events of a stream except the first.
     """
     request, cached = output.request, output.cached_tokens
     meta_info: dict[str, Any] = {

@@ -44,13 +44,13 @@ _NOT_FLUSHED = (
 
 def engine_app(engine: Engine, host: str = "127.0.0.1") -> web.Application:
     """Return the web application that serves `engine` on the address `host`; the caller starts and stops the engine."""
-    app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_errors_as_json, _refuse_browsers(host)])
+    app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_errors_as_json, _refuse_foreign_pages(host)])
     app[_ENGINE] = engine
     app.add_routes(_ROUTES)
     return app
 
 
-def _refuse_browsers(host: str) -> Middleware:
+def _refuse_foreign_pages(host: str) -> Middleware:
     """Return middleware that refuses requests which another site's page makes a browser send.
 
     On loopback, the Host header must name this machine: otherwise a site could point its own name here (DNS rebinding).
@@ -129,7 +129,7 @@ async def _read_object(request: web.Request) -> dict[str, Any]:
 
 
 async def _run_off_loop(request: web.Request, work: Callable[..., T], *args: object) -> T:
-    """Run `work` for a request, in a thread if its body is large.
+    """Run `work` for a request, in a thread if the request's body is large.
 
     The thread is a daemon, unlike asyncio's, so that running work doesn't delay the exit of the process.
     """
@@ -210,8 +210,8 @@ async def _generate(request: web.Request) -> web.StreamResponse:
 @_ROUTES.get("/ready")
 async def _health(request: web.Request) -> web.Response:
     engine = request.app[_ENGINE]
-    is_well = engine.worker.is_alive() and not (request.path == "/ready" and engine.is_paused)
-    return web.Response(status=200 if is_well else 503)
+    is_healthy = engine.worker.is_alive() and not (request.path == "/ready" and engine.is_paused)
+    return web.Response(status=200 if is_healthy else 503)
 
 
 @_ROUTES.get("/model_info")

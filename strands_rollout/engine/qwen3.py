@@ -27,7 +27,8 @@ Doubles = npt.NDArray[np.float64]
 Complexes = npt.NDArray[np.complex64]
 Ints = npt.NDArray[np.int64]
 _DTYPES: dict[str, type[np.generic]] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
-# Far above real checkpoints' headers (a few hundred bytes per tensor); parsing JSON holds the GIL.
+# Far above the headers of real checkpoints (a few hundred bytes per tensor). The bound is needed because parsing JSON
+# holds the GIL.
 _MAX_HEADER_BYTES = 16_000_000
 Number = TypeVar("Number", bound=np.generic)
 # Stores a layer's keys and values and attends: (layer, q, k, v) -> [tokens, heads * head_dim].
@@ -150,10 +151,12 @@ class LayerWeights:
     Attributes:
         qkv: Queries, keys and values, concatenated. The dimensions of each query and key head are interleaved, so that
             RoPE rotates dimensions 2i and 2i + 1 as a pair.
-        qk_norm: [heads + kv_heads, head_dim] weights of the per-head norms, interleaved likewise; the queries' rows
+        qk_norm: [heads + kv_heads, head_dim] weights of the per-head norms, interleaved as in `qkv`; the queries' rows
             include the attention scale.
-        gate_up: The gate's part is negated, which saves a pass over its product: silu(g) is g / (1 + exp(-g)).
-        minus_down: Negated, so that the two signs cancel exactly.
+        out: The output projection.
+        gate_up: Gate and up projections, concatenated. The gate is negated, which saves a pass over its product:
+            silu(g) is g / (1 + exp(-g)).
+        minus_down: The down projection, negated: its sign and that of the gate cancel exactly.
     """
 
     qkv: Floats
@@ -403,7 +406,7 @@ _RAGGED_BLOCK_ROWS = 8
 _RAGGED_WASTE = 1.25
 
 
-def tokens_at_once(group: int, head_dim: int) -> int:
+def find_tokens_per_product(group: int, head_dim: int) -> int:
     """Return how many tokens' queries BLAS can multiply in one product with the same bits as in separate products.
 
     Some BLAS kernels sum a row's products in an order that depends on the number of rows, and BLAS chooses the kernel.
@@ -444,13 +447,13 @@ class KvRows:
         is_visible = np.arange(_CHUNK_TILE_TOKENS + _TOKEN_STEP) <= np.arange(_CHUNK_TILE_TOKENS)[:, None]
         self._causal_bias = np.where(is_visible, np.float32(0), _MASKED)
         self._scratch: Floats = np.empty(0, np.float32)
-        self._tokens_per_product = tokens_at_once(config.heads // config.kv_heads, config.head_dim)
+        self._tokens_per_product = find_tokens_per_product(config.heads // config.kv_heads, config.head_dim)
         # Rows from here on were never written: their memory is not allocated yet, and `reserve` must not touch it.
         self._written_rows = 0
         self.reserve(min(_FIRST_CAPACITY, context_length))
 
     def reserve(self, tokens: int) -> None:
-        """Grow the capacity to sequences of `tokens` tokens."""
+        """Grow the capacity, if needed, so that each sequence can have `tokens` tokens."""
         if tokens <= self._capacity:
             return
         old = self._capacity
@@ -472,7 +475,7 @@ class KvRows:
         return self._cache[:, :, row, :, :, start:stop].copy()
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` tokens of `source` to `target`, and set its mask for decoding."""
+        """Copy the first `length` tokens of row `source` to row `target`, and mask the other tokens of `target`."""
         self._written_rows = max(self._written_rows, target + 1)
         if source != target:
             self._cache[:, :, target, :, :, :length] = self._cache[:, :, source, :, :, :length]
@@ -480,7 +483,7 @@ class KvRows:
         self._bias[target, length:] = _MASKED
 
     def attend_chunk(self, row: int, start: int, layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
-        """Store a chunk of one sequence and attend causally: [tokens, heads, head_dim] -> [tokens, ...]."""
+        """Store a chunk of one sequence and attend causally; return [tokens, heads * head_dim]."""
         tokens, heads, head_dim = q.shape
         stop = start + tokens
         self._written_rows = max(self._written_rows, row + 1)
@@ -505,9 +508,9 @@ class KvRows:
         return by_head.swapaxes(0, 1)[:tokens].reshape(tokens, heads * head_dim)
 
     def _group_tokens(self, q: Floats, kv_heads: int) -> Floats:
-        """Arrange [tokens, heads, head_dim] as [kv_heads, products, rows, head_dim], `_tokens_per_product` in each.
+        """Arrange [tokens, heads, head_dim] as [kv_heads, products, rows, head_dim].
 
-        The last product is padded with zeros.
+        Each product has the queries of `_tokens_per_product` tokens; the last product is padded with zeros.
         """
         tokens, heads, head_dim = q.shape
         group = heads // kv_heads
@@ -517,7 +520,7 @@ class KvRows:
         return queries.reshape(kv_heads, products, self._tokens_per_product * group, head_dim)
 
     def begin_step(self, lengths: Ints) -> None:
-        """Prepare the `attend_step` calls of one step: rows 0..n-1 each get a token at position `lengths`."""
+        """Prepare the `attend_step` calls of one step, in which row i gets a token at position `lengths[i]`."""
         rows = len(lengths)
         self._index = np.arange(rows)
         self._bias[self._index, lengths] = 0
@@ -529,7 +532,7 @@ class KvRows:
         ]
 
     def attend_step(self, lengths: Ints, layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
-        """Store one token of each row at position `lengths` and attend: [rows, heads, head_dim] -> [rows, ...]."""
+        """Store one token of each row i at position `lengths[i]` and attend; return [rows, heads * head_dim]."""
         rows, heads, head_dim = q.shape
         keys, values = self._cache[:, layer]
         keys[self._index, :, :, lengths] = k

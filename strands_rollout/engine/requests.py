@@ -21,8 +21,8 @@ MAX_GENERATIONS = 1024
 # SGLang reserves two tokens of the context. A prompt must have fewer tokens than the context less _PROMPT_RESERVE.
 _CONTEXT_RESERVE = 2
 _PROMPT_RESERVE = 6
-# Upper bound on characters per token in any text: a text is too long if its first _CHARS_PER_TOKEN * context_length
-# characters have too many tokens.
+# Generous number of characters per token: a text of more than _CHARS_PER_TOKEN * context_length characters is probably
+# too long, so its first characters up to this number are encoded alone at first.
 _CHARS_PER_TOKEN = 32
 _GREEDY_BELOW = 1e-6
 _MAX_STOP_STRINGS = 32
@@ -59,11 +59,11 @@ class RequestRefusedError(RolloutError):
 
 
 class ContractError(RequestRefusedError):
-    """A sampling parameter is unknown or has the wrong type."""
+    """A sampling parameter is unknown, or a field that SGLang's JSON schema doesn't check has the wrong type."""
 
 
 class SchemaError(RequestRefusedError):
-    """The body is not JSON, or a top-level field has the wrong type."""
+    """The body is not a JSON object, or a top-level field has the wrong type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +203,8 @@ class RequestLimits:
 class EngineRequest:
     """A checked request for one generation.
 
-    It has at least one input id, all ids are in the vocabulary, and `max_new_tokens` fits the context. The rid, which
-    aborts name, is unique among the requests in flight.
+    It has at least one input id, all ids are in the vocabulary, and `max_new_tokens` fits the context. Aborts select
+    it by its rid, which is unique among the requests in flight.
     """
 
     rid: str
@@ -224,7 +224,8 @@ def read_generate_call(body: dict[str, Any], limits: RequestLimits, encode: Enco
 
     Raises:
         SchemaError: A top-level field has the wrong type.
-        ContractError: A field that SGLang's JSON schema doesn't check has the wrong type.
+        ContractError: A sampling parameter is unknown, or a field that SGLang's JSON schema doesn't check has the wrong
+            type.
         RequestRefusedError: The input is missing, empty or too long, or a parameter is refused.
     """
     for name in _UNSUPPORTED:
@@ -256,7 +257,11 @@ def read_generate_call(body: dict[str, Any], limits: RequestLimits, encode: Enco
 
 
 def encode_within_limits(text: str, limits: RequestLimits, encode: Encode) -> list[int]:
-    """Return the ids of a text; refuse a far too long text early, since encoding it takes seconds and gigabytes."""
+    """Return the ids of a text; refuse a far too long text early, since encoding it takes seconds and gigabytes.
+
+    Raises:
+        RequestRefusedError: The beginning of the text has at least twice as many tokens as the context.
+    """
     head = text[: limits.context_length * _CHARS_PER_TOKEN]
     ids = encode(head)
     # In the whole text, the last tokens of the head may be other tokens, but never half of the head's tokens.

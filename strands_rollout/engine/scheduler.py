@@ -24,7 +24,7 @@ from strands_rollout.engine.generation import (
 from strands_rollout.engine.qwen3 import Floats, Ints, KvRows, ModelWeights, Qwen3
 
 PauseMode = Literal["abort", "retract", "in_place"]
-# After an overflow, the cache shrinks to this share of its capacity, so that not each insertion evicts.
+# After an overflow, the cache shrinks to this share of its capacity, so that not every insertion evicts.
 _EVICTION_TARGET_SHARE = 0.9
 
 
@@ -80,7 +80,7 @@ class PrefixCache:
             self._evict(int(self.capacity_tokens * _EVICTION_TARGET_SHARE))
 
     def _walk(self, tokens: Ints) -> list[tuple[_CacheNode, int]]:
-        """Return the nodes along `tokens`, each with its number of matching tokens; only the last may match in part."""
+        """Return the nodes along `tokens`, each with its count of matching tokens; only the last may match in part."""
         self._clock += 1
         path: list[tuple[_CacheNode, int]] = []
         node, done = self._root, 0
@@ -145,8 +145,14 @@ class _Prefill:
 class Scheduler:
     """The scheduler of one model.
 
-    `seeds` returns a seed for each generation without its own. `decode` returns the text of token ids, for stop
-    strings. For the numbers, see `EngineSettings`.
+    Args:
+        model: The model.
+        context_length: Maximum tokens of prompt plus output.
+        max_running: Maximum generations that decode together.
+        prefill_chunk: Maximum prompt tokens computed at once.
+        cache_tokens: Capacity of the prefix cache.
+        seeds: Returns a seed for a generation that has none of its own.
+        decode: Returns the text of token ids, for stop strings.
     """
 
     def __init__(
@@ -274,7 +280,7 @@ class Scheduler:
         self._abort_now(self.in_flight())
 
     def step(self) -> None:
-        """Compute one decode step of all running generations, and up to one chunk of prompt tokens."""
+        """Compute one decode step of all running generations, then at least `prefill_chunk` prompt tokens, if any."""
         self._abort_now([generation for generation in self._prefilling() if generation in self._aborted])
         if len(self._batch):
             rows = slice(0, len(self._batch))
@@ -285,7 +291,7 @@ class Scheduler:
             self._advance(rows, logits)
         spent = 0
         while spent < self._prefill_chunk and (prefill := self._next_prefill()) is not None:
-            spent += self._prefill_step(prefill)
+            spent += self._compute_chunk(prefill)
 
     def _prefilling(self) -> list[InFlightGeneration]:
         return [self._prefill.generation] if self._prefill else []
@@ -310,8 +316,8 @@ class Scheduler:
                 prefill.generation.cached_tokens = prefill.done
         return self._prefill
 
-    def _prefill_step(self, prefill: _Prefill) -> int:
-        """Compute the next chunk of the prompt, and return its length; its bounds depend on the prompt only."""
+    def _compute_chunk(self, prefill: _Prefill) -> int:
+        """Compute the next chunk of a prompt and return its length; other prompts of the step don't change it."""
         chunk = prefill.tokens[prefill.done : prefill.done + self._prefill_chunk]
         logits = self._model.prefill(self._kv, prefill.row, prefill.done, chunk)
         prefill.done += len(chunk)

@@ -36,7 +36,7 @@ from strands_rollout.slime_plugin.own_reward import check_reward
 from strands_rollout.slime_plugin.slime_adapter import load_should_abort
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.tool_parsers import AUTO, get_parser
-from strands_rollout.tool_parsers.base import StrictJSONError, decode_whole
+from strands_rollout.tool_parsers.base import StrictJSONError, decode_single_value
 from strands_rollout.user_code import add_config_folder, find_file
 
 logger = logging.getLogger(__name__)
@@ -380,7 +380,7 @@ def _read_arguments(function: Mapping[str, Any]) -> str | Mapping[str, Any] | No
     parsed = arguments
     if isinstance(arguments, str):
         with suppress(StrictJSONError):
-            parsed = decode_whole(arguments)
+            parsed = decode_single_value(arguments)
     return arguments if isinstance(parsed, Mapping) else None
 
 

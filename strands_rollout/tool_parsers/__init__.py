@@ -1,4 +1,4 @@
-"""Tool-call formats: sampled text to tool calls or typed failures. `base.py` describes how to add a format."""
+"""Parsers of tool-call formats: sampled text -> tool calls and failures. `base.py` describes how to add a format."""
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
@@ -115,7 +115,7 @@ def register_parser(name: str, factory: ParserFactory) -> None:
 
     Args:
         name: For `get_parser` and the setting `tool_parser`.
-        factory: Makes a parser, given the source of call ids.
+        factory: Makes a parser, given a function that returns the id of a new call.
 
     Raises:
         ConfigError: The name is empty or taken by another factory.
@@ -137,7 +137,8 @@ def detect_format(turn: str, name: str, arguments: Mapping[str, Any], shown: str
         turn: An assistant's turn with one call, as the chat template writes it; "" if it can't write calls.
         name: The called tool.
         arguments: The call's arguments; all are strings.
-        shown: Hints at the format of a template that can't write calls; see `CallTurn`.
+        shown: If the template can't write calls, text that may show the format: a prompt with a tool, and all control
+            tokens.
 
     Returns:
         The name of the format.
@@ -162,7 +163,7 @@ def detect_format(turn: str, name: str, arguments: Mapping[str, Any], shown: str
 
 
 def bind_tool_specs(parser: ToolParser, specs: Sequence[Mapping[str, Any]]) -> ToolParser:
-    """Return a parser that knows the tools' schemas if its format needs them, else the same parser."""
+    """Return a parser that knows the schemas of `specs` if the format needs them, else the same parser."""
     # `isinstance` alone would inspect the protocol each time
     if not hasattr(parser, "for_tools") or not isinstance(parser, UntypedParser):
         return parser

@@ -110,11 +110,11 @@ def typed_value(
 
 def _decode(text: str, *, may_be_python: bool) -> Json:
     try:
-        return base.decode_whole(text)
+        return base.decode_single_value(text)
     except base.StrictJSONError:
         if may_be_python:
             with contextlib.suppress(ValueError, KeyError, OverflowError):
-                return base.decode_whole(python_as_json(text))
+                return base.decode_single_value(python_as_json(text))
         raise
 
 
@@ -170,7 +170,7 @@ class SchemaParser(TaggedParser):
         self._schemas = schemas or {}
 
     def for_tools(self, schemas: Schemas) -> Self:
-        """See `UntypedParser`."""
+        """Return this parser for tools with these schemas; see `UntypedParser.for_tools`."""
         return type(self)(self._new_id, schemas)
 
     def _read_arguments(self, block: str, position: int, name: str) -> tuple[dict[str, Any], int]:
@@ -193,7 +193,7 @@ class SchemaParser(TaggedParser):
 
 
 class BlockParser(SchemaParser):
-    """Base class for formats with a block for each call, which ends at the first closing tag."""
+    """Base class for formats in which each call is a block that ends at the first closing tag."""
 
     open_block: ClassVar[str] = "<tool_call>"
     close_block: ClassVar[str] = "</tool_call>"
@@ -256,13 +256,15 @@ class Qwen3CoderParser(BlockParser):
     def _read_inside(self, block: str) -> tuple[str, dict[str, Any]]:
         function = self._function.match(block)
         if function is None:
-            raise MalformedError(f"expected <function=TOOL> after {self.open_block}; got {base.got(block.lstrip(), 0)}")
+            raise MalformedError(
+                f"expected <function=TOOL> after {self.open_block}; got {base.quote(block.lstrip(), 0)}"
+            )
         name = function[1]
         arguments, position = self._read_arguments(block, function.end(), name)
         if not self._end.fullmatch(block, position):
             expected = "expected <parameter=NAME> or </function> and nothing after it"
             raise MalformedError(
-                f"{expected} in the call of {name!r}; got {base.got(block[position:].lstrip(), 0)}", name
+                f"{expected} in the call of {name!r}; got {base.quote(block[position:].lstrip(), 0)}", name
             )
         return name, arguments
 
@@ -311,14 +313,14 @@ class GLM4Parser(BlockParser):
         head = self._name.match(block)
         if head is None:
             raise MalformedError(
-                f"expected the tool's name after {self.open_block}, then <arg_key>; got {base.got(block.lstrip(), 0)}"
+                f"expected the tool's name after {self.open_block}, then <arg_key>; got {base.quote(block.lstrip(), 0)}"
             )
         name = head[1]
         arguments, position = self._read_arguments(block, head.end(), name)
         rest = block[position:].lstrip()
         if rest:
             expected = "expected <arg_key>KEY</arg_key><arg_value>VALUE</arg_value>, no white space around the key"
-            raise MalformedError(f"{expected}, in the call of {name!r}; got {base.got(rest, 0)}", name)
+            raise MalformedError(f"{expected}, in the call of {name!r}; got {base.quote(rest, 0)}", name)
         return name, arguments
 
 
@@ -334,12 +336,12 @@ class SchemaSectionParser(SchemaParser, SectionParser):
 
     def __init__(self, new_id: NewId = base.random_id, schemas: Schemas | None = None) -> None:
         super().__init__(new_id, schemas)
-        self.sections = {"": Section(*self.section, self._read_headed)}
+        self.sections = {"": Section(*self.section, self._read_tagged_call)}
 
-    def _read_headed(self, text: base.JSONSource, start: int) -> ReadCall:
+    def _read_tagged_call(self, text: base.JSONSource, start: int) -> ReadCall:
         head = self.head.match(text, start)
         if head is None:
-            raise MalformedError(f"expected {self.head_format}; got {base.got(text, start)}")
+            raise MalformedError(f"expected {self.head_format}; got {base.quote(text, start)}")
         name = self._tool_name(head[1])
         arguments, end = self._read_arguments(text, head.end(), name)
         return name, arguments, None, base.expect_tag(text, end, self.section[3], name)
@@ -445,7 +447,7 @@ class MuseGlimmerParser(SchemaSectionParser):
                 found += self._calls(content, recipient, text[start:after])
             elif meant := _MUSE_TOOL.search(content):
                 expected = "a call stands in a message <|start|>assistant to=<tool><|message|>...<|eom|>"
-                found.append(ParseFailure(text[start:after], f"{expected}; got {base.got(text, start)}", meant[1]))
+                found.append(ParseFailure(text[start:after], f"{expected}; got {base.quote(text, start)}", meant[1]))
             else:
                 base.add_text(found, Reasoning, text[start:after])
             start = after
@@ -462,7 +464,7 @@ class MuseGlimmerParser(SchemaSectionParser):
             position = base.skip_white_space(source, end)
         if position < len(source) or not found:
             expected = f"a message to {recipient!r} is <atem:function_calls> ... </atem:function_calls>"
-            reason = f"{expected}; got {base.got(source, position)}"
+            reason = f"{expected}; got {base.quote(source, position)}"
             found.append(ParseFailure(content[position:] if found else message, reason, recipient))
         return found
 

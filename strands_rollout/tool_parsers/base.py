@@ -5,7 +5,8 @@ A parser never raises because of the model's text, and never repairs it: text th
 
 1. Put a class into the file of its kind (`json_object.py`, `json_arguments.py`, `bare_values.py`, `literals.py`).
 2. If tags mark calls and reasoning, subclass `TaggedParser`: define the tags, and parse the call that follows a tag.
-   Subclass `SectionParser` (`sections.py`) for calls in a section, `ArrayParser` for calls in a JSON array.
+   Subclass `SectionParser` (`sections.py`) for calls in a section, `ArrayParser` (`json_object.py`) for calls in a JSON
+   array.
 3. If values are enclosed in tags, parse them with `ValueTags` (`sections.py`); if values are bare text whose type the
    tools' schemas define, subclass `SchemaParser`. For other formats, implement `ToolParser`.
 4. Add the class to the table in `__init__.py`; outside of this package, call `register_parser`.
@@ -35,7 +36,7 @@ class StrictJSONError(ValueError):
 
 
 class JSONSource(str):
-    """A text from which many objects are decoded, and which pretends to have a single line.
+    """A text that pretends to have a single line, so that decoding many objects from it is fast.
 
     `json` counts the lines before each error, which takes quadratic time in a text with many errors.
     """
@@ -66,11 +67,11 @@ def decode_object(text: JSONSource, start: int, *, origin: int) -> tuple[dict[st
     """
     if not text.startswith("{", start):
         expected = f"expected a JSON object, which begins with '{{', at offset {start - origin}"
-        raise StrictJSONError(f"{expected}; got {got(text, start)}")
+        raise StrictJSONError(f"{expected}; got {quote(text, start)}")
     return decode_value(text, start, origin=origin)
 
 
-def decode_whole(text: str) -> Json:
+def decode_single_value(text: str) -> Json:
     """Decode a text that is a single JSON value with optional white space around it.
 
     Raises:
@@ -78,12 +79,16 @@ def decode_whole(text: str) -> Json:
     """
     value, end = decode_value(JSONSource(text), skip_white_space(text, 0), origin=0)
     if skip_white_space(text, end) < len(text):
-        raise StrictJSONError(f"expected nothing after the value, at offset {end}; got {got(text, end)}")
+        raise StrictJSONError(f"expected nothing after the value, at offset {end}; got {quote(text, end)}")
     return value
 
 
 def decode_value(text: JSONSource, start: int, *, origin: int) -> tuple[Any, int]:
-    """Decode the JSON value at `start`; see `decode_object`."""
+    """Decode the JSON value at `start`; return the value and the position after it.
+
+    Raises:
+        StrictJSONError: There is no valid value; positions in the message count from `origin`.
+    """
     try:
         value, end = _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as e:
@@ -107,7 +112,7 @@ def decode_value(text: JSONSource, start: int, *, origin: int) -> tuple[Any, int
 
 
 def has_json_type(value: object, types: Set[str]) -> bool:
-    """Return whether a decoded value has one of these JSON types; strings never do, since formats don't quote them."""
+    """Return whether a decoded value has one of these JSON types; False for strings, which formats write unquoted."""
     if value is None or isinstance(value, bool):
         return ("null" if value is None else "boolean") in types
     if isinstance(value, int | float):
@@ -116,7 +121,7 @@ def has_json_type(value: object, types: Set[str]) -> bool:
 
 
 def check_depth(value: object) -> None:
-    """Raise StrictJSONError if a value is nested deeper than a call's arguments may be."""
+    """Raise StrictJSONError if a value is nested deeper than 100 levels."""
     level: list[Any] = [value] if isinstance(value, dict | list) else []
     for _ in range(_MAX_DEPTH):
         level = [
@@ -238,7 +243,7 @@ class ToolParser(Protocol):
 
 @runtime_checkable
 class UntypedParser(Protocol):
-    """An optional protocol of parsers whose format does not mark types, so that values need the tools' schemas."""
+    """An optional protocol of parsers for formats that don't mark types: the tools' schemas define them."""
 
     def for_tools(self, schemas: Mapping[str, Mapping[str, Any]]) -> ToolParser:
         """Return this parser for tools with these schemas: tool name -> JSON Schema of its arguments.
@@ -274,7 +279,7 @@ class MalformedError(ValueError):
 
 
 class BaseParser(ToolParser):
-    """Base class of parsers; makes the ids of calls with `new_id`."""
+    """Base class of parsers; `new_id` makes the ids of calls."""
 
     def __init__(self, new_id: NewId = random_id) -> None:
         self._new_id = new_id
@@ -369,12 +374,12 @@ def expect_tag(text: str, start: int, tag: str, name: str | None) -> int:
     begin = skip_white_space(text, start)
     if not text.startswith(tag, begin):
         after = f" after the arguments of {name!r}" if name else ""
-        raise MalformedError(f"expected {tag}{after}; got {got(text, begin)}", name, start)
+        raise MalformedError(f"expected {tag}{after}; got {quote(text, begin)}", name, start)
     return begin + len(tag)
 
 
-def got(text: str, position: int) -> str:
-    """Quote the text at a position, for a failure's reason."""
+def quote(text: str, position: int) -> str:
+    """Quote up to 20 characters of a text from a position on, for a failure's reason."""
     return repr(text[position : position + 20]) if position < len(text) else "the end of the text"
 
 

@@ -25,13 +25,13 @@ as in vllm-project/vllm, tokenizers/deepseek_v4_encoding.py.
 Kimi K3: `<|open|>tools<|sep|>` with calls, whose arguments state their JSON type; values other than strings are JSON.
 Text has a section `response`. In attributes, `&` and `"` are escaped. Sources: Kimi-K3's chat template (as in
 ggml-org/llama.cpp, models/templates/Kimi-K3.jinja) and sgl-project/sglang, function_call/kimik3_detector.py. A value
-without its stated type is a failure here. A section with any other name is reasoning.
+that does not have its stated type is a failure here. A section with any other name is reasoning.
 
 gpt-oss's harmony: a turn consists of messages, each with a channel and an optional recipient. A turn with reasoning and
 a call, after the prompt's `<|start|>assistant`: `<|channel|>analysis<|message|>...<|end|>`, then
 `<|start|>assistant<|channel|>commentary to=functions.x <|constrain|>json<|message|>{}<|call|>`. The analysis channel is
 reasoning; a message to `functions.x` is a call, even on the analysis channel, where gpt-oss-120b writes many calls; the
-final channel, and commentary without a recipient, is text. Sources: openai/harmony, docs/format.md, and gpt-oss-20b's
+final channel, and commentary without a recipient, are text. Sources: openai/harmony, docs/format.md, and gpt-oss-20b's
 chat template, which has the recipient before the channel; for the analysis channel ai-dynamo/dynamo, pull request
 10366, and vllm-project/vllm, pull request 35907. Text outside of such messages (an unknown channel, an invalid header)
 is reasoning, since it has no recipient.
@@ -68,7 +68,7 @@ def _read_kimi(text: base.JSONSource, start: int) -> ReadCall:
     if header is None:
         meant = _KIMI_NAME.match(text, start)
         expected = "expected functions.<tool>:<index><|tool_call_argument_begin|>{...}"
-        raise MalformedError(f"{expected}; got {base.got(text, start)}", meant[1] if meant else None)
+        raise MalformedError(f"{expected}; got {base.quote(text, start)}", meant[1] if meant else None)
     name = header["name"] or header["bare"]
     try:
         arguments, end = base.decode_arguments(text, header.end(), name)
@@ -116,7 +116,7 @@ def _read_deepseek(text: base.JSONSource, start: int) -> ReadCall:
     """Parse a call of DeepSeek V3 or V3.1, after its opening tag."""
     head = _HEAD.match(text, start)
     if head is None:
-        raise MalformedError(f"expected <tool><｜tool▁sep｜>{{...}}; got {base.got(text, start)}")
+        raise MalformedError(f"expected <tool><｜tool▁sep｜>{{...}}; got {base.quote(text, start)}")
     fenced = _FENCED_NAME.match(text, head.end()) if head[1] == "function" else None
     name, start = (head[1], head.end()) if fenced is None else (fenced[1], fenced.end())
     arguments, end = base.decode_arguments(text, start, name)
@@ -129,7 +129,7 @@ def _read_invoke(text: base.JSONSource, start: int) -> ReadCall:
     """Parse a call of DeepSeek V3.2 or V4, after `<｜DSML｜invoke`; without arguments it may end with that tag."""
     head = _INVOKE.match(text, start)
     if head is None:
-        raise MalformedError(f'expected <｜DSML｜invoke name="<tool>">; got {base.got(text, start)}')
+        raise MalformedError(f'expected <｜DSML｜invoke name="<tool>">; got {base.quote(text, start)}')
     name = head[1]
     if head[2]:
         return name, {}, None, head.end()
@@ -138,7 +138,7 @@ def _read_invoke(text: base.JSONSource, start: int) -> ReadCall:
         if opened[2] == "true":
             return written
         try:
-            return base.decode_whole(written)
+            return base.decode_single_value(written)
         except base.StrictJSONError as e:
             raise MalformedError(f'the parameter {key!r} of {name!r}, which says string="false": {e}') from e
 
@@ -146,7 +146,7 @@ def _read_invoke(text: base.JSONSource, start: int) -> ReadCall:
     position = base.skip_white_space(text, end)
     if not text.startswith(_END_INVOKE, position):
         expected = f'expected <｜DSML｜parameter name="..." string="true|false"> or {_END_INVOKE}'
-        raise MalformedError(f"{expected} in the call of {name!r}; got {base.got(text, position)}", name, position)
+        raise MalformedError(f"{expected} in the call of {name!r}; got {base.quote(text, position)}", name, position)
     return name, arguments, None, position + len(_END_INVOKE)
 
 
@@ -205,7 +205,7 @@ def _read_k3(text: base.JSONSource, start: int) -> ReadCall:
     head = _K3_CALL.match(text, start)
     if head is None:
         expected = 'expected <|open|>call tool="<tool>" index="<number>"<|sep|>'
-        raise MalformedError(f"{expected}; got {base.got(text, start)}")
+        raise MalformedError(f"{expected}; got {base.quote(text, start)}")
     name = _unescape_attribute(head[1])
 
     def value_of(opened: re.Match[str], key: str, written: str) -> Json:
@@ -214,7 +214,7 @@ def _read_k3(text: base.JSONSource, start: int) -> ReadCall:
             return written
         what = f"the argument {key!r} of {name!r}, which says type={kind!r}"
         try:
-            value = base.decode_whole(written)
+            value = base.decode_single_value(written)
         except base.StrictJSONError as e:
             raise MalformedError(f"{what}: {e}") from e
         if not base.has_json_type(value, {kind}):
@@ -272,7 +272,7 @@ class _Header:
     channel: str
     recipient: str | None
     end: int  # position after `<|message|>`
-    is_begun: bool = True  # the message begins with `<|start|>assistant`, or is the first
+    has_start: bool = True  # the message begins with `<|start|>assistant`, or is the first message
 
 
 class GptOssParser(BaseParser):
@@ -343,7 +343,7 @@ class GptOssParser(BaseParser):
 
 
 def _check_header(header: _Header, recipient: str, name: str) -> None:
-    if not header.is_begun:
+    if not header.has_start:
         raise MalformedError("a message begins with <|start|>assistant", name)
     if not recipient.startswith("functions.") or not name:
         raise MalformedError(f"got a message to {recipient!r}; expected a call to=functions.<tool>", name)
@@ -355,12 +355,12 @@ def _parse_header(text: str, begin: re.Match[str], *, is_first: bool) -> _Header
     header = _HEADER.match(text, begin.end())
     if header is None or (header["first"] and header["second"]):
         return None
-    is_begun = is_first or bool(begin[0].strip())
-    return _Header(header["channel"], header["first"] or header["second"], header.end(), is_begun)
+    has_start = is_first or bool(begin[0].strip())
+    return _Header(header["channel"], header["first"] or header["second"], header.end(), has_start)
 
 
 def _read_broken_message(text: str, start: int, found: list[Segment]) -> int:
-    """Append a message with an invalid header: a failure if it has a recipient, else reasoning. Return its end."""
+    """Append a message with an invalid header, and return its end: a failure if it has a recipient, else reasoning."""
     head_end = _HEADER_END.search(text, start)
     recipient = _RECIPIENT.search(text, start, len(text) if head_end is None else head_end.start())
     close = _END.search(text, start)
@@ -369,5 +369,5 @@ def _read_broken_message(text: str, start: int, found: list[Segment]) -> int:
         base.add_text(found, Reasoning, text[start:end])
     else:
         expected = "expected <|channel|>commentary to=functions.<tool> <|constrain|>json<|message|>{...}<|call|>"
-        found.append(ParseFailure(text[start:end], f"{expected}; got {base.got(text, start)}", recipient[1]))
+        found.append(ParseFailure(text[start:end], f"{expected}; got {base.quote(text, start)}", recipient[1]))
     return end

@@ -1,6 +1,6 @@
 """Formats whose call is a JSON object, `{"name": "x", "arguments": {}}`: Hermes, Llama 3, Mistral and others.
 
-Hermes, which Qwen uses: `<tool_call>{"name": "x", "arguments": {}}</tool_call>`, and `<think>`.
+Hermes, which Qwen uses: `<tool_call>{"name": "x", "arguments": {}}</tool_call>`; reasoning is in `<think>`.
 
 Llama 3: the whole answer is `{"name": "x", "parameters": {}}`, optionally after `<|python_tag|>`. Models also write
 `"arguments"` for `"parameters"`; like SGLang, this parser accepts either, but not both in one call. Several calls are
@@ -11,15 +11,16 @@ sgl-project/sglang, function_call/llama32_detector.py. Meta's documentation show
 `<|python_end|>`, and the calls after it, without a separator. Built-in tools and code after `<|python_tag|>` are not
 JSON, so they are failures. These models don't reason; `<think>` is for models derived from them that do.
 
-Mistral: `[TOOL_CALLS]` and an array of calls, or a name and its arguments; reasoning is `[THINK]`:
+Mistral: `[TOOL_CALLS]` and an array of calls, or a name and its arguments; reasoning is in `[THINK]`:
 - Tokenizers up to v7: `[TOOL_CALLS] [{"name": "x", "arguments": {}}]`, each call with an optional "id".
-- v11: `[TOOL_CALLS]x[CALL_ID]123456789[ARGS]{}`; v13: `[TOOL_CALLS]x[ARGS]{}`; once per call.
+- v11: `[TOOL_CALLS]x[CALL_ID]123456789[ARGS]{}` for each call.
+- v13: `[TOOL_CALLS]x[ARGS]{}` for each call.
 
 All three are accepted, since they can't be confused. Sources: the models' chat templates (as in vllm-project/vllm,
 examples/tool_chat_template_mistral_official.jinja; Mistral-Small-3.2's and Ministral-3's) and sgl-project/sglang,
 function_call/mistral_detector.py.
 
-The array alone, after or between tags: Granite 3 (`<|tool_call|>[...]`), Phi-4-mini (`functools[...]`) and Hunyuan A13B
+Calls in an array, after or between tags: Granite 3 (`<|tool_call|>[...]`), Phi-4-mini (`functools[...]`), Hunyuan A13B
 (`<tool_calls>[...]</tool_calls>`). Apertus' objects have one key, the tool's name: `<|tools_prefix|>[{"x": {}}]`, and
 `<|tools_suffix|>` ends the turn. Sources: Granite-3.3's, Hunyuan-A13B's and Apertus' chat templates, vllm-project/vllm,
 tool_parsers/hunyuan_a13b_tool_parser.py, phi4mini_tool_parser.py and examples/tool_chat_template_phi4_mini.jinja.
@@ -36,8 +37,10 @@ from strands_rollout.tool_parsers.base import MalformedError, ParseFailure, Read
 _LEADING_NAME: Final = re.compile(r'\{\s{0,20}"name"\s{0,20}:\s{0,20}"([^"\\\x00-\x1f]{1,200})"')
 
 
-def _find_call_faults(value: Mapping[str, Any], *, arguments: str = "arguments", also: str | None = None) -> list[str]:
-    """List the faults of a call's object; `also` is an optional third key, whose value must be a string."""
+def _find_call_faults(
+    value: Mapping[str, Any], *, arguments: str = "arguments", optional: str | None = None
+) -> list[str]:
+    """List the faults of a call's object; `optional` is a third key, which may be missing and has a string."""
     reasons = []
     if "name" not in value:
         reasons.append("the name is missing")
@@ -47,9 +50,9 @@ def _find_call_faults(value: Mapping[str, Any], *, arguments: str = "arguments",
         reasons.append(f"the {arguments} are missing")
     elif not isinstance(value[arguments], dict):
         reasons.append(f"the {arguments} are {_describe_type(value[arguments])}, not an object")
-    if also is not None and not isinstance(value.get(also, ""), str):
-        reasons.append(f"the {also} is {_describe_type(value[also])}, not a string")
-    others = [key for key in value if key not in ("name", arguments, also)]
+    if optional is not None and not isinstance(value.get(optional, ""), str):
+        reasons.append(f"the {optional} is {_describe_type(value[optional])}, not a string")
+    others = [key for key in value if key not in ("name", arguments, optional)]
     if others:
         reasons.append(f"there are other keys than name and {arguments}: {', '.join(map(repr, others[:5]))}")
     return [*reasons, f'expected {{"name": "<tool>", "{arguments}": {{...}}}} and nothing else'] if reasons else []
@@ -107,7 +110,7 @@ class HermesParser(TaggedParser):
                 return [ToolCall(self._new_id(), value["name"], value["arguments"])], close + len(_CLOSE)
         elif close < len(text):
             expected = f"expected {_CLOSE} after the JSON object, at offset {close - tag.end()}"
-            reasons.append(f"{expected}; got {base.got(text, close)}")
+            reasons.append(f"{expected}; got {base.quote(text, close)}")
         return _failure(text, tag.start(), end, reasons, _get_name(value))
 
 
@@ -172,11 +175,11 @@ class Llama3JSONParser(TaggedParser):
                 return [*found, ParseFailure(text[opened:], str(e), _leading_name(text, begin))]
             after = base.skip_white_space(text, end)
             key = "arguments" if "arguments" in value and "parameters" not in value else "parameters"
-            reasons = _find_call_faults(value, arguments=key, also="type")
+            reasons = _find_call_faults(value, arguments=key, optional="type")
             if value.get("type", "function") != "function":
                 reasons.append(f'the type is {value["type"]!r}; expected "function"')
             if after < len(text) and text[after] not in separators:
-                reasons.append(f"expected the end of the answer, or ; and another call; got {base.got(text, after)}")
+                reasons.append(f"expected the end of the answer, or ; and another call; got {base.quote(text, after)}")
                 return [*found, ParseFailure(text[opened:], "; ".join(reasons), _get_name(value))]
             if reasons:
                 found.append(ParseFailure(text[opened:end], "; ".join(reasons), _get_name(value)))
@@ -225,7 +228,9 @@ class ArrayParser(TaggedParser):
     def _read_calls(self, text: base.JSONSource, opened: int, start: int) -> ReadResult:
         """Parse the calls after the tag that begins at `opened`."""
         if not text.startswith("[", start):
-            raise MalformedError(f"expected a JSON array of calls after {self.open_calls}; got {base.got(text, start)}")
+            raise MalformedError(
+                f"expected a JSON array of calls after {self.open_calls}; got {base.quote(text, start)}"
+            )
         return self._read_array(text, opened, start)
 
     def _read_array(self, text: base.JSONSource, opened: int, start: int) -> ReadResult:
@@ -243,7 +248,7 @@ class ArrayParser(TaggedParser):
             position, mark = base.skip_white_space(text, end), ","
         if not text.startswith("]", position):
             expected = "expected , and another call, or ] after the last"
-            raise MalformedError(f"{expected}; got {base.got(text, position)}", _get_name(elements[-1]), position)
+            raise MalformedError(f"{expected}; got {base.quote(text, position)}", _get_name(elements[-1]), position)
         # if the first or last element fails, its text includes the tag and brackets around the elements
         del begins[1]
         ends[-1] = position + 1
@@ -253,7 +258,7 @@ class ArrayParser(TaggedParser):
         return found, position + 1
 
     def _read_element(self, value: dict[str, Any], text: str) -> ToolCall | ParseFailure:
-        if reasons := _find_call_faults(value, also=self.id_key):
+        if reasons := _find_call_faults(value, optional=self.id_key):
             return ParseFailure(text, "; ".join(reasons), _get_name(value))
         written_id = value.get(self.id_key or "", "")
         shown_id = written_id if _ID.fullmatch(written_id) else None
@@ -315,6 +320,6 @@ class MistralParser(ArrayParser):
         if header is None:
             meant = _NAME.match(text, start)
             expected = f"expected a JSON array of calls, or <tool>[ARGS]{{...}}, after {_CALLS}"
-            raise MalformedError(f"{expected}; got {base.got(text, start)}", meant[0] if meant else None)
+            raise MalformedError(f"{expected}; got {base.quote(text, start)}", meant[0] if meant else None)
         arguments, end = base.decode_arguments(text, header.end(), header[1])
         return [ToolCall(self._new_id(), header[1], arguments, header[2])], end

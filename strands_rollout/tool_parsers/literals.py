@@ -13,9 +13,9 @@ In both formats a name may contain dots and dashes, a string may contain line br
 JSON's true, false and null are accepted too.
 
 Gemma 4: `<|tool_call>call:x{key:<|"|>value<|"|>,other:[1,true]}<tool_call|>`, with bare keys, and strings without
-escapes between their tokens; reasoning is in `<|channel>thought`. Sources: the model's chat template (as in
+escapes between `<|"|>` tokens; reasoning is in `<|channel>thought`. Sources: the model's chat template (as in
 ggml-org/llama.cpp, models/templates/google-gemma-4-31B-it.jinja), which writes None for null, and sgl-project/sglang,
-function_call/gemma4_detector.py. A word without these tokens, which SGLang accepts as a string, is a failure.
+function_call/gemma4_detector.py. An unquoted word, which SGLang accepts as a string, is a failure.
 """
 
 import json
@@ -88,14 +88,14 @@ def read_calls(block: str) -> list[tuple[str, dict[str, Any]]]:
     while text.startswith(mark, position):
         opened = _CALL.match(text, position + 1)
         if opened is None:
-            raise MalformedError(f"expected a call as in [tool(key=value)]; got {base.got(text, position + 1)}")
+            raise MalformedError(f"expected a call as in [tool(key=value)]; got {base.quote(text, position + 1)}")
         arguments, position = _read_arguments(text, opened.end(), opened[1])
         calls.append((opened[1], arguments))
         position, mark = base.skip_white_space(text, position), ","
     if not calls or not text.startswith("]", position) or text[position + 1 :].strip():
         name = calls[-1][0] if calls else None
         expected = "expected [tool(key=value), ...] and nothing after it"
-        raise MalformedError(f"{expected}; got {base.got(text, position)}", name)
+        raise MalformedError(f"{expected}; got {base.quote(text, position)}", name)
     return calls
 
 
@@ -105,11 +105,11 @@ def _read_arguments(text: base.JSONSource, start: int, name: str) -> tuple[dict[
     position = base.skip_white_space(text, start)
     while not text.startswith(")", position):
         if arguments and not text.startswith(",", position):
-            raise MalformedError(f"expected , or ) in the call of {name!r}; got {base.got(text, position)}", name)
+            raise MalformedError(f"expected , or ) in the call of {name!r}; got {base.quote(text, position)}", name)
         position += bool(arguments)
         key = _KEY.match(text, position)
         if key is None:
-            raise MalformedError(f"expected key=value in the call of {name!r}; got {base.got(text, position)}", name)
+            raise MalformedError(f"expected key=value in the call of {name!r}; got {base.quote(text, position)}", name)
         if key[1] in arguments:
             raise MalformedError(f"the argument {key[1]!r} of {name!r} stands twice", name)
         try:
@@ -182,12 +182,12 @@ class Gemma4Parser(TaggedParser):
         after = len(text) if end < 0 else end + len("<tool_call|>")
         head = _HEAD.match(text, tag.end())
         if head is None:
-            reason = f"expected call:TOOL{{...}}; got {base.got(text, tag.end())}"
+            reason = f"expected call:TOOL{{...}}; got {base.quote(text, tag.end())}"
         elif end < 0:
             reason = "unterminated: there is no <tool_call|> after it"
         else:
             try:
-                arguments = base.decode_whole(_GEMMA.sub(_gemma_as_json, text[head.end() : end]))
+                arguments = base.decode_single_value(_GEMMA.sub(_gemma_as_json, text[head.end() : end]))
                 return [ToolCall(self._new_id(), head[1], arguments)], after
             except base.StrictJSONError as e:
                 reason = f"the arguments of {head[1]!r}, with keys and strings as in JSON: {e}"

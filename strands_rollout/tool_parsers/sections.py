@@ -58,17 +58,19 @@ class SectionParser(TaggedParser):
                 reasons.append(f"unterminated: there is no {section.close} after it")
                 named = next((part.name for part in found if part.name), None)
                 return [ParseFailure(text[tag.start() :], "; ".join(reasons), named)], position
-            segment, position = self._read_one(text, position, section)
+            segment, position = self._read_section_call(text, position, section)
             found.append(segment)
             position = base.skip_white_space(text, position)
         end = position + len(section.close)
         return found or [ParseFailure(text[tag.start() : end], "there is no call between the tags")], end
 
-    def _read_one(self, text: base.JSONSource, start: int, section: Section) -> tuple[ToolCall | ParseFailure, int]:
-        """Parse a call in a section, or a malformed call up to the next tag; return the position after it."""
+    def _read_section_call(
+        self, text: base.JSONSource, start: int, section: Section
+    ) -> tuple[ToolCall | ParseFailure, int]:
+        """Parse a call in a section, or return a failure up to the next tag; also return the position after it."""
         if not text.startswith(section.open_call, start):
             end = section.find_failure_end(text, start, section.close, section.open_call)
-            reason = f"expected {section.open_call} or {section.close}; got {base.got(text, start)}"
+            reason = f"expected {section.open_call} or {section.close}; got {base.quote(text, start)}"
             return ParseFailure(text[start:end], reason), end
         inside = start + len(section.open_call)
         try:
@@ -81,7 +83,9 @@ class SectionParser(TaggedParser):
 
 @dataclass(frozen=True, slots=True)
 class ValueTags:
-    """Parses arguments whose values are enclosed in tags, in formats without escapes: a value ends at the first tag.
+    """Parses arguments whose values are enclosed in tags, in formats without escapes.
+
+    A value ends at the first tag that `inner` matches, which must be `close`.
 
     Attributes:
         open: Matches the text before a value; its first group is the key.
@@ -126,7 +130,7 @@ class ValueTags:
             if not text.startswith(self.close, at):
                 tag = "the end of the block" if end is None else repr(end[0])
                 value = self.value_format.format(key, tool)
-                reason = self.unclosed_format.format(value=value, close=self.close, tag=tag, rest=base.got(text, at))
+                reason = self.unclosed_format.format(value=value, close=self.close, tag=tag, rest=base.quote(text, at))
                 raise MalformedError(reason, tool, at)
             position = at + len(self.close)
             if key in arguments:

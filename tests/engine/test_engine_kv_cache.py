@@ -24,7 +24,7 @@ def test_kv_rows_attention_is_equal_for_any_product_size(shape, tokens, tmp_path
     ]
     mixed = []
     for together in (1, 4):
-        monkeypatch.setattr("strands_rollout.engine.qwen3.tokens_at_once", lambda *_, n=together, **__: n)
+        monkeypatch.setattr("strands_rollout.engine.qwen3.find_tokens_per_product", lambda *_, n=together, **__: n)
         kv = KvRows(config, 1, 512)
         kv.attend_chunk(0, 0, 0, *chunks[0])
         mixed.append(kv.attend_chunk(0, 70, 0, *chunks[1]))

@@ -115,7 +115,7 @@ if ! ray status >/dev/null 2>&1; then
   (trap '' HUP && exec ray start --head --block --num-gpus "$gpus" --disable-usage-stats --dashboard-host=127.0.0.1) >&2 &
   trap 'kill $! && wait || true' EXIT
   until ray job list --address="$ray" >/dev/null 2>&1; do
-    kill -0 $! 2>/dev/null || fail "Ray did not start, see above"
+    kill -0 $! 2>/dev/null || fail "Ray did not start; its output is above"
     sleep 1
   done
 fi

@@ -129,7 +129,7 @@ class AgentCommand(_Settings):
     args: tuple[str, ...] = ()
     """Additional arguments."""
     env: dict[str, str] = Field(default_factory=dict)
-    """Environment variables in addition to PATH, locale and the endpoint's; `${VAR}` is replaced from the
+    """Environment variables in addition to PATH, the locale and the endpoint's variables; `${VAR}` is replaced from the
     environment."""
     cwd: str | None = None
     """Working directory, relative to the configuration's folder. Default: an empty temporary folder, which is HOME

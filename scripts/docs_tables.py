@@ -349,7 +349,7 @@ def families_table() -> str:
         parser = get_parser(facts["tool_parser"])
         played = facts.get("random_episodes", {"contexts": 0, "without": ["everything"]})
         notes = [
-            *(["drops text beside calls"] if rules["text beside calls"].found != "yes" else []),
+            *(["drops text in turns with calls"] if rules["text beside calls"].found != "yes" else []),
             *(["ends turns with calls by another token"] if rules["end of a turn with calls"].found != "yes" else []),
             *(f"refuses {name}" for name in played["without"]),
         ]

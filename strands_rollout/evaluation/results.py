@@ -160,19 +160,19 @@ class SampleResult(_ResultModel):
         return self.status in FINISHED_STATUSES
 
     @property
-    def ungraded(self) -> str:
+    def grading_error(self) -> str:
         """Reason why a finished sample could not be graded; "" if it was graded."""
         return self.reward.error if self.reward and self.is_finished else ""
 
     @property
     def is_scored(self) -> bool:
         """Return whether the sample finished and was graded; other samples are played again when the run is resumed."""
-        return self.is_finished and not self.ungraded
+        return self.is_finished and not self.grading_error
 
     @property
     def fault(self) -> str | None:
         """Reason why the sample has no score; None if it has one, or if the reason is unknown."""
-        return f"not graded: {self.ungraded}" if self.ungraded else self.error
+        return f"not graded: {self.grading_error}" if self.grading_error else self.error
 
     @property
     def is_right(self) -> bool:

@@ -53,7 +53,7 @@ from strands_rollout.play.engine import (
 )
 from strands_rollout.play.options import DemoOptions, EvalOptions, merge_changes, slime_sampling_params
 from strands_rollout.play.player import Outcome, Player, open_player
-from strands_rollout.play.rows import read_rows, shipped_rows
+from strands_rollout.play.rows import shipped_rows, take_rows
 from strands_rollout.samples import PART_PREFIX, Sample, finished_samples, question_of
 from strands_rollout.secret_mask import find_secrets, mask_values
 from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings
@@ -349,7 +349,7 @@ def run_demo(options: DemoOptions) -> Summary:
 
 async def _demo(options: DemoOptions) -> Summary:
     log = make_console(stderr=True)
-    rows = read_rows(options.data or shipped_rows(), options.samples)
+    rows = take_rows(options.data or shipped_rows(), options.samples)
     check_writable(options.dump_dir)
     started = time.monotonic()
     async with served_engine(options.base_url, options.model_dir) as base_url:
@@ -392,7 +392,7 @@ def check_writable(folder: Path) -> None:
 
 
 def write_dump(folder: Path, outcomes: Sequence[Outcome], tokenizer: PreTrainedTokenizerBase = None) -> Path:
-    """Write rewarded samples to a new file in `folder`; with a tokenizer, the texts of their tokens too.
+    """Write the outcomes' samples to a new file in `folder`; with a tokenizer, the texts of their tokens too.
 
     Raises:
         ConfigError: The folder can't be written to.

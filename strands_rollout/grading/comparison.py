@@ -341,11 +341,12 @@ def _are_differences_proportional(first: Relation, second: Relation, budget: Bud
     differences = _difference(first), _difference(second)
     if differences[0] is None or differences[1] is None:
         return False
-    has_positive_factor = first.signs[0] not in ("=", r"\ne")  # a negative factor reverses an inequality
-    if numeric.are_proportional(differences[0], differences[1], budget, positive_factor=has_positive_factor):
+    needs_positive_factor = first.signs[0] not in ("=", r"\ne")  # a negative factor reverses an inequality
+    if numeric.are_proportional(differences[0], differences[1], budget, positive_factor=needs_positive_factor):
         return True
+    # equations stay equal when both sides are multiplied by a divisor: xy = 1 and y = 1/x
     divisors = [sorted(_divisors(difference), key=repr) for difference in (differences[0], differences[1])]
-    if has_positive_factor or not any(divisors):
+    if needs_positive_factor or not any(divisors):
         return False
     products = [
         Expression("product", (difference, *factors))

@@ -141,24 +141,24 @@ class _Parser:
 
     def _take_signs(self) -> bool:
         """Consume all signs; return whether they negate."""
-        minus = False
+        is_negative = False
         while self.next in ("+", "-"):
-            minus ^= self._take() == "-"
-        return minus
+            is_negative ^= self._take() == "-"
+        return is_negative
 
     def _product(self) -> Expression:
-        minus = self._take_signs()
+        is_negative = self._take_signs()
         factors = [self._power()]
         while self.next in _TIMES | _OVER or self._begins_factor():
             if self.next in _TIMES | _OVER:
                 is_divisor = self._take() in _OVER
-                minus ^= self._take_signs()
+                is_negative ^= self._take_signs()
                 factor = self._power()
                 factors.append(Expression("quotient", (_ONE, factor)) if is_divisor else factor)
             else:
                 self._add_adjacent_factor(factors)
         product = _product_of(factors)
-        return Expression("negative", (product,)) if minus else product
+        return Expression("negative", (product,)) if is_negative else product
 
     def _begins_factor(self) -> bool:
         """Return whether a factor without a sign follows; a number does not count: `4 2` and `x2` are not products."""
@@ -194,14 +194,14 @@ class _Parser:
         return base
 
     def _exponent(self) -> Expression:
-        minus = self._take_signs()
+        is_negative = self._take_signs()
         exponent = self._atom()
         if self.next == "^":  # 2^3^2 is 2^9
             self._take()
             self._enter()
             exponent = Expression("power", (exponent, self._exponent()))
             self._depth -= 1
-        return Expression("negative", (exponent,)) if minus else exponent
+        return Expression("negative", (exponent,)) if is_negative else exponent
 
     def _take_degrees(self) -> bool:
         for form in ([r"\circ"], ["{", r"\circ", "}"]):
@@ -293,9 +293,9 @@ class _Parser:
         exponent = base = None
         while self.next in ("^", "_"):
             if self._take() == "^":
-                minus = self._take_signs()
+                is_negative = self._take_signs()
                 exponent = self._atom()
-                exponent = Expression("negative", (exponent,)) if minus else exponent
+                exponent = Expression("negative", (exponent,)) if is_negative else exponent
             elif name == "log":
                 base = self._atom()
             else:
@@ -312,7 +312,7 @@ class _Parser:
         """Parse a group, or the factors up to the next function: sin 2x cos x is sin(2x) cos(x)."""
         self._enter()
         is_group = self.next in ("(", "[", "{")
-        minus = self._take_signs()
+        is_negative = self._take_signs()
         factors = [self._atom() if is_group else self._power()]
         if is_group and self.next == "^" and self._tokens[self._position + 1] in ("{", r"\circ"):
             self._take()
@@ -327,7 +327,7 @@ class _Parser:
             self._add_adjacent_factor(factors)
         self._depth -= 1
         argument = _product_of(factors)
-        return Expression("negative", (argument,)) if minus else argument
+        return Expression("negative", (argument,)) if is_negative else argument
 
 
 def _product_of(factors: list[Expression]) -> Expression:

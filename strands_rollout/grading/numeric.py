@@ -272,6 +272,7 @@ class _Evaluation:
             total, value = _to_mpmath(total), _to_mpmath(value)
             largest = max(abs(total), abs(value))
             total += value
+            # a remainder below the agreeing digits is rounding
             total = Fraction(0) if abs(total) <= largest * _local.epsilon else total
         return total
 

@@ -67,8 +67,7 @@ def finished_episodes(
 
     Raises:
         ExportError: A sample is unfinished, has no number as reward, has images, or its tokens, mask and logprobs
-            disagree.
-            The message lists all faults of the first such sample.
+            disagree. The message lists all faults of the first such sample.
     """
     episodes = [_convert_sample(sample, number, reward_key) for number, sample in enumerate(samples)]
     for number, episode in enumerate(episodes):

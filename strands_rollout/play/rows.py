@@ -54,7 +54,7 @@ def shipped_rows() -> Path:
     return Path(str(files("strands_rollout") / "data" / "demo.jsonl"))
 
 
-def read_rows(path: Path, count: int) -> list[Row]:
+def take_rows(path: Path, count: int) -> list[Row]:
     """Return the first `count` rows of a file; start again at the top if there are fewer."""
     return list(islice(cycle(load_rows(path)), count))
 

@@ -130,7 +130,7 @@ def nulls_for_nonfinite(record: Mapping[str, float | int | str | None]) -> StepR
 
 
 def with_final_evaluation(steps: Sequence[StepRecord], summary: Mapping[str, Any] | None) -> list[StepRecord]:
-    """Append a record with the last weights' results on held-out problems to the records of a run.
+    """Return the records of a run and, at the end, a record with the last weights' results on held-out problems.
 
     A step's own record has the results of the weights before its update. `summary` is None for an unfinished run.
     """

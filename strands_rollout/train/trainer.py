@@ -186,7 +186,7 @@ async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> d
 
 
 def _load_rows(path: Path, options: TrainOptions, settings: RolloutSettings) -> list[Row]:
-    if path.parent == shipped_rows().parent:  # shipped rows have their own keys
+    if path.parent == shipped_rows().parent:  # shipped rows have the default keys, whatever the options say
         return load_rows(path)
     needs_label = settings.needs_labels
     return load_rows(path, prompt_key=options.input_key, label_key=options.label_key, needs_label=needs_label)

@@ -13,7 +13,7 @@ from harness import args_for
 
 from strands_rollout import Sample, generate
 from strands_rollout.engine import engine_process
-from strands_rollout.play.rows import read_rows, shipped_rows
+from strands_rollout.play.rows import shipped_rows, take_rows
 
 EPISODES = 6
 SETTINGS = {"executor": {"name": "local", "isolation": "rlimits"}}
@@ -46,7 +46,7 @@ async def wait_for_generation(url: str, running: asyncio.Task[Any]) -> bool:
 
 
 def new_samples() -> list[Sample]:
-    rows = read_rows(shipped_rows(), EPISODES)
+    rows = take_rows(shipped_rows(), EPISODES)
     return [Sample(prompt=row.prompt, label=row.label, index=n) for n, row in enumerate(rows)]
 
 

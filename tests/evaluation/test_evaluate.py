@@ -19,7 +19,7 @@ from strands_rollout.evaluation.run import run_demo
 from strands_rollout.play.engine import tokenizer_folder
 from strands_rollout.play.options import DemoOptions, slime_sampling_params
 from strands_rollout.play.player import Outcome
-from strands_rollout.play.rows import Row, read_rows
+from strands_rollout.play.rows import Row, take_rows
 from strands_rollout.samples import Sample
 
 ROWS = [Row([{"role": "user", "content": "What is 17 * 2?"}], "34"), Row("What is 17 * 3?", "51")]
@@ -58,7 +58,7 @@ def test_read_rows_refuses_empty_missing_and_pipe_files(tmp_path):
         ("pipe", "it is a named pipe; expected a regular file"),
     ):
         with pytest.raises(PromptError, match=words):
-            read_rows(tmp_path / f"{name}.jsonl", 5)
+            take_rows(tmp_path / f"{name}.jsonl", 5)
 
 
 async def test_evaluate_counts_a_tampered_sample(shipped_tokenizer, monkeypatch):

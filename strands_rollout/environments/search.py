@@ -143,7 +143,7 @@ class _RetrievalServer:
         return await self._batchers.get("batcher", lambda: _Batcher(self._ask)).submit(query)
 
     async def _ask(self, queries: Sequence[str]) -> list[Sequence[Passage]]:
-        """Send queries in one request, and return the passages for each."""
+        """Send queries in one request, which is retried for `patience_s`; return the passages for each query."""
         client = _CLIENTS.get("search", lambda: httpx.AsyncClient(limits=httpx.Limits(max_connections=64)))
         body = {"queries": list(queries), "topk": self._top_k, "return_scores": True}
 

@@ -135,6 +135,7 @@ class StrandsEnvironment:
         return environment
 
     async def _create(self, create: Callable[..., Any], model: SGLangModel) -> Any:  # noqa: ANN401
+        """Return what `create` makes, or what the factory makes that `create` returned for all episodes of this loop."""
         call = functools.partial(create, *self._arguments(create, model), **self._keywords(create))
         if isinstance(create, type) or inspect.iscoroutinefunction(create):
             return await call_user_code(call)
@@ -150,6 +151,7 @@ class StrandsEnvironment:
         return await call_user_code(call if factory is None else factory)
 
     def _keywords(self, create: Callable[..., Any]) -> dict[str, Any]:
+        """Return the keyword arguments: the configuration, and a model factory for each parameter that takes one."""
         named = inspect.signature(create).parameters
         if isinstance(create, type) and not any(name in named for name in _MODEL_FACTORIES):
             return {"model_factory": sub_agent_model, **self._config}

@@ -99,7 +99,8 @@ class EvalSet:
         selected = rows[file.start : file.stop][:limit]
         if not selected:
             raise ConfigError(
-                f"got rows [{file.start}:{file.stop}] of {file.path}, which has {len(rows)}; expected one or more"
+                f"got no rows, since {file.path} has {len(rows)} and [{file.start}:{file.stop}] selects none; expected at "
+                "least one"
             )
         for row in selected:
             where = f"{file.path}:{row.line}"
@@ -157,7 +158,7 @@ class EvalSet:
 
 def _check_top_k(top_k: int | None) -> int | None:
     if top_k == 0:
-        raise ValueError("-1 for all, or 1 and more")
+        raise ValueError("-1 for all tokens, or at least 1")
     return top_k
 
 

@@ -502,7 +502,7 @@ def print_summary(console: Console, outcomes: Sequence[Outcome], summary: Summar
 
 
 def print_evaluation(console: Console, report: Mapping[str, Any]) -> None:
-    """Print the report of each data set."""
+    """Print the report of each data set, then the notes."""
     for name, data_set in report["data_sets"].items():
         console.print(Text(name, style="bold"))
         console.print(_table(_problem_rows(data_set["by_problem"])))

@@ -160,7 +160,10 @@ class SessionServer:
 
     async def _close_session(self, name: str) -> None:
         opened = self._open.pop(name)
-        await self.gateway.remove(opened.key, SessionEndedError("the session was ended by its owner"))
+        await self.gateway.remove(
+            opened.key,
+            SessionEndedError("the session has ended: its owner ended it, or it had no request for too long"),
+        )
         await opened.session.model.finish(0.0)
 
 

@@ -98,7 +98,7 @@ async def fetch_tokenizer_folder(base_url: str) -> Path:
 
 
 async def start_executor(setting: str | Mapping[str, Any]) -> str:
-    """Start the code sandbox before episodes need it, and return its isolation, or "unknown" if it reports none.
+    """Start a local code sandbox before episodes need it; return its isolation, "unknown" for any other executor.
 
     Raises:
         ConfigError: The executor does not exist.

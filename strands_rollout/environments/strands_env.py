@@ -135,7 +135,7 @@ class StrandsEnvironment:
         return environment
 
     async def _create(self, create: Callable[..., Any], model: SGLangModel) -> Any:  # noqa: ANN401
-        """Return what `create` makes, or what the factory makes that `create` returned for all episodes of this loop."""
+        """Call `create`, or the factory that it returned once for all episodes of this event loop."""
         call = functools.partial(create, *self._arguments(create, model), **self._keywords(create))
         if isinstance(create, type) or inspect.iscoroutinefunction(create):
             return await call_user_code(call)

@@ -99,8 +99,7 @@ class EvalSet:
         selected = rows[file.start : file.stop][:limit]
         if not selected:
             raise ConfigError(
-                f"got no rows, since {file.path} has {len(rows)} and [{file.start}:{file.stop}] selects none; expected at "
-                "least one"
+                f"[{file.start}:{file.stop}] selects none of the {len(rows)} rows of {file.path}; expected one or more"
             )
         for row in selected:
             where = f"{file.path}:{row.line}"

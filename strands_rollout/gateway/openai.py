@@ -20,11 +20,11 @@ from strands_rollout.gateway.protocols import (
     field_of,
     find_ignored_fields,
     image_of_url,
+    list_of_objects,
     named_sse,
     new_id,
-    objects,
     reasoning_block,
-    refuse,
+    refuse_unsupported,
     result_block,
     sampling_params,
     sse,
@@ -38,7 +38,7 @@ class ChatCompletions(ApiProtocol):
 
     def read(self, body: dict[str, Any], cache: ItemCache) -> TurnRequest:
         """See `ApiProtocol.read`."""
-        refuse(
+        refuse_unsupported(
             body,
             n=(1,),
             tool_choice=("auto", "none"),
@@ -46,8 +46,8 @@ class ChatCompletions(ApiProtocol):
             modalities=([], ["text"]),
             add_generation_prompt=(True,),
         )
-        tools = objects(body, "tools")
-        system, messages = cache.read(objects(body, "messages"), _chat_pieces)
+        tools = list_of_objects(body, "tools")
+        system, messages = cache.read(list_of_objects(body, "messages"), _chat_pieces)
         return TurnRequest(
             messages,
             system,
@@ -145,7 +145,7 @@ def _chat_pieces(message: Item) -> list[Piece]:
     reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
     blocks = [reasoning_block(reasoning)] if isinstance(reasoning, str) and reasoning else []
     blocks += blocks_of(content, _chat_part)
-    for call in objects(message, "tool_calls"):
+    for call in list_of_objects(message, "tool_calls"):
         if call.get("type", "function") != "function":
             raise PromptError(
                 f"got a tool call of type {call['type']!r:.100}; expected function; no other type is supported"
@@ -171,11 +171,11 @@ class Responses(ApiProtocol):
 
     def read(self, body: dict[str, Any], cache: ItemCache) -> TurnRequest:
         """See `ApiProtocol.read`."""
-        refuse(body, tool_choice=("auto", "none"), truncation=("disabled",))
-        refuse(field_of(body, "text", dict, "an object"), format=("text",))
+        refuse_unsupported(body, tool_choice=("auto", "none"), truncation=("disabled",))
+        refuse_unsupported(field_of(body, "text", dict, "an object"), format=("text",))
         given, earlier_id = body.get("input"), body.get("previous_response_id")
         is_text = isinstance(given, str)
-        items: Sequence[Item] = [{"role": "user", "content": given}] if is_text else objects(body, "input")
+        items: Sequence[Item] = [{"role": "user", "content": given}] if is_text else list_of_objects(body, "input")
         if earlier_id is not None:
             items = _join_items(self.recall("previous_response_id", earlier_id)["input"], items)
         instructions = [str(body["instructions"])] if body.get("instructions") else []
@@ -190,7 +190,7 @@ class Responses(ApiProtocol):
             body.get("stream") is True,
             body={"input": items, "tools": tools},
             template_kwargs=field_of(body, "chat_template_kwargs", dict, "an object"),
-            ignored_fields=find_ignored_fields(body, objects(body, "tools")),
+            ignored_fields=find_ignored_fields(body, list_of_objects(body, "tools")),
         )
 
     def response_body(self, request: TurnRequest, reply: Reply) -> dict[str, Any]:
@@ -306,9 +306,9 @@ def _item_events(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _response_tools(body: Item) -> _Tools:
     given: list[dict[str, Any]] = []
-    for tool in objects(body, "tools"):
+    for tool in list_of_objects(body, "tools"):
         is_namespace = tool.get("type") == "namespace"
-        inner = objects(tool, "tools") if is_namespace else []
+        inner = list_of_objects(tool, "tools") if is_namespace else []
         given += [{**each, "namespace": tool.get("name")} for each in inner] if is_namespace else [tool]
     tools: _Tools = {}
     for tool in client_tools(given, "function"):
@@ -332,7 +332,7 @@ def _item_pieces(item: Item) -> list[Piece]:
     if kind == "function_call_output":
         return [("tool", [result_block(item.get("call_id"), blocks_of(item.get("output"), _response_part))])]
     if kind == "reasoning":
-        parts = [*objects(item, "content"), *objects(item, "summary")]
+        parts = [*list_of_objects(item, "content"), *list_of_objects(item, "summary")]
         text = "".join(str(part.get("text", "")) for part in parts)
         return [("assistant", [reasoning_block(text)])] if text else []
     raise PromptError(

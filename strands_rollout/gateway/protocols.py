@@ -67,7 +67,7 @@ HONOURED: Final = frozenset(
         "previous_response_id",
         "thread",
         "chat_template_kwargs",
-        # honoured with the default value only; see `refuse`
+        # honoured with the default value only; see `refuse_unsupported`
         "n",
         "response_format",
         "text",
@@ -105,7 +105,7 @@ HARMLESS: Final = frozenset(
         "priority",
     }
 )
-# fields that are refused unless they are empty or false; see `refuse`
+# fields that are refused unless they are empty or false; see `refuse_unsupported`
 REFUSED: Final = (
     "logit_bias",
     "logprobs",
@@ -414,7 +414,7 @@ def field_of(body: Item, name: str, kind: type, expected: str) -> Any:  # noqa: 
     return value
 
 
-def objects(body: Item, name: str) -> list[dict[str, Any]]:
+def list_of_objects(body: Item, name: str) -> list[dict[str, Any]]:
     """Return a field that is a list of objects; an empty list if the field is absent or null."""
     values: list[dict[str, Any]] = field_of(body, name, list, "a list of objects")
     if not set(map(type, values)) <= {dict}:
@@ -422,7 +422,7 @@ def objects(body: Item, name: str) -> list[dict[str, Any]]:
     return values
 
 
-def refuse(body: Item, **choices: Sequence[object]) -> None:
+def refuse_unsupported(body: Item, **choices: Sequence[object]) -> None:
     """Raise PromptError for fields that the policy can't honour.
 
     Args:
@@ -458,7 +458,7 @@ def find_ignored_fields(body: Item, tools: Iterable[Item] = ()) -> dict[str, Any
     """
     known = HONOURED | HARMLESS
     found = {name: value for name, value in body.items() if name not in known and value not in (None, "", [], {})}
-    # `refuse` has already raised for a field of `REFUSED` that is neither empty nor false
+    # `refuse_unsupported` has already raised for a field of `REFUSED` that is neither empty nor false
     found = {name: value for name, value in found.items() if name not in REFUSED}
     for outer in ("text", "output_config"):
         inner = field_of(body, outer, dict, "an object")
@@ -637,15 +637,15 @@ class Messages(ApiProtocol):
         thread = field_of(body, "thread", dict, "an object")
         if thread.get("type") == "continue":
             earlier = self.recall("thread.previous_message_id", thread.get("previous_message_id"))
-            body = {**body, **earlier, "messages": [*earlier["messages"], *objects(body, "messages")]}
-        refuse(body, tool_choice=("auto", "none"))
+            body = {**body, **earlier, "messages": [*earlier["messages"], *list_of_objects(body, "messages")]}
+        refuse_unsupported(body, tool_choice=("auto", "none"))
         if field_of(body, "output_config", dict, "an object").get("format"):
             raise PromptError("got output_config.format, which this policy can't honour; leave it out")
         system = system_texts(blocks_of(body.get("system"), _messages_part))
         shown = "\n".join(text for text in system if not text.startswith(_BILLING_NOTE))
-        prompt, messages = cache.read(objects(body, "messages"), _message_pieces, [shown])
+        prompt, messages = cache.read(list_of_objects(body, "messages"), _message_pieces, [shown])
         choice = field_of(body, "tool_choice", dict, "an object").get("type")
-        tools = client_tools(objects(body, "tools"), "custom")
+        tools = client_tools(list_of_objects(body, "tools"), "custom")
         return TurnRequest(
             messages,
             prompt,

@@ -180,7 +180,9 @@ def continue_from_journal(start: EpisodeStart, sink: RecordSink | None, settings
 async def open_journal(
     sample: SampleLike, settings: RolloutSettings, conditions: Callable[[], Mapping[str, str]], *, evaluation: bool
 ) -> EpisodeRecords | None:
-    """Open the records of this sample in the folder `journal_dir`; return None without the setting or if opening fails.
+    """Open the records of this sample in the folder `journal_dir`.
+
+    Return None without that setting, without the setting `resume_aborted`, and if the folder can't be used.
 
     Records are found by the sample's index, its row and the conditions of the episode: records of an episode on another
     row or under other conditions are not this sample's. An aborted sample holds a newer state than such records, so

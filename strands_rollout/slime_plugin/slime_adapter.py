@@ -86,7 +86,7 @@ def tokenizer_of(args: SlimeArgs, sample: object) -> PreTrainedTokenizerBase:
 
 
 def processor_of(args: SlimeArgs, sample: object) -> ProcessorMixin | str | None:
-    """Return the processor that slime has loaded, else the checkpoint from which the first image will load it."""
+    """Return the processor that slime has loaded, else the checkpoint from which the first image loads it, if any."""
     loaded = getattr(slime_state(args, sample), "processor", None)
     return loaded if loaded is not None else str(getattr(args, "hf_checkpoint", None) or "") or None
 
@@ -283,6 +283,7 @@ def may_return_aborted(args: SlimeArgs, sample: object) -> bool:
     """Return whether slime can take an ABORTED sample now.
 
     slime recycles aborted samples while it is aborting, and in its fully-async rollout; otherwise they crash the run.
+    Samples of other classes may always be returned as ABORTED.
     """
     return not is_slime_sample(sample) or is_aborting(args, sample) or is_fully_async(args)
 

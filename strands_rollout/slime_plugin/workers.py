@@ -280,7 +280,7 @@ class _Worker:
         self.episodes += 1
         self.episode_s += (seconds - self.episode_s) * (_SMOOTHING if self.episode_s else 1.0)
 
-    def load(self) -> float:
+    def expected_load_s(self) -> float:
         """Return the seconds of work that the worker would have with one more episode."""
         return (len(self.jobs) + 1) * (self.episode_s or 1.0)
 
@@ -330,7 +330,11 @@ class WorkerPool:
             ) from e
 
     async def play(self, job: _EpisodeJob) -> Result | None:
-        """Play the job on a worker and return its result; None if it was aborted before a worker began."""
+        """Play the job on a worker and return its result; None if it was aborted before a worker began.
+
+        Raises:
+            RolloutError: The workers could not be started, keep dying, or could not play the episode.
+        """
         if self._error is not None:
             raise copy.copy(self._error)
         if self._starting is None:
@@ -454,7 +458,7 @@ class WorkerPool:
                 "reason"
             ) from None
         except Exception as e:  # Ray may raise anything while it starts an actor
-            raise RolloutError(f"episode worker {worker.number} can't start: {describe(e)}") from e
+            raise RolloutError(f"episode worker {worker.number} can't start: {describe_error(e)}") from e
         remote.check_worker(info, self._ray)
         worker.info, worker.is_ready = info, True
         self._assign()
@@ -469,7 +473,7 @@ class WorkerPool:
             except Exception as e:  # whatever Ray raises here, the actor can't be reached
                 cause = e
             try:
-                await self._restart(worker, shorten(describe(cause), _MAX_CAUSE_CHARS))
+                await self._restart(worker, shorten(describe_error(cause), _MAX_CAUSE_CHARS))
                 cause = None
             except Exception as e:  # a worker that can't be restarted has died once more
                 cause = e
@@ -586,11 +590,11 @@ class WorkerPool:
         free = [worker for worker in self._workers if worker.is_ready and (limit is None or len(worker.jobs) < limit)]
         if not free:
             return None
-        chosen = min(free, key=_Worker.load)
+        chosen = min(free, key=_Worker.expected_load_s)
         group = getattr(job.call.sample, "group_index", None)
         if group is not None:  # the samples of a group have one prompt, which a worker encodes once
             group_worker = self._groups.get(group)
-            if group_worker in free and group_worker.load() <= _GROUP_SLACK * chosen.load():
+            if group_worker in free and group_worker.expected_load_s() <= _GROUP_SLACK * chosen.expected_load_s():
                 chosen = group_worker
             self._groups[group] = chosen
             if len(self._groups) > _MAX_GROUPS:
@@ -717,7 +721,7 @@ def local_workers(count: int) -> Iterator[None]:
     try:
         ray.init(address="local", num_cpus=count, include_dashboard=False, logging_level=logging.WARNING)
     except Exception as e:  # Ray may fail to start in many ways
-        raise errors.ConfigError(f"Ray can't be started here for --workers: {describe(e)}") from e
+        raise errors.ConfigError(f"Ray can't be started here for --workers: {describe_error(e)}") from e
     try:
         yield
     finally:
@@ -725,7 +729,7 @@ def local_workers(count: int) -> Iterator[None]:
         ray.shutdown()
 
 
-def describe(error: object) -> str:
+def describe_error(error: object) -> str:
     """Return an error in one line: its type, and the first and last line of its text, which may be a traceback."""
     cause = getattr(error, "cause", None) or error
     lines = [line.strip() for line in _ANSI_COLOUR.sub("", str(cause)).splitlines() if line.strip(" ^~")]

@@ -436,7 +436,7 @@ def warn_about_dropped_tokens(sample: SampleLike, segments: Sequence[SiblingSegm
 
 
 _DROP_REASONS: Final = {
-    "agent": "the policy played further agents",
+    "agent": "the policy played sub-agents",
     "aside": "the policy answered a side conversation, such as a conversation manager's request for a summary",
     "segment": "the history was rewritten",
 }

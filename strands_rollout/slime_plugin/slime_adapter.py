@@ -120,7 +120,7 @@ def _load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(checkpoint, local_files_only=obstacle is not None)
     except (OSError, ValueError) as e:
         reason = " ".join(str(e).split())
-        if is_folder and not os.path.exists(os.path.join(checkpoint, "tokenizer.json")):  # noqa: PTH110, PTH118 - as above
+        if is_folder and not os.path.exists(os.path.join(checkpoint, "tokenizer.json")):  # noqa: PTH110, PTH118 - never raises
             reason = "it has no tokenizer.json; expected the folder of a model, or of its tokenizer"
         if obstacle is not None:
             remedy = f"expected the folder of a model; with a network, download it with `hf download {checkpoint}`"
@@ -156,7 +156,7 @@ def vocab_size_of(args: SlimeArgs) -> int | None:
 def _load_vocab_size(checkpoint: str) -> int | None:
     from transformers import AutoConfig
 
-    is_local = os.path.isdir(checkpoint) or hub_unreachable_reason() is not None  # noqa: PTH112 - as above
+    is_local = os.path.isdir(checkpoint) or hub_unreachable_reason() is not None  # noqa: PTH112 - never raises
     try:
         config = AutoConfig.from_pretrained(checkpoint, local_files_only=is_local)
     except (OSError, ValueError):  # a folder with a tokenizer alone

@@ -595,7 +595,7 @@ def actor_options(setting: EpisodeWorkers, node: str | None) -> dict[str, Any]:
 
 
 def check_worker(info: WorkerInfo, ray: Ray) -> None:
-    """Check that a worker's node has the driver's Ray and strands-rollout versions, and the code that the settings name.
+    """Check that a worker's node has the driver's Ray and strands-rollout versions, and code that the settings name.
 
     Raises:
         ConfigError: A version differs, or code can't be loaded there.

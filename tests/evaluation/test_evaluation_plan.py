@@ -215,7 +215,7 @@ def test_eval_config_notes_ignored_keys_once(tmp_path):
         ({"temperature": -1}, "got temperature=-1"),
         ({"top_k": "many"}, "got top_k='many'"),
         ({"path": None}, "got path=None"),
-        ({"path": "sums.jsonl@[7:9]"}, r"rows \[7:9\] of sums.jsonl, which has 3"),
+        ({"path": "sums.jsonl@[7:9]"}, r"\[7:9\] selects none of the 3 rows of sums.jsonl"),
         ({"path": "rows.csv"}, "expected .jsonl or .parquet"),
         ({"path": "${oc.env:NO_SUCH_VARIABLE}/rows.jsonl"}, "NO_SUCH_VARIABLE"),
         ({"multimodal_keys": {"image": "images"}}, "multimodal_keys.*can't be evaluated here"),

@@ -69,7 +69,7 @@ class OwnLoop:
         result.add_done_callback(_retrieve)  # nobody awaits it if this call is cancelled
         if self._is_blocked:
             raise ToolError(
-                "an earlier call still blocks the event loop of the agent program; let it use await, or a thread"
+                "an earlier call still blocks the agent program's event loop; use await or a thread for slow calls"
             )
         try:
             return await asyncio.shield(result)

@@ -46,7 +46,8 @@ class Task:
         evaluation: True in an evaluation, False in training.
         tools: The configured tools and the environment's tools, as `strands.Agent(tools=...)` takes them.
         resources: Open resources by their names in the setting `resources`.
-        environment: The object that the setting `environment` made; None without the setting.
+        environment: The episode's environment, made by the class or function in the setting `environment`; None without
+            the setting.
         environment_config: Path of the file in the setting of this name; None without the setting.
     """
 

@@ -1,7 +1,7 @@
 """Episodes that an environment plays with its own agent, for example an environment of another library.
 
-`play_environment` calls the environment's `play` within the episode's limits. The hooks that it passes make that agent
-part of the episode: they bind it to the record, bound and count its tools, and notice aborts and failed model calls.
+`play_environment` calls the environment's `play` within the episode's limits. It passes hooks that make the agent part
+of the episode: they bind the agent to the record, limit and count its tools, and notice aborts and failed model calls.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class _EnvironmentRun:
                     CLOSE_TIMEOUT_S,
                     task.index,
                 )
-                playing.cancel()  # the first cancellation has reached its cleanup, which hangs
+                playing.cancel()  # the environment's cleanup after the first cancellation hangs
                 await asyncio.wait([playing], timeout=_CANCEL_TIMEOUT_S)
         if not isinstance(played, PlayedEpisode):
             raise errors.EnvironmentFaultError(
@@ -217,8 +217,8 @@ class _EnvironmentRun:
     def _time_left_s(self) -> float | None:
         """Return the time limit of the environment's next step, in seconds; None for no limit.
 
-        `environment_timeout_s` limits its work before and after the agent's turns. `episode_timeout_s` limits
-        the agent's turns, in `_AgentHook`, and the time before them.
+        `environment_timeout_s` limits the environment's work before and after the agent's turns. `episode_timeout_s`
+        limits the agent's turns, in `_AgentHook`, and the time before them.
         """
         if self.agent_hook.is_playing:  # `_AgentHook` can't cut the turns in older versions of Strands
             return None if HAS_MIDDLEWARE else self.control.left_s(self.limits.episode_timeout_s)

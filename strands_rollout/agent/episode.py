@@ -1,6 +1,6 @@
 """Run one episode: `run_episode` builds a Strands agent, runs it within its limits and returns an `Episode`.
 
-Strands logs each exception of its loop as an error, including hundreds of aborted generations at the end of each step.
+Strands logs each exception of its loop as an error, including hundreds of aborted generations in each rollout step.
 A log filter drops these lines, since each sample reports the failure of its episode once.
 """
 
@@ -59,7 +59,8 @@ class ProgramOutcome:
         text: Text that the program returned: the final answer, in place of the policy's last turn; None without text.
         score: The score that the program returned, as a mapping with `score`; None if it returned no score.
         facts: Facts of the endpoint's requests and of the program's process.
-        dropped_tokens: Tokens of an earlier attempt that this attempt did not repeat; None without an earlier attempt.
+        dropped_tokens: Number of tokens of an earlier attempt that this attempt did not repeat; None without an earlier
+            attempt.
     """
 
     text: str | None
@@ -75,13 +76,13 @@ class Episode:
     Attributes:
         stop_reason: The reason why the episode ended.
         error: The exception that ended the episode; None for an ordinary end.
-        tool_iterations: Turns whose tools were run.
-        tool_calls: Calls that were run.
+        tool_iterations: Number of turns whose tools were run.
+        tool_calls: Number of calls that were run.
         tools: Times and errors of the tools.
         duration_s: Wall-clock seconds, including the seconds before a resume.
         limits: The limits of the episode.
         progress: State from which another agent can continue; `progress.messages` is the main agent's history.
-        user_turns: User messages after the first.
+        user_turns: Number of user messages after the first.
         is_resumable: True if another agent can continue from `progress`; False for a swarm or graph.
         program: The program's outcome, if a program played.
         played: The environment's outcome, if an environment played.
@@ -276,7 +277,7 @@ class _AgentRun:
         if setup.journal is not None and not team.is_single_agent:
             setup.journal.close(SEVERAL_AGENTS)
         conversation.bind(main, getattr(main, "_cancel_signal", None))  # private in older Strands
-        if setup.progress is not None or self.is_observed:  # otherwise the first request has the same tools
+        if setup.progress is not None or self.is_observed:  # otherwise the first request binds the same tools
             self.model.bind_tools(conversation, main.tool_registry.get_all_tool_specs())
 
     async def _turn(self, team: Team) -> StopReason | None:

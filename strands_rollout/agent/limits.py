@@ -143,8 +143,8 @@ class ToolLimiter(HookProvider):
         max_parallel_calls: Maximum calls of one turn. Further calls get an error result, and the loop continues.
 
     Attributes:
-        iterations: Tool iterations that were run.
-        calls: Tool calls that were run, without calls that could not be parsed.
+        iterations: Number of tool iterations that were run.
+        calls: Number of tool calls that were run, without calls that could not be parsed.
         tripped: The limit that ended the loop, or None.
         before_turn: `iterations` and `calls` before the last model call.
     """

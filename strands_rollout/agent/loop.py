@@ -137,8 +137,8 @@ class DirectLoop(hooks.HookProvider):
 def _has_no_observers(agent: Agent) -> bool:
     """Return True if no callback handler and no other middleware observes model calls or the invocation."""
     handlers = agent._middleware_registry._handlers  # Strands has no public accessor
-    has_only_ours = len(handlers.get(AgentStreamStage, ())) == 1 and not handlers.get(InvokeModelStage)
-    return has_only_ours and agent.callback_handler is null_callback_handler
+    has_only_own_middleware = len(handlers.get(AgentStreamStage, ())) == 1 and not handlers.get(InvokeModelStage)
+    return has_only_own_middleware and agent.callback_handler is null_callback_handler
 
 
 def _cycle_count(agent: Agent) -> int:
@@ -181,7 +181,7 @@ class DirectInvocation:
         self._has_answer = False
 
     async def run(self) -> End | None:
-        """Run cycles to the end of the invocation, and return it; None if Strands' cycle must do the next step."""
+        """Run cycles until the invocation ends, and return its `End`; None if Strands' cycle must do the next step."""
         agent = self._agent
         self._state["agent"] = agent
         while can_run_directly(agent) if self._is_observed else not agent.cancel_signal.is_set():
@@ -220,7 +220,7 @@ class DirectInvocation:
             self._agent.event_loop_metrics.end_cycle(self._started, self._trace)
 
     async def _call_model_with_retry(self) -> Answer:
-        """Return an answer; hooks see answers and failures, and may request a retry after both."""
+        """Return an answer; hooks see answers and failures, and may request a retry after either."""
         self._add_child_trace("stream_messages")
         while True:
             try:

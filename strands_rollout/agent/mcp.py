@@ -48,7 +48,7 @@ _HIDES_TRACEBACKS: Final = ContextVar("_HIDES_TRACEBACKS", default=False)
 
 # no start is attempted for this long after a failed start: hundreds of episodes may be waiting for the server
 _RESTART_DELAY_S: Final = 5.0
-# limits the servers that start at the same time: of hundreds, none would be ready before its timeout
+# one slot for each server that is starting: if hundreds started at once, none would be ready before its timeout
 _START_SLOTS: Final = threading.BoundedSemaphore(max(4, os.cpu_count() or 1))
 _END_TIMEOUT_S: Final = 5.0  # the MCP library kills a server 2 s after asking it to end
 _CLIENTS: "Final[weakref.WeakSet[GuardedMcpClient]]" = weakref.WeakSet()

@@ -301,7 +301,7 @@ class VisitLog:
                     yield from self.inner[name].last_agents(executor)
 
 
-async def run_team(runner: MultiAgentBase, prompt: Any, visits: VisitLog) -> None:  # noqa: ANN401 - whatever Strands takes
+async def run_team(runner: MultiAgentBase, prompt: Any, visits: VisitLog) -> None:  # noqa: ANN401 - as Strands takes it
     """Run a swarm or graph once, and add its events to `visits`.
 
     Raises:
@@ -456,7 +456,7 @@ async def single_agent_team(tools: Sequence[Any], build: Callable[[Sequence[Any]
 
 
 def release_once(tools: Sequence[Any]) -> list[Any]:
-    """Return the tools with their providers wrapped, so that each agent of a user's factory releases them once."""
+    """Return the tools with their providers wrapped, so that each agent releases them only once."""
     return [_ReleaseOnceProvider(tool) if isinstance(tool, ToolProvider) else tool for tool in tools]
 
 

@@ -40,8 +40,8 @@ class ToolStats:
         control: The episode's control, for its clock.
         seconds: Wall-clock seconds in tools, summed over parallel calls.
         waited_s: Wall-clock seconds during which at least one tool of this agent ran.
-        errors: Results with status error, including timeouts and calls of unknown tools.
-        timeouts: Calls that were cancelled at the time limit.
+        errors: Number of results with status error, including timeouts and calls of unknown tools.
+        timeouts: Number of calls that were cancelled at the time limit.
         infrastructure_error: The first fault of the sandbox, or of an agent that can't be played; never the policy's
             fault.
         finished: Results of the last turn's calls by tool-use id, from this agent or the agent of an aborted attempt.
@@ -216,7 +216,7 @@ class BoundedTool(WrappedTool):
                 result = await self._run_with_timeout(tool_use, invocation_state, call, **kwargs)
             except InterruptException:
                 raise
-            except Exception as e:  # a tool may raise anything; Strands turns it into the same result, and fires hooks
+            except Exception as e:  # a tool may raise anything; Strands makes the same result of it, and fires hooks
                 self._count(call, error_result(call_id, f"Error: {error_message(e)}"), e)
                 raise
         self._count(call, result, getattr(result, "exception", None))
@@ -232,7 +232,7 @@ class BoundedTool(WrappedTool):
             done, _ = await asyncio.wait({task}, timeout=self._timeout_s)
         except asyncio.CancelledError:
             await _abandon(task)
-            if task.done() and not task.cancelled():  # it has ended, so a resumed episode must not run it again
+            if task.done() and not task.cancelled():  # the call has ended, so a resumed episode must not run it again
                 error = task.exception()
                 result = task.result() if error is None else error_result(call.id, f"Error: {error_message(error)}")
                 self._count(call, result, error or getattr(result, "exception", None))

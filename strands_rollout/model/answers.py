@@ -66,7 +66,7 @@ def read_turn(trajectory: Trajectory, turn: Turn, template: ChatTemplate, parser
 def _segments(
     parser: ToolParser, split: Callable[..., list[Segment]], text: str, *, in_reasoning: bool
 ) -> list[Segment]:
-    """Split a turn with a method of its parser; if that raises, return one failure with the whole text.
+    """Split a turn with a method of its parser; if the method raises, return one failure with the whole text.
 
     A parser reads only sampled text. If a parser's error ended the episode, the sample would not be trained, and the
     policy could choose which of its samples are trained.

@@ -318,7 +318,7 @@ def collapsed_ids(ids: Sequence[int], images: Sequence[PlacedImage], decode: Dec
 
 
 def check_image_answer(generation: Generation, images: Sequence[PlacedImage], length: int) -> None:
-    """Check that the engine read the tokens that the trainer will read.
+    """Check that the engine read the tokens that the trainer will read, and that no media token was sampled.
 
     Args:
         generation: The engine's answer.

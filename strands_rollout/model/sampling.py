@@ -126,7 +126,7 @@ class TurnSampler:
 
     Args:
         vocab_size: Upper bound of context ids, exclusive.
-        end_ids: Tokens that end a turn, besides the `stop_token_ids` of the sampling parameters.
+        end_ids: Tokens that end a turn, in addition to the `stop_token_ids` of the sampling parameters.
         decode: Returns the text of ids, which is searched for stop strings if a turn is aborted.
 
     Attributes:

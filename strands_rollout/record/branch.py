@@ -277,7 +277,7 @@ class Branch:
         self.messages = [(role, copy_content(content)) for role, content in map(role_and_content, recorded)]
         self.covered = covered
         earlier = [index for index, (role, _) in enumerate(self.messages[:covered]) if role == "assistant"]
-        # the last assistant messages are the policy's; any before them came with the prompt
+        # the last assistant messages are the policy's; earlier assistant messages came with the prompt
         pairs = zip(reversed([*earlier, covered]), reversed(range(len(trajectory.turns))), strict=False)
         for position, turn in reversed([*pairs]):
             self.nodes.append(Node(self.tip, position, turn))

@@ -142,7 +142,7 @@ class Record:
         """
         if self._is_closed:
             raise EngineAbortedError("the episode has ended before an agent's first request")
-        # its history may begin with messages of another conversation, whose calls keep their ids
+        # the history may begin with messages of another conversation, whose calls keep their ids
         shown_ids = {use_id: shown for each in self for use_id, shown in each.branch.calls.shown_ids.items()}
         self.others.append(Conversation(self._new_sampler(), kind, next(self._numbers), shown_ids))
         return self.others[-1]

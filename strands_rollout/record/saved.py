@@ -36,7 +36,7 @@ class EpisodeProgress:
         messages: The agent's history. It ends with a message that the policy has to answer, with an answer that calls
             tools, or with the results of those calls.
         covered: Number of messages that the policy has read.
-        finished: Results of those calls of the last message that have ended, by tool-use id; they are not run again.
+        finished: Results of the last message's calls that have ended, by tool-use id; these calls are not run again.
         tool_iterations: Number of turns whose tools were run; a last turn with unfinished calls is not counted.
         tool_calls: Number of calls in these turns.
         tool_errors: Number of results with status error.

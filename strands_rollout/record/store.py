@@ -11,7 +11,7 @@ A file begins with a line that names the format. Frames follow, with little-endi
 
 Reading stops at the first cut or damaged frame. A file is emptied when its last unfinished episode ends, and a
 large file gets no new episodes. If episodes that nobody continues (their samples were dropped, their settings have
-changed) fill too many files, the oldest of them are ended.
+changed) fill too many files, the oldest of these episodes are ended.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class Trajectory:
         token_ids: Prompt, then response.
         loss_mask: 0 or 1 per token.
         logprobs: One finite float per token, at the sampling temperature.
-        prompt_length: Tokens of the first prompt.
+        prompt_length: Number of tokens of the first prompt.
         turns: The policy's turns.
         images: The images in the context, in order.
     """

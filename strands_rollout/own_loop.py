@@ -40,7 +40,7 @@ class OwnLoop:
         self._loop = asyncio.new_event_loop()
         self._steps: asyncio.Queue[_Step | None] = asyncio.Queue()
         self._running: _Step | None = None
-        self._is_blocked = False  # True if a step was abandoned before it began, and none has begun since
+        self._is_blocked = False  # True if a step was abandoned before it began, and no step has begun since
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:

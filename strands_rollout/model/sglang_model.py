@@ -249,7 +249,7 @@ class SGLangModel(Model):
         # bind even if the request is refused below, so that the agent's next request is refused too
         if isinstance(place.conversation, Conversation) and not is_sole:
             self.record.bind(place.conversation, agent, signal)
-        if isinstance(place, RepeatTurn):  # an earlier attempt sampled it and ended before the agent had the answer
+        if isinstance(place, RepeatTurn):  # an earlier attempt sampled the turn, but its agent did not get the answer
             answer = cast("Answer", place.node.answer)
             place.branch.append_answer(answer)
             place.conversation.has_unread_turn = False
@@ -279,7 +279,7 @@ class SGLangModel(Model):
             return None
         if recorded[count]["role"] != "assistant":
             raise ReplayError(
-                f"the request ends with message {count - 1}, after which the aborted attempt sent another"
+                f"the request ends with message {count - 1}, after which the aborted attempt sent another message"
             )
         message = {"role": "assistant", "content": copy_content(recorded[count]["content"])}
         is_call = any("toolUse" in block for block in message["content"])

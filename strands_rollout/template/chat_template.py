@@ -1,9 +1,9 @@
 """Render a tokenizer's chat template incrementally and token-exactly: new messages to new token ids.
 
 Only new messages are rendered: the first prompt, and later the text between the last sampled token and the next
-generation prompt. Most templates insert tool results unchanged; texts that a template might treat specially test this
-once. If a template does so, even tool results are not rendered: the turn has a `TurnShape`, with constant ids and the
-texts around each result. `ChatTemplate` probes the template when it is built (see `probe`).
+generation prompt. Most templates insert tool results unchanged. A test with texts that a template might treat specially
+finds this out once; then even tool results are not rendered: the turn has a `TurnShape`, with constant ids and the texts
+around each result. `ChatTemplate` probes the template when it is built (see `probe`).
 """
 
 from __future__ import annotations
@@ -409,10 +409,11 @@ def _batches(texts: Sequence[str], count: int) -> Iterator[list[str]]:
 
 
 def trial_texts(source: object) -> list[str] | None:
-    """Collect tool results that a template might treat specially; return None if there are too many.
+    """Collect tool results that a template might treat specially; return None for a template that can't be tested.
 
     Args:
-        source: The template's source, whose string comparisons are included; other objects give None.
+        source: The template's source, whose string literals are included. A template can't be tested if it is not a
+            text, depends on the time, or has too many literals.
     """
     if not isinstance(source, str) or not is_time_independent(source):
         return None

@@ -1,6 +1,6 @@
 """Convert Strands messages, tool results and tool specifications to the dicts that chat templates read.
 
-All content is kept, in order. Content with images becomes a list of parts, as templates of vision-language models
+All content that a policy can read is kept, in order. Content with images becomes a list of parts, as templates of vision-language models
 expect; other content becomes a string. `normalize_tool_result` converts any value that a tool returns to a Strands tool
 result of plain JSON values, which every later step can copy, compare, save and show.
 """
@@ -22,6 +22,7 @@ from strands_rollout.files.json_codec import Json
 _MAX_DEPTH: Final = 100
 _MAX_VALUES: Final = 200_000
 _MAX_INT_BITS: Final = 14_000  # Python writes integers of up to 4,300 digits
+# content blocks without content for the policy
 _IGNORED_BLOCKS: Final = frozenset({"cachePoint", "guardContent"})
 _PLAIN_TYPES: Final = frozenset({str, int, float, bool, type(None)})
 _BLANK: Final = "[blank text]"

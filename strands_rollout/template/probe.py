@@ -305,7 +305,7 @@ def probe(template: TemplateRenderer) -> ProbedTemplate:
 
 
 def find_lead(template: TemplateRenderer) -> tuple[bool, str]:
-    """Return whether the generation prompt ends inside reasoning, and the text between it and an answer's text.
+    """Return whether the generation prompt ends inside reasoning, and the text between the prompt and an answer's text.
 
     The prompt ends inside reasoning if it opens a tag and the template, when it writes a turn, either closes that tag
     before the turn's text or leaves the tag out.
@@ -497,7 +497,7 @@ def find_ends(template: TemplateRenderer, end_of_turn: str) -> TurnEnds:
     own = _own_controls(template, turn, followed, [_CALL])
     ends = (_controls(template, followed)[len(own) :][:1] if not _closes_turns(template) else []) or own[-1:]
     if not ends:
-        raise TemplateError("it does not end an assistant's turn with calls with a control token")
+        raise TemplateError("it does not end an assistant's turn that has calls by a control token")
     return TurnEnds(end_of_turn, ends[0], one_by_one, silent)
 
 

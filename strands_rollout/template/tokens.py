@@ -1,7 +1,7 @@
 """Encode and decode text, with control tokens from trusted text only; truncate texts; measure drift.
 
-Untrusted text is escaped before a template sees it, and unescaped text is encoded by a copy of the tokenizer that has
-no added tokens.
+Untrusted text is escaped before a template sees it. After rendering, it is unescaped, and encoded by a copy of the
+tokenizer that has no added tokens.
 
 Drift is the number of sampled tokens that would differ if each turn's text were decoded and encoded again. A turn is
 measured alone, including control tokens: a sampled control token encodes to itself, and ordinary tokens that spell a
@@ -57,7 +57,7 @@ _SPARE_TOKENS: Final = 64
 class TokenEncoder:
     """Encodes rendered templates: splits them at control tokens, and encodes each text between them as a whole.
 
-    Make one per tokenizer, since its decoder caches tokens. It is thread-safe.
+    Make one encoder per tokenizer, since its decoder caches tokens. An encoder is thread-safe.
 
     Attributes:
         control_ids: Text -> id of each control token.
@@ -330,7 +330,7 @@ def truncate_middle(text: str, max_tokens: int, encoder: TokenEncoder) -> str:
 
 
 def _ids_at_end(text: str, count: int, encoder: TokenEncoder, *, tail: bool = False) -> tuple[list[int], bool]:
-    """Encode a text's head (or tail) of over `count` tokens; return the ids, and True if it is the whole text."""
+    """Encode a text's head (or tail) of over `count` tokens; return the ids, and True if they encode the whole text."""
     length = max(count, 0) * _CHARS_PER_TOKEN + _SPARE_TOKENS
     while length < len(text):
         ids = encoder.encode_plain(text[-length:] if tail else text[:length])

@@ -2,8 +2,8 @@
 
 Only new messages are rendered: the first prompt, and later the text between the last sampled token and the next
 generation prompt. Most templates insert tool results unchanged. A test with texts that a template might treat specially
-finds this out once; then even tool results are not rendered: the turn has a `TurnShape`, with constant ids and the texts
-around each result. `ChatTemplate` probes the template when it is built (see `probe`).
+finds this out once; then even tool results are not rendered: the turn has a `TurnShape`, with constant ids and the
+texts around each result. `ChatTemplate` probes the template when it is built (see `probe`).
 """
 
 from __future__ import annotations

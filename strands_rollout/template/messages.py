@@ -1,8 +1,8 @@
 """Convert Strands messages, tool results and tool specifications to the dicts that chat templates read.
 
-All content that a policy can read is kept, in order. Content with images becomes a list of parts, as templates of vision-language models
-expect; other content becomes a string. `normalize_tool_result` converts any value that a tool returns to a Strands tool
-result of plain JSON values, which every later step can copy, compare, save and show.
+All content that a policy can read is kept, in order. Content with images becomes a list of parts, as templates of
+vision-language models expect; other content becomes a string. `normalize_tool_result` converts any value that a tool
+returns to a Strands tool result of plain JSON values, which every later step can copy, compare, save and show.
 """
 
 import dataclasses

@@ -253,7 +253,7 @@ def _resolve_factory(name: str) -> Callable[..., object]:
 
 
 CALL_OWNER: contextvars.ContextVar[str | None] = contextvars.ContextVar("strands_rollout_call_owner", default=None)
-"""Owner of the current call, set by the episode. Calls without an owner count as one owner."""
+"""Owner of the current call in `FairQueue`, set by the episode; all calls without an owner share one turn."""
 
 
 _RECLAIM_INTERVAL_S: Final = 1.0  # how often a waiting call looks for slots of closed event loops

@@ -85,7 +85,7 @@ class LoopExecutor(executors.StatelessExecutor):
         raise NotImplementedError
 
     async def _release(self) -> None:
-        """Close connections and the like; awaited on the executor's own loop before that is closed."""
+        """Release the backend's resources; awaited on the executor's own loop before the loop is closed."""
 
     async def _run(self, code: str, timeout_s: float) -> ExecutionResult:
         return await executors.run_with_one_retry(lambda: self._run_in_slot(code, timeout_s))

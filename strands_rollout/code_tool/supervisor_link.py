@@ -219,7 +219,7 @@ class SupervisorLink:
         self._socket.settimeout(None)
         if message is None or "facts" not in message:
             self.kill()
-            reason = (message or {}).get("failure", "it ended")
+            reason = (message or {}).get("failure", "the process ended")
             self._stderr.seek(0)
             stderr = self._stderr.read().decode(errors="replace").strip()
             tail = f"; stderr ends with: {stderr[-1500:]}" if stderr else ""

@@ -378,7 +378,13 @@ def _narrow(weights: Floats, top_k: Ints, top_p: Doubles, min_p: Doubles) -> Flo
 
 
 class DecodeBatch:
-    """Up to `rows` generations that decode together; the first len(batch) rows are in use."""
+    """Up to `rows` generations that decode together; the first len(batch) rows are in use.
+
+    Attributes:
+        generations: The generation of each row in use.
+        lengths: [rows] numbers of tokens whose keys and values are computed.
+        last_tokens: [rows] newest ids, whose keys and values are not computed yet.
+    """
 
     def __init__(self, config: ModelConfig, rows: int, context_length: int, decode: Callable[[list[int]], str]) -> None:
         self.generations: list[InFlightGeneration] = []

@@ -402,6 +402,8 @@ _MIX_TOKENS = 256
 # A stride of a power of two would map all dimensions of a token to the same few cache sets.
 _STRIDE_PAD = 16
 _CHUNK_TILE_TOKENS = 32
+# A decode step pads rows to the longest row. If that multiplies the work by more than _RAGGED_WASTE, the step works on
+# blocks of _RAGGED_BLOCK_ROWS rows.
 _RAGGED_BLOCK_ROWS = 8
 _RAGGED_WASTE = 1.25
 

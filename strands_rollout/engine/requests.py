@@ -15,7 +15,7 @@ from strands_rollout.errors import RolloutError
 from strands_rollout.files.json_codec import Json
 
 Encode: TypeAlias = Callable[[str], list[int]]
-TOP_K_ALL = 1 << 30
+TOP_K_ALL = 1 << 30  # SGLang's top_k without a limit
 # Maximum generations of one call, that is, prompts times n: each takes memory, also in the queue.
 MAX_GENERATIONS = 1024
 # SGLang reserves two tokens of the context. A prompt must have fewer tokens than the context less _PROMPT_RESERVE.

@@ -566,7 +566,9 @@ async def test_start_names_unusable_scratch_dir() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "message"), [(["false"], "it ended"), (["sleep", "60"], "timed out")], ids=["ends", "never answers"]
+    ("command", "message"),
+    [(["false"], "the process ended"), (["sleep", "60"], "timed out")],
+    ids=["ends", "never answers"],
 )
 async def test_start_failure_reports_reason_and_leaves_nothing(monkeypatch, tmp_path, command, message):
     link = "strands_rollout.code_tool.supervisor_link"

@@ -56,8 +56,8 @@ from strands_rollout.code_tool.sandbox import DONE, FAILED, READY, STARTED, Fram
 from strands_rollout.code_tool.sandbox.confinement import Confinement, LayerError, LibraryFinder, Workspace
 from strands_rollout.code_tool.sandbox.kernel import ChildLimits, file_access_as, prctl
 
-_CONTROL: Final = 3
-_EXCEPTION: Final = 1
+_CONTROL_FD: Final = 3
+_EXCEPTION_EXIT_CODE: Final = 1
 _LOCK_TYPES: Final = ("Barrier", "BoundedSemaphore", "Condition", "Event", "Lock", "RLock", "Semaphore")
 
 
@@ -70,7 +70,7 @@ def become_child(confinement: Confinement, workspace: Workspace, descriptors: tu
         descriptors: stdout, stderr and the control socket.
     """
     try:
-        _take_descriptors(descriptors, confinement.descriptors_to_keep(), workspace)
+        _install_descriptors(descriptors, confinement.descriptors_to_keep(), workspace)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -80,26 +80,26 @@ def become_child(confinement: Confinement, workspace: Workspace, descriptors: tu
         _reset_interpreter("/" if confinement.changes_root else workspace.folder)
         if "syscalls" in confinement.enforced:
             _avoid_shared_memory()
-        os.write(_CONTROL, READY)
+        os.write(_CONTROL_FD, READY)
     except LayerError as e:
         _report_failure(e.layer, str(e))
     except BaseException as e:  # this fork must not return into the fork server's loop after any error
         _report_failure(None, f"{type(e).__name__}: {e}")
     try:
-        _serve_code(socket.socket(fileno=_CONTROL))
+        _serve_code(socket.socket(fileno=_CONTROL_FD))
     except BaseException as e:  # the code did not fit into memory, or earlier code broke this reader
         with contextlib.suppress(BaseException):
             os.write(2, f"{type(e).__name__}: the next code can't be read. {e}\n".encode())
     finally:
-        os._exit(_EXCEPTION)
+        os._exit(_EXCEPTION_EXIT_CODE)
 
 
-def _take_descriptors(descriptors: tuple[int, int, int], kept: Collection[int], workspace: Workspace) -> None:
+def _install_descriptors(descriptors: tuple[int, int, int], kept: Collection[int], workspace: Workspace) -> None:
     """Call setsid, install the child's descriptors as 0 to 3, and close all others but `kept` and the ruleset's."""
     os.setsid()
     for target, source in enumerate((os.open(os.devnull, os.O_RDONLY), *descriptors)):
         os.dup2(source, target)
-    start = _CONTROL + 1
+    start = _CONTROL_FD + 1
     ruleset = [] if workspace.ruleset is None else [workspace.ruleset.fd]
     for number in sorted([*kept, *ruleset]):
         os.closerange(start, number)
@@ -210,13 +210,13 @@ def _serve_code(control: socket.socket) -> None:
         request = requests.next()
         if request is None:
             break
-        os.write(_CONTROL, STARTED)
+        os.write(_CONTROL_FD, STARTED)
         name = f"<code {number}>" if request["session"] else code_runner.SOURCE_NAME
         exit_code = _run_code(request["code"], namespace, name)
         if not request["session"]:
             _run_exit_handlers()
         with contextlib.suppress(OSError):  # if the code has closed the socket, the end of the process ends the call
-            os.write(_CONTROL, DONE + bytes([exit_code]))
+            os.write(_CONTROL_FD, DONE + bytes([exit_code]))
         if not request["session"]:
             os._exit(exit_code)
     os._exit(0)
@@ -231,11 +231,11 @@ def _run_code(code: str, namespace: dict[str, object], name: str) -> int:
             return (e.code or 0) & 0xFF
         with contextlib.suppress(Exception):  # the code may have broken stderr
             print(e.code, file=sys.stderr)
-        return _EXCEPTION
+        return _EXCEPTION_EXIT_CODE
     except BaseException as e:  # the code may raise anything, KeyboardInterrupt included
         with contextlib.suppress(BaseException):  # the code may have replaced the hook or closed the streams
             sys.excepthook(type(e), e, e.__traceback__)
-        return _EXCEPTION
+        return _EXCEPTION_EXIT_CODE
     finally:
         _flush()
     return 0
@@ -258,7 +258,7 @@ def _flush() -> None:
 
 def _report_failure(layer: str | None, reason: str) -> None:
     with contextlib.suppress(OSError):
-        os.write(_CONTROL, FAILED + json.dumps({"layer": layer, "reason": reason}).encode())
+        os.write(_CONTROL_FD, FAILED + json.dumps({"layer": layer, "reason": reason}).encode())
     os._exit(1)
 
 
@@ -475,11 +475,11 @@ class ForkServer:
         self._confinement = confinement
         self._root = root
         self._workspaces: dict[int, Workspace] = {}
-        self._children: dict[int, int] = {}  # process -> slot
+        self._children: dict[int, int] = {}  # pid -> slot
         self._supervisor = os.getppid()
 
     def serve(self, facts: Mapping[str, Any]) -> None:
-        """Fork and reap children until the supervisor has ended, then kill the remaining children."""
+        """Send `facts`, and fork and reap children until the supervisor has ended; then kill the remaining children."""
         wakeup, wake = os.pipe()
         for end in (wakeup, wake):
             os.set_blocking(end, False)
@@ -494,8 +494,8 @@ class ForkServer:
                 self._reap()
             if self._commands.fileno() in ready and not self._handle_command():
                 break
-        for process in self._children:
-            _kill_group(process)
+        for pid in self._children:
+            _kill_group(pid)
 
     def _handle_command(self) -> bool:
         """Read and execute one command; return False when the supervisor has closed the socket."""
@@ -520,31 +520,31 @@ class ForkServer:
         try:
             folder = os.path.join(self._root, str(slot))  # noqa: PTH118
             self._workspaces[slot] = self._confinement.make_workspace(folder, slot, self._workspaces.get(slot))
-            process = os.fork()
+            pid = os.fork()
         except (OSError, LayerError) as e:
             self._send({"is": "failed", "slot": slot, "reason": f"{type(e).__name__}: {e}"})
             return
-        if process == 0:
+        if pid == 0:
             become_child(self._confinement, self._workspaces[slot], (descriptors[0], descriptors[1], descriptors[2]))
-        self._children[process] = slot
-        self._send({"is": "forked", "slot": slot, "pid": process, "user": self._workspaces[slot].user})
+        self._children[pid] = slot
+        self._send({"is": "forked", "slot": slot, "pid": pid, "user": self._workspaces[slot].user})
 
     def _signal_or_limit(self, command: Mapping[str, Any]) -> None:
         """Signal a child or limit its threads."""
-        for process, slot in self._children.items():
+        for pid, slot in self._children.items():
             if slot == command["slot"]:  # not reaped yet, so the kernel has not reused its pid
                 with contextlib.suppress(OSError, ValueError):
                     if command["do"] == "signal":
-                        os.kill(process, command["signal"])
+                        os.kill(pid, command["signal"])
                     elif sys.platform == "linux":
-                        hard = resource.prlimit(process, resource.RLIMIT_NPROC)[1]
-                        resource.prlimit(process, resource.RLIMIT_NPROC, (command["threads"], hard))
+                        hard = resource.prlimit(pid, resource.RLIMIT_NPROC)[1]
+                        resource.prlimit(pid, resource.RLIMIT_NPROC, (command["threads"], hard))
 
     def _reap(self) -> None:
         """Report the children that have ended, kill processes that they left behind, and retire their workspaces."""
         while (ended := _reap_child()) is not None:
-            process, exit_code = ended
-            slot = self._children.pop(process, None)
+            pid, exit_code = ended
+            slot = self._children.pop(pid, None)
             self._kill_orphans()
             if slot is not None:
                 self._workspaces[slot].retire()
@@ -554,9 +554,9 @@ class ForkServer:
         """Kill processes that left their group and lost their parent; this process, a subreaper, has adopted them."""
         with contextlib.suppress(OSError):
             listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-            for process in set(map(int, listed)) - self._children.keys():
+            for pid in set(map(int, listed)) - self._children.keys():
                 with contextlib.suppress(OSError):
-                    os.kill(process, signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL)
 
     def _send(self, message: Mapping[str, Any]) -> None:
         self._commands.send(json.dumps(message).encode())
@@ -571,15 +571,15 @@ def _reap_child() -> tuple[int, int] | None:
             if found is None:
                 return None
             _kill_group(found.si_pid)  # before reaping, while the kernel can't reuse the group's id
-        process, status = os.waitpid(found.si_pid if found is not None else -1, os.WNOHANG)
+        pid, status = os.waitpid(found.si_pid if found is not None else -1, os.WNOHANG)
     except ChildProcessError:
         return None
-    return (process, os.waitstatus_to_exitcode(status)) if process else None
+    return (pid, os.waitstatus_to_exitcode(status)) if pid else None
 
 
-def _kill_group(process: int) -> None:
+def _kill_group(pid: int) -> None:
     with contextlib.suppress(OSError):
-        os.killpg(process, signal.SIGKILL)
+        os.killpg(pid, signal.SIGKILL)
 
 
 def main() -> None:
@@ -591,7 +591,7 @@ def main() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         prctl(_PR_SET_CHILD_SUBREAPER, 1)
     # a child replaces descriptors 0 to 3, so none that is opened later may have such a number
-    while os.open(os.devnull, os.O_RDONLY) <= _CONTROL:
+    while os.open(os.devnull, os.O_RDONLY) <= _CONTROL_FD:
         pass
     limits, programs = ChildLimits(**settings["limits"]), settings["programs"]
     confinement = Confinement(settings["libraries"], limits, settings["disabled"], programs=programs)

@@ -383,7 +383,7 @@ class Ruleset:
         """Allow reading and writing a device such as /dev/null."""
         with _open_path(path) as descriptor:
             if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-                raise IsADirectoryError(errno.EISDIR, "a device was expected; this is a directory", path)
+                raise IsADirectoryError(errno.EISDIR, "expected a device, got a directory", path)
             self._add(descriptor, _READ_FILE | _WRITE_FILE)
 
     def restrict_self(self) -> None:

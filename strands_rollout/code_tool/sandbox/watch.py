@@ -6,8 +6,8 @@ the slot may have reached its limit. The measurement runs in slices, between whi
 that the files of one run do not delay another.
 
 Deleted files that are still open or mapped are found in /proc/PID/fd and maps. The kernel shows these to processes of
-the same user (proc(5), ptrace(2): PTRACE_MODE_READ_FSCREDS), so the reading thread briefly accesses files as
-that user (setfsuid(2)).
+the same user (proc(5), ptrace(2): PTRACE_MODE_READ_FSCREDS), so the reading thread briefly accesses files as that
+user (setfsuid(2)).
 """
 
 import asyncio
@@ -340,7 +340,8 @@ class DiskWatch:
             self._short_since = self._short_since or now
             if now - self._short_since > _SHORTAGE_S:
                 raise RuntimeError(
-                    f"the disk of {self._root} is almost full, and not because of the code that runs here"
+                    f"the disk of {self._root} is almost full, and not because of the code that runs here; free some "
+                    "space, or set scratch_dir to another folder"
                 )
             return None
         self._short_since = None

@@ -134,7 +134,9 @@ def record_executor_fault(reason: str) -> SandboxError:
     return fault
 
 
-def check_call(executor: str, code: object, timeout_s: float, session: str | None, *, keeps_sessions: bool) -> None:
+def check_run_arguments(
+    executor: str, code: object, timeout_s: float, session: str | None, *, keeps_sessions: bool
+) -> None:
     """Raise ConfigError for arguments of `run` that no backend accepts."""
     if not isinstance(code, str):
         raise ConfigError(f"{executor}.run got code of type {type(code).__name__}: {code!r:.80}; expected a string")
@@ -175,7 +177,7 @@ class StatelessExecutor(CodeExecutor):
     async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
         """Run code in a fresh interpreter; see `CodeExecutor.run`."""
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        check_call(type(self).__name__, code, limit_s, session, keeps_sessions=False)
+        check_run_arguments(type(self).__name__, code, limit_s, session, keeps_sessions=False)
         return await self._run(code, limit_s)
 
     async def _run(self, code: str, timeout_s: float) -> ExecutionResult:

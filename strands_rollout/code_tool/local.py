@@ -121,7 +121,7 @@ class LocalExecutor(CodeExecutor):
         max_concurrency: Calls that run at once; further calls wait in turn. None for the number of usable CPUs.
         libraries: Distributions or modules that can be imported besides the standard library, with their
             requirements. Imported at the start.
-        isolation: Minimum that is accepted: "full"; "files", without a filter of system calls; "seccomp", without
+        isolation: Weakest mode that is accepted: "full"; "files", without a filter of system calls; "seccomp", without
             confinement of files; "rlimits", limits only. Everything that the machine supports is enforced in any case.
         programs: Allow code to start the machine's programs, such as a shell; "full" and "seccomp" refuse this.
             Files, sockets and other runs stay out of the programs' reach; `memory_mb` holds for each program.
@@ -213,7 +213,7 @@ class LocalExecutor(CodeExecutor):
             SandboxError: The executor is closed, or the sandbox would enforce less than `isolation`.
         """
         limit_s = self._limits["timeout_s"] if timeout_s is None else timeout_s
-        executors.check_call("LocalExecutor", code, limit_s, session, keeps_sessions=True)
+        executors.check_run_arguments("LocalExecutor", code, limit_s, session, keeps_sessions=True)
         if len(code) > _MAX_CODE_CHARS:
             refusal = f"MemoryError: the code has {len(code)} characters; at most {_MAX_CODE_CHARS} can be run\n"
             return ExecutionResult("", refusal, 1)

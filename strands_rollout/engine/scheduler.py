@@ -347,7 +347,7 @@ class Scheduler:
             self._end_row(row, endings[row])
 
     def _abort_now(self, generations: list[InFlightGeneration]) -> None:
-        """Abort generations immediately, in any state; running ones keep their output."""
+        """Abort generations immediately, in any state; running generations keep their output."""
         for row in reversed(range(len(self._batch))):
             if self._batch.generations[row] in generations:
                 self._end_row(row, abort_finish())

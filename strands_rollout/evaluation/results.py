@@ -26,7 +26,7 @@ from strands_rollout import __version__
 from strands_rollout.client.client import ServerInfo
 from strands_rollout.errors import ConfigError
 from strands_rollout.evaluation.plan import EvalSet, SampleKey
-from strands_rollout.files.json_files import differences, read_json, write_json
+from strands_rollout.files.json_files import describe_differences, read_json, write_json
 from strands_rollout.files.json_log import JsonLog, complete_lines
 from strands_rollout.grading import NO_ANSWER
 from strands_rollout.grading.comparison import compare
@@ -263,7 +263,7 @@ class ResultsFile:
             write_json(identity_path, identity)
         elif not identity_path.exists():
             raise ConfigError(f"{self.path} has no {identity_path.name} next to it; choose another --out")
-        elif differing := differences(read_json(identity_path), identity):
+        elif differing := describe_differences(read_json(identity_path), identity):
             raise ConfigError(
                 f"{identity_path.parent} holds another run: {differing}. Use the values that the run began with, or "
                 "choose another --out"

@@ -43,7 +43,7 @@ def decode_json(text: bytes | str, *, is_finite: bool = True) -> Json:
     import orjson  # imported on use: the code tool imports this module, and runs without third-party libraries
 
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-    if _LONG_INTEGER not in raw.translate(_AS_ZEROS):  # orjson would convert them to floats
+    if _LONG_INTEGER not in raw.translate(_AS_ZEROS):  # orjson would convert long integers to floats
         with suppress(orjson.JSONDecodeError):
             return orjson.loads(raw)
     try:

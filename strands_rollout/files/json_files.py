@@ -44,8 +44,8 @@ def read_json(path: Path, *, advice: str = "choose another folder with --out") -
     return value
 
 
-def differences(recorded: Mapping[str, Any], requested: Mapping[str, Any]) -> str:
-    """Return the first 10 differences of recorded and requested values, and the number of others; "" if equal."""
+def describe_differences(recorded: Mapping[str, Any], requested: Mapping[str, Any]) -> str:
+    """Describe the first 10 differences between recorded and requested values, and count the others; "" if equal."""
     found = list(_iter_differences(recorded, json.loads(json.dumps(requested)), ""))
     more = f" and {len(found) - 10} more" if len(found) > 10 else ""
     return "; ".join(found[:10]) + more

@@ -40,7 +40,7 @@ _LEADING_NAME: Final = re.compile(r'\{\s{0,20}"name"\s{0,20}:\s{0,20}"([^"\\\x00
 def _find_call_faults(
     value: Mapping[str, Any], *, arguments: str = "arguments", optional: str | None = None
 ) -> list[str]:
-    """List the faults of a call's object; `optional` is a third key, which may be missing and has a string."""
+    """List the faults of a call's object; `optional` is a third key, which may be missing and must have a string."""
     reasons = []
     if "name" not in value:
         reasons.append("the name is missing")

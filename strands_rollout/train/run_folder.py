@@ -24,7 +24,7 @@ from rich.console import Console
 
 from strands_rollout.dump.terminal import progress_bar
 from strands_rollout.errors import ConfigError, RolloutError
-from strands_rollout.files.json_files import differences, read_json, write_json
+from strands_rollout.files.json_files import describe_differences, read_json, write_json
 from strands_rollout.files.json_log import JsonLog, complete_lines
 from strands_rollout.files.safe_files import atomic_replacement, open_exclusive
 from strands_rollout.integrations.table import check_wandb, start_run
@@ -238,7 +238,7 @@ class TrainFolder:
         if self.newest_checkpoint() is not None:
             recorded = read_json(options_file).get("options") or {}
             recorded_identity = {name: value for name, value in recorded.items() if name in options.identity()}
-            if differing := differences(recorded_identity, options.identity()):
+            if differing := describe_differences(recorded_identity, options.identity()):
                 raise ConfigError(
                     f"{self.path} holds another run: {differing}. Use the options of that run, or choose another --out"
                 )

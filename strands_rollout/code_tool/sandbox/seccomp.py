@@ -57,7 +57,7 @@ _OWN_PID: Final = -1  # stands for the process's own id, which `SyscallFilter.pr
 _LOW: Final = 0xFFFF_FFFF
 _CLONE_FILES: Final = 0x400
 _CLONE_THREAD: Final = 0x1_0000
-_THREAD: Final = 0xB00 | _CLONE_FILES | _CLONE_THREAD  # and VM, FS, SIGHAND: one table of descriptors for all threads
+_THREAD: Final = 0xB00 | _CLONE_FILES | _CLONE_THREAD  # 0xB00: VM, FS, SIGHAND. One descriptor table for all threads
 # PTRACE, PARENT, PIDFD, UNTRACED, and NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 _CLONE_REFUSED: Final = 0x2000 | 0x8000 | 0x1000 | 0x80_0000 | 0x7E02_0000
 
@@ -124,7 +124,7 @@ CONDITIONAL: Final[dict[str, tuple[Condition, ...]]] = {
     # NORMAL to DONTNEED, FREE, DONTFORK, DOFORK, HUGEPAGE to KEEPONFORK, POPULATE_*, GUARD_*. Not PAGEOUT, COLD and
     # COLLAPSE, which change the page cache of files that all runs read, nor MERGEABLE.
     "madvise": (Condition(2, (*range(5), 8, 10, 11, *range(14, 20), 22, 23, 102, 103), error=errno.EINVAL),),
-    # An earlier run could leave a message in which pages of such a file are cached: no flag to query the cache
+    # An earlier run could leave a message in which pages of a shared file are cached: no flag to query the cache
     # (RWF_NOWAIT) or to read without caching (RWF_DONTCACHE), and no advice to drop pages. For writes: RWF_DSYNC,
     # RWF_SYNC, RWF_APPEND.
     "preadv2": (Condition(5, (0,), error=errno.EOPNOTSUPP),),
@@ -334,7 +334,7 @@ def _check(condition: Condition) -> _Block:
     loads = [_Instruction(_LOAD, _ARGUMENTS_OFFSET + 8 * argument + 4 * high)]
     if mask != _LOW:
         loads.append(_Instruction(_AND, mask))
-    # each comparison jumps over the ones after it, and over the refusal or the jump past it
+    # each comparison that succeeds jumps over the later comparisons, and over the refusal or the jump past it
     compares = [_Instruction(_IF_EQUAL, value, len(values) - i) for i, value in enumerate(values)]
     past = [_Instruction(_JUMP, 1)] if refuses else []
     return [*loads, *compares, *past, *_returns(_ERRNO | error)]

@@ -115,7 +115,7 @@ class Supervisor:
         while True:
             session = self._sessions.setdefault(name, Session())
             async with session.lock:
-                if self._sessions.get(name) is session:  # otherwise it ended while this call waited for the lock
+                if self._sessions.get(name) is session:  # otherwise the session ended while this call waited
                     return await self._run_locked(session, code, timeout_s, name)
 
     async def _run_locked(self, session: Session, code: str, timeout_s: float, name: str) -> dict[str, Any]:

@@ -420,9 +420,9 @@ class MemoryWatch:
 
     @contextlib.contextmanager
     def checking_end(self, slot: int) -> Iterator[None]:
-        """Compare the memory around the end of a child, in the context, with that before its start.
+        """Warn if the end of a child, which happens in the context, shows that the run evaded its memory limit.
 
-        Only memory that grew during the run and is freed by its end counts: other programs use memory too.
+        Only unaccounted memory that grew during the run and is freed by its end counts: other programs use memory too.
         """
         before, at_end = self._before.pop(slot, None), unaccounted_memory()
         yield

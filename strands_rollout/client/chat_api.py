@@ -46,7 +46,7 @@ class ChatApi:
         """Send messages and return the model's message, unchanged.
 
         Raises:
-            EngineUnavailableError: Every attempt got no answer, a 429 or a 5xx.
+            EngineUnavailableError: No attempt got an answer other than a 429 or a 5xx.
             EngineRejectedError: The API refused the request or the key.
             EngineResponseError: The answer is not a chat completion.
         """

@@ -353,7 +353,10 @@ class _ProgramRun:
 
 
 def _count_user_turns(messages: Sequence[Mapping[str, Any]], turns: int) -> int:
-    """Return the number of user turns after the policy's last `turns` answers; a reply with tool results is none."""
+    """Return the number of user turns that answer one of the policy's last `turns` answers.
+
+    A reply with tool results is not a user turn.
+    """
     answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     policy_answers = answers[max(0, len(answers) - turns) :]
     replies = [messages[begin + 1 : end] for begin, end in pairwise((*policy_answers, len(messages)))]

@@ -411,7 +411,7 @@ class Session:
         return params
 
     def _check_fields(self, request: TurnRequest) -> None:
-        """Check that a request's template arguments are the policy's; note its fields that have no effect.
+        """Check that a request's template arguments are the policy's; note the request's fields that have no effect.
 
         Raises:
             PromptError: A template argument is not the policy's.

@@ -92,7 +92,7 @@ class AnswerToGrade:
 async def user_reward(
     settings: RewardSettings, answer: AnswerToGrade, built_in: Callable[[], Awaitable[RewardResult]]
 ) -> RewardResult:
-    """Return the result of the user's function, judge or evaluator, or the weighted sum of parts, run concurrently.
+    """Return the result of the user's function, judge or evaluator, or the weighted sum of concurrent parts.
 
     `built_in` scores a part that has neither a function nor a judge nor an evaluator.
 

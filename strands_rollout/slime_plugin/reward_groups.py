@@ -190,7 +190,7 @@ def _has_failed(sample: SampleLike) -> bool:
 
 
 def is_trained(sample: SampleLike) -> bool:
-    """Return whether a sample has tokens to train on."""
+    """Return whether a sample is COMPLETED or TRUNCATED, and not excluded from training."""
     return not sample.remove_sample and sample.status in (statuses_of(sample).COMPLETED, statuses_of(sample).TRUNCATED)
 
 
@@ -313,7 +313,7 @@ def _trained_rewards(args: SlimeArgs, samples: Sequence[Any]) -> list[float]:
 
 def _verdict(rewards: Sequence[float]) -> Any:  # noqa: ANN401 - slime's
     keep = reward_spread(rewards) > _MIN_SPREAD
-    # slime has loaded its module before it calls a filter; nothing is imported here
+    # slime has loaded the module before it calls a filter; nothing is imported here
     verdict = getattr(sys.modules.get(_FILTER_MODULE), "DynamicFilterOutput", FilterVerdict)
     return verdict(keep=keep, reason=None if keep else _drop_reason(rewards))
 
@@ -455,7 +455,7 @@ def count_episode(args: SlimeArgs, number: int, sample: SampleLike) -> None:
 
 
 def take_episode_number(sample: object) -> int | None:
-    """Remove and return the number that `count_episode` left on a sample; None if it left none."""
+    """Remove and return the number that `count_episode` stored on a sample; None if there is none."""
     number = take_fact(sample, "episode_number")
     return number if isinstance(number, int) else None
 

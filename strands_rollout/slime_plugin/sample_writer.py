@@ -118,6 +118,7 @@ def write_episode(
 
     Raises:
         EngineResponseError: The engine's replay data does not fit its tokens.
+        ConfigError: The processor's outputs for several images can't be joined.
     """
     model, episode, statuses = ended.model, ended.episode, statuses_of(sample)
     status = _status(sample, episode.stop_reason, may_abort=rules.may_abort)

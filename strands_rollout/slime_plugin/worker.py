@@ -511,7 +511,7 @@ def _worker_settings(args: SlimeArgs) -> dict[str, Any]:
 
 
 def unpicklable_value(values: Mapping[str, Any], dumps: Callable[[Any], object]) -> str:
-    """Return the name of the first value that can't be pickled, with the reason."""
+    """Describe the first value that can't be pickled: its name, its type and the reason."""
     for name, value in values.items():
         try:
             dumps(value)

@@ -161,7 +161,7 @@ class Judge(_Settings):
     model: str | None = None
     """Name of the model at the API."""
     api_key: str | None = None
-    """API key; `${OPENAI_API_KEY}` is replaced from the environment, in `base_url` too."""
+    """API key. `${VAR}` is replaced from the environment, as in `${OPENAI_API_KEY}`, in `base_url` too."""
     params: dict[str, Any] = Field(default_factory=lambda: {"temperature": 0})
     """Additional fields of the request."""
     strands_model: str | None = None

@@ -1,4 +1,4 @@
-"""A watchdog thread that logs the line which blocks an event loop of episodes."""
+"""A watchdog thread that logs the line of code that blocks an event loop of episodes."""
 
 import asyncio
 import functools

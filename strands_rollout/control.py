@@ -214,7 +214,7 @@ class AbortPoller:
             poll = self._polls[control.poll_key] = _Poll(control.should_abort)
         poll.waiting[abort] = None
         if self._timer is None:
-            self._arm()
+            self._start_timer()
 
     def discard(self, control: Control, abort: Callable[[], None]) -> None:
         """Stop polling for `abort`."""
@@ -227,7 +227,7 @@ class AbortPoller:
             self._timer.cancel()
             self._timer = self._due = None
 
-    def _arm(self) -> None:
+    def _start_timer(self) -> None:
         loop, self._due = self._loop(), time.monotonic() + ABORT_POLL_S
         self._timer = None if loop is None else loop.call_later(ABORT_POLL_S, self._tick)
 
@@ -245,7 +245,7 @@ class AbortPoller:
         finally:
             self._due = None
             if self._polls:
-                self._arm()
+                self._start_timer()
 
 
 @dataclass(slots=True)

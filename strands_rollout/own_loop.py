@@ -66,7 +66,7 @@ class OwnLoop:
         step = _Step(functools.partial(function, *args, **kwargs), contextvars.copy_context())
         self._loop.call_soon_threadsafe(self._steps.put_nowait, step)
         result: asyncio.Future[Result] = asyncio.wrap_future(step.done)
-        result.add_done_callback(_retrieve)  # nobody awaits it if this call is cancelled
+        result.add_done_callback(_mark_retrieved)  # nobody awaits it if this call is cancelled
         if self._is_blocked:
             raise ToolError(
                 "an earlier call still blocks the agent program's event loop; use await or a thread for slow calls"
@@ -118,7 +118,7 @@ class OwnLoop:
             self._task.cancel()
 
 
-def _retrieve(future: asyncio.Future[Any]) -> None:
+def _mark_retrieved(future: asyncio.Future[Any]) -> None:
     """Mark an exception as retrieved, so that asyncio doesn't log it."""
     if not future.cancelled():
         future.exception()

@@ -117,10 +117,10 @@ def find_secrets(*mappings: Json) -> frozenset[str]:
 
     Secrets are values whose key means a secret, and the parts of texts that `mask_text` masks.
     """
-    return frozenset(text for value in mappings for text in _secrets(value) if len(text) >= 8)
+    return frozenset(text for value in mappings for text in _iter_secrets(value) if len(text) >= 8)
 
 
-def _secrets(value: object, key: str = "") -> Iterator[str]:
+def _iter_secrets(value: object, key: str = "") -> Iterator[str]:
     if isinstance(value, Mapping):
         for name, item in value.items():
             is_header = key.lower() == "headers" and str(name).lower() not in _HARMLESS_HEADERS
@@ -129,11 +129,11 @@ def _secrets(value: object, key: str = "") -> Iterator[str]:
                 yield text
                 yield text.split()[-1] if text else ""  # the token of "Bearer ..." by itself too
             else:
-                yield from _secrets(item, str(name))
+                yield from _iter_secrets(item, str(name))
     elif isinstance(value, list | tuple):
         yield from (os.path.expandvars(secret) for _, secret in _find_secrets_in_arguments(value))
         for item in value:
-            yield from _secrets(item, key)
+            yield from _iter_secrets(item, key)
     elif isinstance(value, str):
         yield from (found[1] for found in _PASSWORD.finditer(value))
         yield from (found[2] for found in _PARAMETER.finditer(value) if _NAME.search(found[1]))

@@ -128,7 +128,7 @@ def user_code_location(error: BaseException) -> str:
 
 async def call_user_code(
     call: Callable[..., Any],
-    *given: object,
+    *args: object,
     loop: OwnLoop | None = None,
     in_thread: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None,
 ) -> Any:  # noqa: ANN401 - the user's
@@ -136,7 +136,7 @@ async def call_user_code(
 
     Args:
         call: The function. A coroutine function runs on the loop, any other in a thread, since it may block.
-        given: The arguments of the function.
+        args: The arguments of the function.
         loop: Loop that runs coroutines; None for the running loop.
         in_thread: Runs a sync function. By default, each call has a thread of its own: in the loop's pool, a function
             that never returns would occupy a worker forever.
@@ -147,14 +147,14 @@ async def call_user_code(
     """
     with exits_as_errors("it"):
         if asyncio.iscoroutinefunction(call):
-            return await _await_call(loop, call, *given)
-        bound = functools.partial(call, *given)
+            return await _await_call(loop, call, *args)
+        bound = functools.partial(call, *args)
         result = await (in_thread(bound) if in_thread else in_own_thread(bound, has_grace_period=False)())
         return await _await_call(loop, lambda: result) if asyncio.iscoroutine(result) else result
 
 
-async def _await_call(loop: OwnLoop | None, call: Callable[..., Awaitable[Any]], *given: object) -> Any:  # noqa: ANN401 - the user's
-    return await (call(*given) if loop is None else loop.run(call, *given))
+async def _await_call(loop: OwnLoop | None, call: Callable[..., Awaitable[Any]], *args: object) -> Any:  # noqa: ANN401 - the user's
+    return await (call(*args) if loop is None else loop.run(call, *args))
 
 
 class Environment(Protocol):
@@ -250,16 +250,16 @@ class EpisodeContext:
         messages = [*self.task.messages[:-1], {"role": "user", "content": [{"text": text}]}]
         return replace(self, task=replace(self.task, messages=messages), prompt=text)
 
-    async def _call_method(self, name: str, *given: object) -> object:
-        return await self.call_guarded(f"environment.{name}", getattr(self.task.environment, name), *given)
+    async def _call_method(self, name: str, *args: object) -> object:
+        return await self.call_guarded(f"environment.{name}", getattr(self.task.environment, name), *args)
 
-    async def call_guarded(self, what: str, call: Callable[..., Any], *given: object) -> Any:  # noqa: ANN401 - the user's
+    async def call_guarded(self, what: str, call: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401 - the user's
         """Call a user's function under the time limit; an abort cancels it. `what` names it in error messages."""
         deadline = self.control.deadline(self.timeout_s, during=f"during {what}")
         try:
             with task_scope(self.task):
                 async with deadline:
-                    return await call_user_code(call, *given, loop=self.loop)
+                    return await call_user_code(call, *args, loop=self.loop)
         except Exception as e:  # the user's code may raise anything
             # a ToolError may come from the user's sys.exit(); see `exits_as_errors`
             if isinstance(e, errors.RolloutError) and not isinstance(e, errors.ToolError):

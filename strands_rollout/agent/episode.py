@@ -221,7 +221,7 @@ class _AgentRun:
                     self._prepare(team)
                     reason = None
                     while reason is None:
-                        reason = await self._turn(team)
+                        reason = await self._play_turn(team)
         except Exception as e:  # a failed episode is a result, with its stop reason
             reason, error = self._end_at_deadline(deadline) if deadline.expired() else self._end_with_error(e)
         is_resumable = self.team is None or self.team.is_single_agent
@@ -280,7 +280,7 @@ class _AgentRun:
         if setup.progress is not None or self.is_observed:  # otherwise the first request binds the same tools
             self.model.bind_tools(conversation, main.tool_registry.get_all_tool_specs())
 
-    async def _turn(self, team: Team) -> StopReason | None:
+    async def _play_turn(self, team: Team) -> StopReason | None:
         """Let the agents answer `next_prompt`; return the stop reason, or None if another user message follows."""
         if isinstance(team.runner, Agent):
             refuse_interrupts(await self.loop.run(team.runner, self.next_prompt))

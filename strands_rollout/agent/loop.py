@@ -303,7 +303,7 @@ class DirectInvocation:
         before = hooks.BeforeToolsEvent(agent=agent, message=message, invocation_state=state)
         results: list[ToolResult] = []
         if interrupts := await self._fire_hooks(before):
-            return self._interrupted(message, results, interrupts)
+            return self._end_with_interrupts(message, results, interrupts)
         try:
             interrupts = await self._run_calls(message, before, results)
         finally:
@@ -313,13 +313,13 @@ class DirectInvocation:
         if self._is_observed:
             state["event_loop_parent_cycle_id"] = state["event_loop_cycle_id"]
         if interrupts:
-            return self._interrupted(message, results, interrupts)
+            return self._end_with_interrupts(message, results, interrupts)
         if self._is_observed or after.end_turn:
             return await self._finish_tools(message, answered, after)
         agent.messages.append(answered)
         return None
 
-    def _interrupted(self, message: Message, results: list[ToolResult], interrupts: list[Interrupt]) -> End:
+    def _end_with_interrupts(self, message: Message, results: list[ToolResult], interrupts: list[Interrupt]) -> End:
         state = self._agent._interrupt_state
         state.pending_tool_execution = PendingToolExecution(message, results)
         state.activate()

@@ -189,26 +189,28 @@ def contain_exits(team: Team) -> None:
     for hooked in [*agents, *multi_agents]:
         hooks: HookRegistry | None = getattr(hooked, "hooks", None)
         if hooks is not None:
-            hooks.invoke_callbacks_async = _contained(hooks.invoke_callbacks_async)  # type: ignore[method-assign]
+            hooks.invoke_callbacks_async = _with_contained_exits(hooks.invoke_callbacks_async)  # type: ignore[method-assign]
     for agent in agents:
         middleware = getattr(agent, "_middleware_registry", None)  # private; missing in Strands before 1.62
         if middleware is not None:
-            middleware.invoke = functools.partial(_contained_stream, middleware.invoke)
+            middleware.invoke = functools.partial(_stream_with_contained_exits, middleware.invoke)
     nodes = [node.executor for multi_agent in multi_agents for node in getattr(multi_agent, "nodes", {}).values()]
     for node in {id(node): node for node in nodes}.values():
-        node.stream_async = functools.partial(_contained_stream, node.stream_async)
+        node.stream_async = functools.partial(_stream_with_contained_exits, node.stream_async)
 
 
-def _contained(call: Callable[..., Any]) -> Callable[..., Any]:
-    async def contained(*given: object, **named: object) -> object:
+def _with_contained_exits(call: Callable[..., Any]) -> Callable[..., Any]:
+    async def wrapper(*args: object, **kwargs: object) -> object:
         with exits_as_errors("a hook", RuntimeError):
-            return await call(*given, **named)
+            return await call(*args, **kwargs)
 
-    return contained
+    return wrapper
 
 
-async def _contained_stream(stream: Callable[..., Any], *given: object, **named: object) -> AsyncIterator[object]:
-    events = stream(*given, **named)
+async def _stream_with_contained_exits(
+    stream: Callable[..., Any], *args: object, **kwargs: object
+) -> AsyncIterator[object]:
+    events = stream(*args, **kwargs)
     try:
         while True:
             try:

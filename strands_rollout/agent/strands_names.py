@@ -112,10 +112,10 @@ class _StubModel(Model):
         """Return no configuration."""
         return {}
 
-    def stream(self, *_given: Any, **_more: Any) -> AsyncGenerator[Any, None]:  # noqa: ANN401 - Strands' signature
+    def stream(self, *_args: Any, **_kwargs: Any) -> AsyncGenerator[Any, None]:  # noqa: ANN401 - Strands' signature
         """Raise an error: the agent is never run."""
         raise NotImplementedError
 
-    def structured_output(self, *_given: Any, **_more: Any) -> AsyncGenerator[Any, None]:  # noqa: ANN401
+    def structured_output(self, *_args: Any, **_kwargs: Any) -> AsyncGenerator[Any, None]:  # noqa: ANN401
         """Raise an error: the agent is never run."""
         raise NotImplementedError

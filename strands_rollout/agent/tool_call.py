@@ -217,9 +217,9 @@ class BoundedTool(WrappedTool):
             except InterruptException:
                 raise
             except Exception as e:  # a tool may raise anything; Strands makes the same result of it, and fires hooks
-                self._count(call, error_result(call_id, f"Error: {error_message(e)}"), e)
+                self._count_result(call, error_result(call_id, f"Error: {error_message(e)}"), e)
                 raise
-        self._count(call, result, getattr(result, "exception", None))
+        self._count_result(call, result, getattr(result, "exception", None))
         if result is not None:
             yield result
 
@@ -235,7 +235,7 @@ class BoundedTool(WrappedTool):
             if task.done() and not task.cancelled():  # the call has ended, so a resumed episode must not run it again
                 error = task.exception()
                 result = task.result() if error is None else error_result(call.id, f"Error: {error_message(error)}")
-                self._count(call, result, error or getattr(result, "exception", None))
+                self._count_result(call, result, error or getattr(result, "exception", None))
             raise
         if not done:
             await _abandon(task)
@@ -252,14 +252,14 @@ class BoundedTool(WrappedTool):
                 last = event
             return _plain_event(last, tool_use["toolUseId"])
 
-    def _count(self, call: RunningCall, event: object, error: BaseException | None) -> None:
+    def _count_result(self, call: RunningCall, event: object, error: BaseException | None) -> None:
         # an agent that the tool runs may have read a fault as an ordinary tool result; `call.faults` has such faults
         fault = sandbox_fault(error) or next(iter(call.faults), None)
         if fault is not None and self._stats.infrastructure_error is None:
             self._stats.infrastructure_error = fault
         result = getattr(event, "tool_result", event)
         if isinstance(result, dict):
-            self._stats.calls.append(self._record(call, result.get("status")))
+            self._stats.calls.append(self._call_record(call, result.get("status")))
             if result.get("status") == "error":
                 self._stats.errors += 1
             else:
@@ -269,7 +269,7 @@ class BoundedTool(WrappedTool):
                 if self._stats.on_call_end is not None:
                     self._stats.on_call_end()
 
-    def _record(self, call: RunningCall, status: object) -> dict[str, Any]:
+    def _call_record(self, call: RunningCall, status: object) -> dict[str, Any]:
         """Return the record of a call that has ended, as plain JSON."""
         ended = "timeout" if call.timed_out else "error" if status == "error" else "success"
         seconds = time.monotonic() - call.began_at
@@ -282,11 +282,11 @@ async def _abandon(task: asyncio.Task[Any]) -> None:
     """Cancel a tool and wait `CLEANUP_TIMEOUT_S` for its cleanup; a longer cleanup continues in the background."""
     task.cancel()
     _ABANDONED.add(task)
-    task.add_done_callback(_forget)
+    task.add_done_callback(_discard_task)
     await asyncio.wait({task}, timeout=CLEANUP_TIMEOUT_S)
 
 
-def _forget(task: asyncio.Task[Any]) -> None:
+def _discard_task(task: asyncio.Task[Any]) -> None:
     _ABANDONED.discard(task)
     if not task.cancelled():
         task.exception()  # asyncio logs exceptions that are never retrieved

@@ -344,28 +344,28 @@ def _refuse_on_episode_loop(call: Callable[..., Any], message: str) -> Callable[
     """Return a method that raises the message if it is called on the loop of episodes."""
 
     @functools.wraps(call)
-    def called(owner: Any, *given: Any, **named: Any) -> Any:  # noqa: ANN401 - Strands' signature
+    def wrapper(owner: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - Strands' signature
         if is_on_episode_loop():
             frames = [frame for frame in traceback.extract_stack() if is_user_file(frame.filename)]
             place = f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
             kind = type(owner).__name__
             name = f"the agent {owner.name!r}" if isinstance(owner, Agent) else f"a {kind}"
             raise BlockingCallError(message.format(name=name, kind=kind, place=place))
-        return call(owner, *given, **named)
+        return call(owner, *args, **kwargs)
 
-    return called
+    return wrapper
 
 
 def _move_off_episode_loop(call: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
     """Return an async method that runs in a thread with its own loop if it is called on the loop of episodes."""
 
     @functools.wraps(call)
-    async def called(*given: Any, **named: Any) -> Any:  # noqa: ANN401 - Strands' signature
+    async def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - Strands' signature
         if not is_on_episode_loop():
-            return await call(*given, **named)
-        return await in_own_thread(lambda: asyncio.run(call(*given, **named)), has_grace_period=False)()
+            return await call(*args, **kwargs)
+        return await in_own_thread(lambda: asyncio.run(call(*args, **kwargs)), has_grace_period=False)()
 
-    return called
+    return wrapper
 
 
 def _default_handler() -> Callable[..., Any]:

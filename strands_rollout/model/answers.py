@@ -54,16 +54,16 @@ def read_turn(trajectory: Trajectory, turn: Turn, template: ChatTemplate, parser
     if last.finish_reason != "stop":
         cut: list[Segment] = []
         if isinstance(parser, CutTurnParser):
-            cut = _segments(parser, parser.cut_segments, text, in_reasoning=template.opens_reasoning)
+            cut = _split_turn(parser, parser.cut_segments, text, in_reasoning=template.opens_reasoning)
         is_usable = cut and not any(isinstance(segment, ToolCall | ParseFailure) for segment in cut)
         return ReadTurn(text, cut if is_usable else [Text(text)], "max_tokens")
-    segments = _segments(parser, parser.segments, text, in_reasoning=template.opens_reasoning) or [Text("")]
+    segments = _split_turn(parser, parser.segments, text, in_reasoning=template.opens_reasoning) or [Text("")]
     if any(isinstance(segment, ToolCall | ParseFailure) for segment in segments):
         return ReadTurn(text, segments, "tool_use")
     return ReadTurn(text, segments, "stop_sequence" if isinstance(last.matched, str) else "end_turn")
 
 
-def _segments(
+def _split_turn(
     parser: ToolParser, split: Callable[..., list[Segment]], text: str, *, in_reasoning: bool
 ) -> list[Segment]:
     """Split a turn with a method of its parser; if the method raises, return one failure with the whole text.
@@ -152,7 +152,7 @@ def turn_answer(read: ReadTurn, call_prefix: str, turn: Turn) -> Answer:
         call_prefix: Prefix of the turn's tool-use ids.
         turn: The turn's tokens and times.
     """
-    blocks = [_block(segment, call_prefix, at) for at, segment in enumerate(read.segments)]
+    blocks = [_content_block(segment, call_prefix, at) for at, segment in enumerate(read.segments)]
     first, end = turn.parts[0], turn.end
     usage = {"inputTokens": first.start, "outputTokens": end - first.start, "totalTokens": end}
     latency_ms = round(turn.latency_s * 1000)
@@ -178,7 +178,7 @@ def answer_events(answer: Answer) -> Iterator[StreamEvent]:
     yield {"metadata": {"usage": answer.usage, "metrics": {"latencyMs": answer.metrics["latencyMs"]}}}
 
 
-def _block(segment: Segment, call_prefix: str, index: int) -> dict[str, Any]:
+def _content_block(segment: Segment, call_prefix: str, index: int) -> dict[str, Any]:
     """Return a segment of a turn as a content block; {} for empty text."""
     if isinstance(segment, Text):
         return {"text": segment.text} if segment.text else {}

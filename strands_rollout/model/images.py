@@ -91,7 +91,7 @@ def read_rgb(data: bytes) -> Image:
         PromptError: The bytes are not an image.
         ConfigError: Pillow is not installed.
     """
-    pillow = _pillow()
+    pillow = _import_pillow()
     try:
         with pillow.open(io.BytesIO(data)) as image:
             read: Image = image.convert("RGB")
@@ -123,7 +123,7 @@ def image_block(source: object) -> dict[str, Any]:
         PromptError: The source has none of these forms, or is not an image.
         ConfigError: Pillow is not installed.
     """
-    pillow = _pillow()
+    pillow = _import_pillow()
     image = source if isinstance(source, pillow.Image) else read_rgb(_bytes_of(source))
     return {"image": {"format": "png", "source": {"bytes": to_png(image)}}}
 
@@ -157,7 +157,7 @@ def _bytes_of_text(text: str) -> bytes:
         ) from e
 
 
-def _pillow() -> ModuleType:
+def _import_pillow() -> ModuleType:
     try:
         from PIL import Image
     except ImportError as e:
@@ -362,7 +362,7 @@ async def read_images(template: ChatTemplate, chat: Sequence[ChatMessage]) -> li
     for message in chat:
         for part, data in take_images(message):
             try:
-                found.append(await _read(template.processor, data))
+                found.append(await _read_image(template.processor, data))
             except (PromptError, ConfigError) as e:
                 if message["role"] != "tool":
                     raise
@@ -374,7 +374,7 @@ async def read_images(template: ChatTemplate, chat: Sequence[ChatMessage]) -> li
     return found
 
 
-async def _read(processor: ProcessorMixin, data: bytes) -> ReadImage:
+async def _read_image(processor: ProcessorMixin, data: bytes) -> ReadImage:
     if isinstance(processor, str):
         await run_once(("processor", processor), lambda: image_tokens_of(processor))
     return await asyncio.to_thread(lambda: image_tokens_of(processor).read(data))

@@ -218,7 +218,7 @@ class TurnSampler:
             if generation.finish_reason.type == "abort":
                 generation = self._after_abort(generation, request.config["extra"], params)
             if generation.output_ids:
-                _record(request, generation)
+                _record_turn(request, generation)
             if generation.finish_reason.type != "abort":
                 return generation
             if generation.output_ids:
@@ -242,7 +242,7 @@ class TurnSampler:
         if missing_replay_data(extra, params, generation.meta_info):
             # the trainer could not replay these tokens; they are sampled again
             return replace(generation, output_ids=[], logprobs=[])
-        end = self._end_of(ids, params)
+        end = self._final_stop(ids, params)
         if end is not None:  # the engine aborted the request just as the turn ended
             return replace(generation, finish_reason=FinishReason("stop", matched=end))
         if any(params.get(name) for name in GRAMMARS):
@@ -250,7 +250,7 @@ class TurnSampler:
             return replace(generation, output_ids=[], logprobs=[])
         return generation
 
-    def _end_of(self, ids: Sequence[int], params: Mapping[str, Any]) -> int | str | None:
+    def _final_stop(self, ids: Sequence[int], params: Mapping[str, Any]) -> int | str | None:
         """Return the stop token or stop string that an output ends with; None if it ends with neither."""
         if not params.get("ignore_eos") and ids[-1] in self._end_ids.union(params.get("stop_token_ids") or ()):
             return ids[-1]
@@ -271,7 +271,7 @@ class TurnSampler:
         try:
             with request.span(allowance) if request.span else nullcontext() as report:
                 generation = await client.generate(
-                    self._encoded(trajectory, request.context_ids, client.vocab_size, images),
+                    self._encode_input(trajectory, request.context_ids, client.vocab_size, images),
                     params_now,
                     return_logprob=config["return_logprobs"],
                     headers=config["headers"] or None,
@@ -299,7 +299,7 @@ class TurnSampler:
         self.cut_by = limit if generation.finish_reason.type == "length" else None
         return generation
 
-    def _encoded(
+    def _encode_input(
         self,
         trajectory: Trajectory,
         context_ids: Sequence[int],
@@ -347,7 +347,7 @@ class TurnSampler:
                     )
 
 
-def _record(request: SamplingRequest, generation: Generation) -> None:
+def _record_turn(request: SamplingRequest, generation: Generation) -> None:
     request.trajectory.append_turn(
         request.context_ids,
         generation.output_ids,

@@ -127,7 +127,9 @@ class AgentRequest:
             return Match(
                 conversation, branch, extends=True, answer=messages[covered], new_messages=messages[covered + 1 :]
             )
-        return Match(conversation, branch, difference=difference(branch, messages, changes), head_changes=changes)
+        return Match(
+            conversation, branch, difference=describe_difference(branch, messages, changes), head_changes=changes
+        )
 
     def without_transient(self, start: int, new_messages: StrandsMessages) -> dict[int, Message]:
         """Return the agent's own versions of those new messages that have a transient text.
@@ -199,7 +201,7 @@ def head_changes(read: Head | None, requested: Head) -> list[str]:
     return named if requested.system == read.system else ["the system prompt", *named]
 
 
-def difference(branch: Branch, messages: StrandsMessages, changes: Sequence[str]) -> str:
+def describe_difference(branch: Branch, messages: StrandsMessages, changes: Sequence[str]) -> str:
     """Describe how a request departs from a branch: in its head, in a message, or by asking for another answer."""
     if changes:
         return f"the request changed {', '.join(changes)}"

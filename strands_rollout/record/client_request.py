@@ -90,7 +90,7 @@ class ClientRequest:
         length = shared_length(branch.client.messages, given)
         last = next((index for index in reversed(range(length)) if given[index]["role"] == "assistant"), None)
         if last is not None:  # a client may reuse an id, which then means the last call with that id
-            _note_ids(_pairs(sent_reply(branch, last).calls, reply_of(given[last]["content"]).calls), call_ids)
+            _note_ids(_pair_calls(sent_reply(branch, last).calls, reply_of(given[last]["content"]).calls), call_ids)
         changed_calls: list[str] = []
         difference = ""
         while length < min(len(given), len(branch.messages)):
@@ -217,7 +217,7 @@ def sent_block(block: Block) -> Block:
     return {"text": str(block["toolUse"]["input"].get("raw", ""))} if is_unparsed else block
 
 
-def _pairs(sent: Sequence[Call], got: Sequence[Call]) -> list[tuple[Call, Call]]:
+def _pair_calls(sent: Sequence[Call], got: Sequence[Call]) -> list[tuple[Call, Call]]:
     """Pair the calls that were sent with the calls that a client gives back: by unique ids, otherwise in order."""
     by_id, counts = {call["toolUseId"]: call for call in sent}, Counter(call["toolUseId"] for call in got)
     unique_ids = {use_id for use_id, count in counts.items() if count == 1 and use_id in by_id}
@@ -251,7 +251,7 @@ def _with_joined_calls(given: StrandsMessages, index: int, sent: Reply) -> Stran
         answered, more = given[end]["content"], given[end + 1]["content"]
         candidates = zip(sent.calls[count:], (block.get("toolUse") for block in more), strict=False)
         is_of_turn = all(
-            call is not None and (call["toolUseId"] in sent_ids or _is_same(was_sent, call))
+            call is not None and (call["toolUseId"] in sent_ids or _is_same_call(was_sent, call))
             for was_sent, call in candidates
         )
         are_results = bool(answered) and all("toolResult" in block for block in answered)
@@ -264,7 +264,7 @@ def _with_joined_calls(given: StrandsMessages, index: int, sent: Reply) -> Stran
     return [*given[:index], turn, answers, *given[end + 1 :]]
 
 
-def _is_same(one: Call, other: Call) -> bool:
+def _is_same_call(one: Call, other: Call) -> bool:
     return (one["name"], one["input"]) == (other["name"], other["input"])
 
 
@@ -289,9 +289,9 @@ def _assistant_difference(sent: Reply, got: Reply, call_ids: dict[str, list[str]
     has_sent_ids = bool(got.calls) and len({call["toolUseId"] for call in got.calls} & sent_ids) == len(got.calls)
     if not has_sent_ids and len(sent.calls) != len(got.calls):
         return f"got {len(got.calls)} calls; {len(sent.calls)} were sent"
-    pairs = _pairs(sent.calls, got.calls)
+    pairs = _pair_calls(sent.calls, got.calls)
     for was_sent, returned in pairs:
-        if not _is_same(was_sent, returned):
+        if not _is_same_call(was_sent, returned):
             shown = [_quote(call["name"], call["input"]) for call in (returned, was_sent)]
             description = "got the call {}; {} was sent".format(*shown)
             if was_sent["toolUseId"] != returned["toolUseId"]:
@@ -316,7 +316,7 @@ def _user_difference(read: Sequence[Block], got: Sequence[Block], *, keeps_trans
     """
     if read == got:
         return ""
-    (read_parts, read_words), (got_parts, got_words) = _comparable(read), _comparable(got)
+    (read_parts, read_words), (got_parts, got_words) = _comparable_parts(read), _comparable_parts(got)
     if read_parts != got_parts:
         return "the tool results or images differ"
     if read_words == got_words:
@@ -327,11 +327,13 @@ def _user_difference(read: Sequence[Block], got: Sequence[Block], *, keeps_trans
     return f"got the text {_quote(*got_words[start:])}; the policy has read {_quote(*read_words[start:])}"
 
 
-def _comparable(content: Sequence[Block]) -> tuple[list[Any], list[str]]:
+def _comparable_parts(content: Sequence[Block]) -> tuple[list[Any], list[str]]:
     """Return two lists: a user message's tool results (sorted by call id) and images, and the words of its texts."""
     results = [block["toolResult"] for block in content if "toolResult" in block]
     images = [block["image"]["source"]["bytes"] for block in content if "image" in block]
-    by_id = sorted(((result["toolUseId"], _comparable(result["content"])) for result in results), key=itemgetter(0))
+    by_id = sorted(
+        ((result["toolUseId"], _comparable_parts(result["content"])) for result in results), key=itemgetter(0)
+    )
     return [*by_id, *images], text_of(content).split()
 
 

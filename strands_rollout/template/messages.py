@@ -287,7 +287,7 @@ def normalize_tool_result(returned: object, call_id: str) -> dict[str, Any]:
             value = returned
             if isinstance(returned, Mapping):
                 value = {key: item for key, item in returned.items() if key != "toolUseId"}
-            return {"toolUseId": call_id, "status": "success", "content": [{"text": _text(value)}]}
+            return {"toolUseId": call_id, "status": "success", "content": [{"text": _value_text(value)}]}
         further = {key: value for key, value in returned.items() if key not in _RESULT_KEYS and _is_plain(value)}
         content = [_plain_block(block) for block in returned["content"]]
     except Exception as e:  # a tool's own classes may fail in any way
@@ -344,7 +344,7 @@ def _is_result(returned: object) -> TypeGuard[Mapping[str, Any]]:
 def _plain_block(block: Mapping[str, Any]) -> dict[str, Any]:
     if "text" in block:
         text = block["text"]
-        return {"text": text if type(text) is str else _text(text)}
+        return {"text": text if type(text) is str else _value_text(text)}
     if "json" in block:
         value = block["json"]
         return {"json": value} if _is_plain(value) else {"text": json_text(value)}
@@ -358,7 +358,7 @@ def _plain_block(block: Mapping[str, Any]) -> dict[str, Any]:
     return {"text": json_text(block)} if _IGNORED_BLOCKS.isdisjoint(block) else dict(block)
 
 
-def _text(value: object) -> str:
+def _value_text(value: object) -> str:
     return str.__str__(value) if isinstance(value, str) else json_text(value)
 
 

@@ -191,8 +191,8 @@ def require_equal(encoder: TokenEncoder, got: Sequence[int], expected: Sequence[
         return
     index = shared_length(got, expected)
     raise TemplateDifferenceError(
-        f"{reason}; first differing token at position {index}: got {_shown(encoder, got, index)}, expected "
-        f"{_shown(encoder, expected, index)} after {encoder.decode(expected[max(0, index - 8) : index])!r}.",
+        f"{reason}; first differing token at position {index}: got {_describe_token(encoder, got, index)}, expected "
+        f"{_describe_token(encoder, expected, index)} after {encoder.decode(expected[max(0, index - 8) : index])!r}.",
         got=list(got),
         expected=list(expected),
         position=index,
@@ -210,7 +210,7 @@ def _opens_turn(template: TemplateRenderer, grown: str, later: str, bare: str) -
         later: The later rendering of the same messages, up to the next turn's text.
         bare: The prompt without the generation prompt.
     """
-    at = _departure(grown, later)
+    at = _find_departure(grown, later)
     left, is_replaced = grown[at:], _TAG.search(later, at) is not None
     prompt, question = (
         template.render([user("question")], generation_prompt=is_prompted) for is_prompted in (True, False)
@@ -226,7 +226,7 @@ def _opens_turn(template: TemplateRenderer, grown: str, later: str, bare: str) -
     return is_prompt and (not left.strip() or _TAG.match(left.strip()) is not None)
 
 
-def _departure(prompt: str, turn: str) -> int:
+def _find_departure(prompt: str, turn: str) -> int:
     """Return the index at which a turn departs from a prompt, or the start of the tag that contains the index."""
     at = shared_length(prompt, turn)
     opened = max(prompt.rfind("<", 0, at), prompt.rfind("[", 0, at))
@@ -234,7 +234,7 @@ def _departure(prompt: str, turn: str) -> int:
     return opened if is_within else at
 
 
-def _shown(encoder: TokenEncoder, ids: Sequence[int], index: int) -> str:
+def _describe_token(encoder: TokenEncoder, ids: Sequence[int], index: int) -> str:
     return f"{ids[index]} {encoder.decode(ids[index : index + 1])!r}" if index < len(ids) else "the end"
 
 
@@ -292,7 +292,7 @@ def probe(template: TemplateRenderer) -> ProbedTemplate:
     turns = TurnRenderer(template, ends)
     check_append_only(template, turns, "user turns", USER_TURNS)
     conversation = TOOL_TURNS if ends.one_by_one else PARALLEL_TURNS
-    tools_error = tools_error or _fault(template, turns, "tool results", conversation, TOOLS)
+    tools_error = tools_error or _append_only_fault(template, turns, "tool results", conversation, TOOLS)
     return ProbedTemplate(
         ends,
         *find_lead(template),
@@ -321,7 +321,7 @@ def find_lead(template: TemplateRenderer) -> tuple[bool, str]:
         if not shown:
             continue
         turn = turn.rpartition(question)[2]
-        at = _departure(prompt, turn)
+        at = _find_departure(prompt, turn)
         closing = next(iter(_TAG.findall(turn[at:])), "")
         if _CLOSING.match(closing) and _is_open(prompt, closing):
             return True, turn[at:]
@@ -375,7 +375,7 @@ def write_calls(template: TemplateRenderer, ends: TurnEnds, calls: Sequence[tupl
         return ""
     # both texts after the question begin with the generation prompt; the turn follows it in `whole`
     prompt, whole = (template.encoder.unescape(rendered).rpartition(question)[2] for rendered in (prompt, whole))
-    return whole[_departure(prompt, whole) :].partition(ends.calls)[0]
+    return whole[_find_departure(prompt, whole) :].partition(ends.calls)[0]
 
 
 def tool_faults(template: TemplateRenderer) -> Iterator[tuple[str, str | None]]:
@@ -414,7 +414,7 @@ def turn_notes(template: TemplateRenderer, ends: TurnEnds) -> Iterator[tuple[str
 
 def user_turns_fault(template: TemplateRenderer, turns: TurnRenderer) -> str | None:
     """Return the reason why a conversation with tools can't have a second user turn, or None."""
-    return _fault(template, turns, "user turns in a conversation with tools", MIXED_TURNS, TOOLS)
+    return _append_only_fault(template, turns, "user turns in a conversation with tools", MIXED_TURNS, TOOLS)
 
 
 def system_fault(template: TemplateRenderer, turns: TurnRenderer, *, with_tools: bool) -> str | None:
@@ -424,13 +424,13 @@ def system_fault(template: TemplateRenderer, turns: TurnRenderer, *, with_tools:
             template.render([{"role": "system", "content": "x"}, *conversation[0]], tools)
         except TemplateError:  # a template without a system role raises its own error when it is used
             return None
-        fault = _fault(template, turns, "system messages", conversation, tools, with_system=True)
+        fault = _append_only_fault(template, turns, "system messages", conversation, tools, with_system=True)
         if fault is not None:
             return fault
     return None
 
 
-def _fault(
+def _append_only_fault(
     template: TemplateRenderer,
     turns: TurnRenderer,
     kind: str,
@@ -463,7 +463,7 @@ def find_end_of_turn(template: TemplateRenderer) -> str:
             f"the chat template closes an assistant turn with the token {got!r}; expected a control token (an added "
             "token of the tokenizer), since a turn's end must be one exact token."
         )
-    own = _own_controls(template, turn, followed) if _closes_turns(template) else []
+    own = _own_control_tokens(template, turn, followed) if _closes_turns(template) else []
     return own[-1] if own else encoder.decode(ids[:1])
 
 
@@ -494,14 +494,14 @@ def find_ends(template: TemplateRenderer, end_of_turn: str) -> TurnEnds:
             raise TemplateError("it can't write several calls in a turn, nor results without a generation prompt")
     if end_of_turn in followed:
         return TurnEnds(end_of_turn, end_of_turn, one_by_one, silent)
-    own = _own_controls(template, turn, followed, [_CALL])
-    ends = (_controls(template, followed)[len(own) :][:1] if not _closes_turns(template) else []) or own[-1:]
+    own = _own_control_tokens(template, turn, followed, [_CALL])
+    ends = (_control_tokens(template, followed)[len(own) :][:1] if not _closes_turns(template) else []) or own[-1:]
     if not ends:
         raise TemplateError("it does not end an assistant's turn that has calls by a control token")
     return TurnEnds(end_of_turn, ends[0], one_by_one, silent)
 
 
-def _own_controls(
+def _own_control_tokens(
     template: TemplateRenderer, messages: Messages, followed: str, call_ids: Sequence[str] = ()
 ) -> list[str]:
     """Return the control tokens after the last mark that belong to a conversation's last turn, not to what follows it.
@@ -517,7 +517,7 @@ def _own_controls(
         alone = alone[span_of_answer(alone, 0, call_ids)[1] :]
     except TemplateError:  # the template writes the last turn differently
         return []
-    return _controls(template, alone[: shared_length(followed, alone)])
+    return _control_tokens(template, alone[: shared_length(followed, alone)])
 
 
 def _closes_turns(template: TemplateRenderer) -> bool:
@@ -525,10 +525,10 @@ def _closes_turns(template: TemplateRenderer) -> bool:
     turn = [user("question"), assistant(0)]
     prompted, alone = (template.render(turn, generation_prompt=is_prompted) for is_prompted in (True, False))
     # equal if a template always adds a generation prompt
-    return prompted != alone and bool(_controls(template, alone.partition(mark(0))[2]))
+    return prompted != alone and bool(_control_tokens(template, alone.partition(mark(0))[2]))
 
 
-def _controls(template: TemplateRenderer, text: str) -> list[str]:
+def _control_tokens(template: TemplateRenderer, text: str) -> list[str]:
     encoder = template.encoder
     return [encoder.decode([piece]) for piece in encoder.pieces(text) if isinstance(piece, int)]
 

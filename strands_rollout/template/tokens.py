@@ -205,7 +205,7 @@ class TokenEncoder:
         digits = str.maketrans(_ALPHABETS[0], alphabet)
         mark = _MARK.translate(digits)
         self._parts_of_escapables = (*sorted(edges), mark)
-        self.tag_pairs = [(_opening(text), text) for text in controls]
+        self.tag_pairs = [(_opening_tag(text), text) for text in controls]
         self.tag_pairs = [pair for pair in self.tag_pairs if pair[0] != pair[1] and pair[0] in self.control_ids]
         # longest first: a token must be matched before a shorter token that it begins with
         escapable = [mark, *controls]
@@ -227,7 +227,7 @@ class TokenEncoder:
             self._by_word.setdefault(_NON_WORD_CHARS.sub("", text).casefold(), []).append(text)
 
 
-def _opening(closing: str) -> str:
+def _opening_tag(closing: str) -> str:
     """Return the opening tag for a closing tag: <think></think>, <|START_X|><|END_X|> or <|x><x|>."""
     return re.sub(r"\A<(\w+)\|>\Z", r"<|\1>", closing.replace("/", "", 1).replace("END_", "START_"))
 
@@ -341,15 +341,15 @@ def _ids_at_end(text: str, count: int, encoder: TokenEncoder, *, tail: bool = Fa
 
 
 def _join_ends(text: str, head_ids: list[int], tail_ids: list[int], max_tokens: int, encoder: TokenEncoder) -> str:
-    budget = max_tokens - len(encoder.encode_plain(_marker(len(text))))
+    budget = max_tokens - len(encoder.encode_plain(_cut_marker(len(text))))
     if budget < 0:
         return ""
     head = encoder.decode(head_ids[: budget - budget // 2]).rstrip("\ufffd")
     tail = encoder.decode(tail_ids[len(tail_ids) - budget // 2 :]).lstrip("\ufffd")
-    return head + _marker(len(text) - len(head) - len(tail)) + tail
+    return head + _cut_marker(len(text) - len(head) - len(tail)) + tail
 
 
-def _marker(dropped: int) -> str:
+def _cut_marker(dropped: int) -> str:
     return f"\n[... {dropped} characters cut ...]\n"
 
 

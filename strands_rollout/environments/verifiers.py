@@ -98,6 +98,7 @@ def _shared_loop() -> asyncio.AbstractEventLoop:
 
 @functools.cache
 def _start_loop(_pid: int) -> asyncio.AbstractEventLoop:
+    """Start a loop in a new thread; cached by process id, since a forked process does not inherit the thread."""
     loop = asyncio.new_event_loop()
 
     def serve() -> None:

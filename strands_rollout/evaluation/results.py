@@ -316,10 +316,10 @@ def t_quantile(degrees: int) -> float:
 
 
 def mean_pass_at_k(counts: Sequence[tuple[int, int]], k: int) -> float | None:
-    """Return the mean of pass@k over the problems with at least k samples; None if there are none.
+    """Return the mean of pass@k over the problems with at least k samples; None without such problems.
 
     pass@k is the probability that k of a problem's samples, drawn without replacement, contain a correct sample:
-    1 - C(n - c, k) / C(n, k) for c correct of n samples.
+    1 - C(n - c, k) / C(n, k) for c correct of n samples. `counts` holds c and n of each problem.
     """
     passed = [1.0 - math.comb(total - right, k) / math.comb(total, k) for right, total in counts if total >= k]
     return math.fsum(passed) / len(passed) if passed else None

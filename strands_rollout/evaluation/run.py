@@ -335,7 +335,7 @@ async def run_samples(
 
 
 def run_demo(options: DemoOptions) -> Summary:
-    """Run the demo; the last line on stdout is the summary as JSON.
+    """Run the demo: print the results and write the samples; the last line on stdout is the summary as JSON.
 
     Raises:
         RolloutError: The data, the engine or the tokenizer can't be used.

@@ -332,7 +332,7 @@ def otlp_exporter(endpoint: str | None) -> SpanExporter:
     """Return an exporter for OTLP over HTTP to a collector.
 
     Args:
-        endpoint: The collector's URL, with or without /v1/traces; None to read it from the environment's variables.
+        endpoint: The collector's URL, with or without /v1/traces; None to read it from environment variables.
 
     Raises:
         ConfigError: No collector is named, the endpoint is not a URL, or the exporter is not installed.

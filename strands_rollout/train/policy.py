@@ -60,7 +60,8 @@ def clipped_policy_loss(
 def truncated_weights(trainer: Tensor, rollout: Tensor, upper: float) -> Tensor:
     """Return the truncated importance weights: trainer's probability / rollout's probability, at most `upper`.
 
-    The trainer's logprobs must be from before the update. `upper` is slime's `--tis-clip`.
+    `trainer` and `rollout` are logprobs of the same tokens; the trainer's must be from before the update. `upper` is
+    slime's `--tis-clip`.
     """
     return (trainer - rollout).exp().clamp(max=upper)
 

@@ -1,4 +1,4 @@
-"""Print pip constraints: the lowest version that pyproject.toml allows of each dependency, also for data sets."""
+"""Print pip constraints: the lowest allowed version of each dependency in pyproject.toml, and of its extra `data`."""
 
 import re
 import tomllib

@@ -10,13 +10,13 @@ _step=""
 _since=0
 
 step() {
-  _note
+  _record_time
   _step="$1"
   _since="$SECONDS"
   printf '\n== %s [%d s]\n' "$1" "$SECONDS"
 }
 
-_note() {
+_record_time() {
   if [[ -n "$_step" ]]; then
     _times+=("$(printf '%6d s  %s' "$((SECONDS - _since))" "$_step")")
   fi

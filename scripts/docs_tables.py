@@ -42,7 +42,7 @@ PAGES: Final = [*sorted((REPOSITORY / "docs").glob("*.md")), REPOSITORY / "CONTR
 _TOKENIZER: Final = REPOSITORY / "strands_rollout/engine/checkpoint"
 _BLOCK: Final = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end of generated -->)", re.DOTALL)
 _STATISTIC: Final = re.compile(r"/(?:mean|p50|p90|p99|max)$")
-_OF_EACH: Final = ("workers", "stop_reason", "truncation", "status", "drift_kind", "parts")
+_NAMED_PER_VALUE: Final = ("workers", "stop_reason", "truncation", "status", "drift_kind", "parts")
 """Metrics that are logged under one name per value, such as `stop_reason/<name>`."""
 METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "samples": ("total", "samples of the step"),
@@ -167,6 +167,7 @@ _ELSEWHERE: Final[Mapping[type, str]] = {
     RewardSettings: "[rewards](rewards.md#settings)",
     EpisodeWorkers: "[`0`](training.md#episode-workers)",
 }
+"""The text to show for a default of these types: a link to the type's own table."""
 
 
 def settings_table(model: type[BaseModel]) -> str:
@@ -305,7 +306,7 @@ def logged_metrics() -> dict[str, bool]:
     for name in re.findall(r"(?:rollout|eval/set)/agent/(\S+)=", "\n".join(lines)):
         base = _STATISTIC.sub("", name)
         group = base.partition("/")[0]
-        found[f"{group}/<name>" if group in _OF_EACH else base] = base != name
+        found[f"{group}/<name>" if group in _NAMED_PER_VALUE else base] = base != name
     return found
 
 
@@ -330,13 +331,15 @@ def metrics_table() -> str:
     """The metrics that are logged.
 
     Raises:
-        ValueError: `METRICS` lacks one, has one too many, or calls a number a distribution.
+        ValueError: `METRICS` lacks a logged metric, has a metric that is not logged, or has a wrong kind.
     """
     found = logged_metrics()
     expected = {name: kind == "distribution" for name, (kind, _) in METRICS.items()}
     if found != expected:
-        raise ValueError(f"got the metrics {found.items() ^ expected.items()}; expected METRICS to say what is logged")
-    return table(["metric", "kind", "meaning"], [[f"`{name}`", *told] for name, told in METRICS.items()])
+        raise ValueError(
+            f"METRICS and the logged metrics differ in {found.items() ^ expected.items()}; correct METRICS"
+        )
+    return table(["metric", "kind", "meaning"], [[f"`{name}`", *about] for name, about in METRICS.items()])
 
 
 def families_table() -> str:

@@ -37,7 +37,7 @@ variable_of() {
   esac
 }
 
-# make_environment DIR: create a virtual environment with pip in DIR. An existing one stays unchanged.
+# make_environment DIR: create a virtual environment with pip in DIR. An existing environment stays unchanged.
 make_environment() {
   local directory="$1" python
   if "$directory/bin/python" -m pip --version >/dev/null 2>&1; then
@@ -106,7 +106,7 @@ prepare_environment() {
 }
 
 # prepare_requirements DIR WHAT FILE [FILE]: create the environment DIR if needed, and install the requirements of the first file,
-# then those of the second without their dependencies. WHAT names them in the progress line.
+# then the requirements of the second file without their dependencies. WHAT names the requirements in the progress line.
 prepare_requirements() {
   local directory="$1" what="$2" wanted
   shift 2

@@ -20,8 +20,8 @@ slime_settings
 end_of_settings "Downloads a model and converts it to Megatron's format. Arguments after -- go to slime's converter." \
   "bash $0 --model Qwen/Qwen3-4B --model-dir /models"
 
-# Succeed if every file exists that the index of the weights names.
-is_whole() {
+# Succeed if the model's config.json and all its files of weights exist.
+is_complete() {
   [[ -f "$HF_CHECKPOINT/config.json" ]] && python3 - "$HF_CHECKPOINT" <<'PYTHON'
 import json, pathlib, sys
 folder = pathlib.Path(sys.argv[1])
@@ -43,7 +43,7 @@ run() {
 download() {
   local revision=()
   if [[ $dry_run -eq 0 ]]; then
-    if is_whole; then
+    if is_complete; then
       echo "the model exists: $HF_CHECKPOINT" >&2
       return
     fi
@@ -54,8 +54,8 @@ download() {
   fi
   run hf download "$MODEL" ${revision[@]+"${revision[@]}"} --local-dir "$HF_CHECKPOINT" || fail "the download of $MODEL failed," \
     "see above. If this machine can't reach the hub, set HF_ENDPOINT to a mirror, or download the model elsewhere, put it into" \
-    "$HF_CHECKPOINT, and run this again"
-  [[ $dry_run -eq 1 ]] || is_whole || fail "$HF_CHECKPOINT lacks weights after the download; run this again"
+    "$HF_CHECKPOINT, and run this script again"
+  [[ $dry_run -eq 1 ]] || is_complete || fail "$HF_CHECKPOINT lacks weights after the download; run this script again"
 }
 
 # Convert into a folder with another name first, so that nobody takes an interrupted conversion for a checkpoint.

@@ -65,14 +65,14 @@ def main(
     ] = None,
     out: Annotated[Path, typer.Option(help="File to write.", show_default="the package's own")] = RECORD,
 ) -> None:
-    """Record the flags of all four parsers; PYTHONPATH is passed on.
+    """Record the flags of slime, Megatron-LM, SGLang and its router; PYTHONPATH is passed on.
 
     Example, in slime's image: python scripts/record_flags.py --slime /root/slime --megatron /root/Megatron-LM
     --patches "slime's docker/patch/latest"
     """
     answer = probe_flags(slime.resolve(), megatron.resolve(), python=sglang_python)
     if answer["failed"]:
-        typer.echo(f"error: can't read all parsers, so nothing was written: {answer['failed']}", err=True)
+        typer.echo(f"error: can't read the flags of {answer['failed']}, so nothing was written", err=True)
         raise typer.Exit(1)
     flags = sorted_flags(answer)
     record = {

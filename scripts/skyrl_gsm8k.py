@@ -45,7 +45,7 @@ class TrajectoryID:
 
 
 def generator_input(rows: Sequence[Row], repetitions: int, sampling_params: dict[str, Any]) -> dict[str, Any]:
-    """Return SkyRL's GeneratorInput: each problem several times in a row, as from its trainer."""
+    """Return SkyRL's GeneratorInput: each problem `repetitions` times in a row, as SkyRL's trainer passes it."""
     asked = [(number, row, repetition) for number, row in enumerate(rows) for repetition in range(repetitions)]
     return {
         "prompts": [row.prompt for _, row, _ in asked],
@@ -79,13 +79,17 @@ def main(
     / "configs"
     / "gsm8k.yaml",
     base_url: Annotated[str | None, typer.Option(help="An SGLang server; default: the embedded engine.")] = None,
-    tokenizer: Annotated[Path | None, typer.Option(help="Folder; default: the one that the engine names.")] = None,
-    prompts: Annotated[int, typer.Option(help="Problems.", min=1)] = 4,
-    repetitions: Annotated[int, typer.Option(help="Episodes of each problem.", min=1)] = 4,
-    max_tokens: Annotated[int, typer.Option(help="Of a whole response, tool results included.", min=1)] = 1024,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Folder of the tokenizer; default: the folder that the engine names.")
+    ] = None,
+    prompts: Annotated[int, typer.Option(help="Number of problems.", min=1)] = 4,
+    repetitions: Annotated[int, typer.Option(help="Number of episodes of each problem.", min=1)] = 4,
+    max_tokens: Annotated[
+        int, typer.Option(help="Maximum tokens of a whole response, tool results included.", min=1)
+    ] = 1024,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.", min=0.0)] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Of the first episode; the next one's is one more.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the GeneratorOutput here, as JSON.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the first episode; each further episode adds 1.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write the GeneratorOutput to, as JSON.")] = None,
 ) -> None:
     """Play GSM8K problems as SkyRL's generator; the last line on stdout is a summary as JSON."""
     # transformers would advise to install torch, which nothing here needs

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains Qwen3-8B as a Strands agent that solves math with code: GRPO on dapo-math-17k in slime, evaluated on AIME 2024,
-# on 8 GPUs that generate and train in turns. Run it again to resume from the last checkpoint. --help lists all settings.
+# on 8 GPUs that generate and train in turns. Run the script again to resume from the last checkpoint. --help lists all settings.
 set -euo pipefail
 
 # shellcheck source=scripts/slime_launch.sh

@@ -4,13 +4,13 @@
 #   bash scripts/test.sh --real                       the tests on the real SGLang and the real routers, and with agents on Node
 #                                                     if npm is installed; installs all of these (Linux on x86_64)
 #   bash scripts/test.sh --environments               the tests of other libraries' environments, which conflict with the extra
-#                                                     dev; those of strands-env need Python 3.12 (PYTHON=python3.12)
+#                                                     dev; the tests of strands-env need Python 3.12 (PYTHON=python3.12)
 #   SLIME_PATH=DIR:DIR bash scripts/test.sh --slime   the tests on slime itself, once for each of these checkouts of it
 # Environments:
-#   default   .venv-test, or $STRANDS_ROLLOUT_TEST_VENV, with the extras dev, tools, evals, harness and a2a, or those in
+#   default   .venv-test, or $STRANDS_ROLLOUT_TEST_VENV, with the extras dev, tools, evals, harness and a2a, or the extras in
 #             $STRANDS_ROLLOUT_TEST_EXTRAS
 #   --real    .venv-real, or $STRANDS_ROLLOUT_REAL_VENV. --sglang-base-url URL, or $SGLANG_BASE_URL, names a running SGLang with
-#             the shipped model, such as one on a GPU; then only the tests that break a server install one
+#             the shipped model, such as a server on a GPU; then only the tests that break a server install SGLang
 #   --environments  .venv-environments, or $STRANDS_ROLLOUT_ENVIRONMENTS_VENV
 #   --slime   .venv-slime, or $STRANDS_ROLLOUT_SLIME_VENV, with torch. If pip's torch is too large, name an index of CPU builds in
 #             PIP_EXTRA_INDEX_URL, or a torch in a file of PIP_CONSTRAINT. With STRANDS_ROLLOUT_TEST_WORKERS=2, episode workers
@@ -80,6 +80,6 @@ if [[ "${1:-}" == "--environments" ]]; then
 fi
 prepare_environment "$venv" "$extras"
 cd "$repository"
-# otherwise each process compiles all modules, and rewrites the assertions of 400 files, again
+# with this variable, each process would compile all modules, and rewrite the assertions of 400 files, again
 unset PYTHONDONTWRITEBYTECODE
 exec "$venv/bin/python" -m pytest ${chosen[@]+"${chosen[@]}"} "$@"

@@ -42,7 +42,7 @@ size_settings() {
   setting MAX_RESPONSE_LEN "$(smoke_or_full 2048 16384)" "maximum tokens of a response, tool results included" count
   setting MAX_CONTEXT_LEN "$((MAX_RESPONSE_LEN + 2048))" "maximum tokens of prompt plus response" count
   setting MAX_TOKENS_PER_GPU "$(((MAX_CONTEXT_LEN + CONTEXT_PARALLEL - 1) / CONTEXT_PARALLEL))" \
-    "maximum tokens of a training batch on one GPU; CONTEXT_PARALLEL times this must be at least MAX_CONTEXT_LEN" count
+    "maximum tokens of a training batch on one GPU; at least MAX_CONTEXT_LEN / CONTEXT_PARALLEL" count
 }
 
 _trains=0

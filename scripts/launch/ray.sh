@@ -143,8 +143,8 @@ _find_or_start_ray() {
 _start_ray() {
   local deadline=$((SECONDS + 120))
   [[ "$NUM_NODES" == "1" ]] || fail "NUM_NODES is $NUM_NODES, but no Ray runs. On the first node:" \
-    "ray start --head --num-gpus $NUM_GPUS --dashboard-host=0.0.0.0; on each other: ray start --address=FIRST:6379" \
-    "--num-gpus $NUM_GPUS; then run this again with RAY_ADDRESS=http://FIRST:$RAY_DASHBOARD_PORT"
+    "ray start --head --num-gpus $NUM_GPUS --dashboard-host=0.0.0.0; on each other node: ray start --address=FIRST:6379" \
+    "--num-gpus $NUM_GPUS; then run this script again with RAY_ADDRESS=http://FIRST:$RAY_DASHBOARD_PORT"
   _ray_log="$(mktemp)"
   ray_start_command
   echo "starting Ray; it stops when the job ends ..." >&2

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Settings of a launch script. Each is declared once, as an environment variable and an option, and appears in --help.
+# Settings of a launch script. Each setting is declared once, as an environment variable and an option, and appears in --help.
 # Independent of slime and Ray. Works with bash 3.2.
 
 dry_run=0

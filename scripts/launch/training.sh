@@ -79,8 +79,9 @@ optimizer_arguments() {
 
 # A run resumes because it loads from the folder that it saves to. --override-opt-param-scheduler lets it resume with another number
 # of steps or learning rate, which Megatron refuses otherwise. A smoke run always starts from scratch, and saves no optimizer.
-# Megatron keeps the newest checkpoint and those whose step is a multiple of --save-retain-interval. That must be a multiple of
-# --save-interval; the product of steps and interval is a step that no run reaches, so that only the newest checkpoint stays.
+# Megatron keeps the newest checkpoint, and each checkpoint whose step is a multiple of --save-retain-interval, which must be a
+# multiple of --save-interval. The product of steps and interval is a step that no run reaches, so that only the newest checkpoint
+# stays.
 save_arguments() {
   if [[ $SMOKE -eq 1 ]]; then
     arguments+=(--save "$SAVE_DIR" --save-interval "$SAVE_INTERVAL" --no-save-optim)

@@ -15,7 +15,8 @@ class CommandLine:
 
     Args:
         program: The command, for help and errors.
-        name: Text in the command line of the server's first process, which servers may rewrite; names the log.
+        name: Text that the command line of the server's first process contains, even if the server rewrites it. Also
+            begins the name of the log.
         start_timeout_s: Default of --timeout-s.
         grace_s: Default of --grace-s.
     """
@@ -28,7 +29,9 @@ class CommandLine:
         self.start_flags = commands.add_parser("start", help="Start a server, and print JSON when it is ready.")
         self.start_flags.add_argument("--port", type=int, default=0, help="Port of 127.0.0.1. Default: a free port.")
         self.start_flags.add_argument("--log", type=Path, help="File for the server's output. Default: in $TMPDIR.")
-        self.start_flags.add_argument("--timeout-s", type=float, default=start_timeout_s, help="Seconds to get ready.")
+        self.start_flags.add_argument(
+            "--timeout-s", type=float, default=start_timeout_s, help="Seconds within which the server must be ready."
+        )
         self.start_flags.add_argument("--owner", type=int, help="Process id; the server ends when that process ends.")
         self.start_flags.add_argument("flags", nargs="*", help="Flags of the server, after --.")
         stopping = commands.add_parser("stop", help="End servers by the process ids that start printed.")
@@ -50,8 +53,8 @@ class CommandLine:
         return 0
 
     def _start(self, parsed: argparse.Namespace, server_of: Callable[[argparse.Namespace], Server]) -> None:
-        if parsed.port and is_taken(parsed.port):  # otherwise the server on this port would count as the new one
-            raise ServerError(f"port {parsed.port} of 127.0.0.1 is in use; choose another --port, or leave it out")
+        if parsed.port and is_taken(parsed.port):  # otherwise the server on this port would count as the new server
+            raise ServerError(f"port {parsed.port} of 127.0.0.1 is in use; choose another --port, or leave --port out")
         parsed.port = parsed.port or free_port()
         parsed.log = parsed.log or Path(tempfile.gettempdir(), f"{self._name}-{parsed.port}.log")
         pid = start(server_of(parsed), parsed.timeout_s, parsed.owner)

@@ -28,7 +28,7 @@ def server_of(parsed: argparse.Namespace) -> Server:
     return Server(
         command=[sys.executable, "-m", module, *place, *metrics, *policy, *HEALTH_CHECK_FLAGS, *parsed.flags, *workers],
         environment={"PYTHONPATH": ""},
-        # /health always answers 200; /readiness does as soon as there is a healthy worker, so never without any
+        # /health always answers 200; /readiness answers 200 only while a worker is healthy, so never without workers
         ready_url=f"http://127.0.0.1:{parsed.port}/{'readiness' if parsed.worker else 'health'}",
         log=parsed.log,
     )

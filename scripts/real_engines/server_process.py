@@ -102,7 +102,7 @@ def stop(pid: int, name: str, grace_s: float) -> None:
 
 
 def end_group(group: int, grace_s: float) -> None:
-    """End all processes of a group and wait for it."""
+    """End all processes of a group with SIGTERM, or after `grace_s` seconds with SIGKILL, and wait until they ended."""
     for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILL_WAIT_S)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, number)
@@ -133,10 +133,10 @@ def _wait_until_ready(process: subprocess.Popen[bytes], server: Server, timeout_
     while not _is_ready(server.ready_url):
         if process.poll() is not None:
             raise ServerError(
-                f"it ended with exit code {process.returncode} before it was ready.{_log_tail(server.log)}"
+                f"the server ended with exit code {process.returncode} before it was ready.{_log_tail(server.log)}"
             )
         if time.monotonic() >= give_up_at:
-            raise ServerError(f"it was not ready within {timeout_s:g} s.{_log_tail(server.log)}")
+            raise ServerError(f"the server was not ready within {timeout_s:g} s.{_log_tail(server.log)}")
         time.sleep(_POLL_S)
 
 
@@ -169,7 +169,7 @@ def _end_with_owner(group: int, owner: int) -> None:
 def _is_running(group: int) -> bool:
     """Return whether a group has a process that is not a zombie."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the process has just ended
             state, _, process_group = stat.read_text().rpartition(")")[2].split()[:3]
             if int(process_group) == group and state not in "ZX":
                 return True

@@ -288,7 +288,7 @@ def evaluate(
     k: Annotated[
         str | None,
         typer.Option(
-            help="Values of k for pass@k; those above --samples-per-problem are left out. Default: 1,4,8,16.",
+            help="Values of k for pass@k; values above --samples-per-problem are left out. Default: 1,4,8,16.",
             metavar="N,N,...",
         ),
     ] = None,
@@ -441,7 +441,9 @@ def tasks(
     row names the task. The same seed gives the same rows. An endless taskset, such as a game, needs --limit.
     """
     if find_spec("verifiers") is None:
-        raise ConfigError("this command needs verifiers, which is missing; pip install 'strands-rollout[verifiers]'")
+        raise ConfigError(
+            "this command needs verifiers, which is not installed; run: pip install 'strands-rollout[verifiers]'"
+        )
     from strands_rollout.environments.verifiers import task_rows
     from strands_rollout.files.json_codec import encode_json
     from strands_rollout.files.safe_files import atomic_replacement

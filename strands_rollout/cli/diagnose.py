@@ -80,7 +80,7 @@ def check_template(
         typer.Option(help="Template file, or name of a template of this package. Default: the tokenizer's template."),
     ] = None,
     tool_parser: Annotated[
-        str, typer.Option(help="Tool parser that must read the template's tool calls; auto picks one that can.")
+        str, typer.Option(help="Tool parser that must read the template's tool calls; auto picks a parser that does.")
     ] = "auto",
     episodes: Annotated[int, typer.Option(help="Number of random episodes to compare; 0 for none.", min=0)] = 20,
     seed: Annotated[int, typer.Option(help="Seed of the first episode; each further episode adds 1.", min=0)] = 0,
@@ -139,7 +139,7 @@ def replay(
     temperature: Annotated[
         float | None,
         typer.Option(
-            help="Sampling temperature. Default: the recorded one if a seed was recorded, 1 with --seed, else 0.",
+            help="Sampling temperature. Default: the recorded value if a seed was recorded, 1 with --seed, else 0.",
             min=0.0,
         ),
     ] = None,
@@ -224,14 +224,16 @@ def validate(
 ) -> None:
     """Check that the reward gives 1 to each row's ground truth.
 
-    Prints the line, the label and the reason of each row that fails: no policy can be rewarded for it. Exits with 1 if
-    a row fails.
+    Prints the line, the label and the reason of each row that fails: no policy can get a reward for such a row. Exits
+    with 1 if a row fails.
     """
     from strands_rollout.diagnostics.rewards import ANSWER_FORMS, LABEL_PLACEHOLDER, load_reward, run_validate
 
     forms = answer or ANSWER_FORMS
     if any(LABEL_PLACEHOLDER not in form for form in forms):
-        raise typer.BadParameter(f"got --answer {answer}; expected {LABEL_PLACEHOLDER} in each, where the label goes")
+        raise typer.BadParameter(
+            f"got --answer {answer}; expected {LABEL_PLACEHOLDER} in each form, where the label goes"
+        )
     loaded = load_reward(reward, config, [reward_key] if reward_key else ["acc", "score"], changes=changes)
     keys = {"prompt_key": input_key, "label_key": label_key}
     ok = asyncio.run(run_validate(data, loaded, **keys, answer_forms=forms, as_json=as_json))
@@ -364,7 +366,7 @@ def _serve_page(dumps: Mapping[str, Path], port: int | None, retokeniser: Retoke
 
     live, title = LiveDump(dumps, retokeniser), " | ".join(dumps)
     for dump in dumps.values():
-        next(read_dump(dump), None)  # raises if it is not a dump; other errors appear on the page
+        next(read_dump(dump), None)  # raises if the path is not a dump; later errors appear on the page
 
     async def serve() -> None:
         async with live_server(live, title, port or 0) as url:

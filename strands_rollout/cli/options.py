@@ -89,7 +89,7 @@ class GroupedCommand(TyperCommand):
 
 
 def set_help_format(commands: Iterable[CommandInfo]) -> None:
-    """Have commands show their options in groups, and give options without a metavar one that suits their type."""
+    """Have commands show their options in groups, and give each option without a metavar one that suits its type."""
     for command in commands:
         command.cls = GroupedCommand
         if command.callback is None:
@@ -180,7 +180,7 @@ Options = TypeVar("Options")
 
 
 def build_options(kind: type[Options], values: OptionValues, **more: object) -> Options:
-    """Build the dataclass `kind` from the values that are fields of it, and from `more`."""
+    """Build the dataclass `kind` from the values of its fields, and from `more`."""
     return kind(**{field.name: values[field.name] for field in fields(kind) if field.name in values}, **more)  # type: ignore[arg-type]
 
 
@@ -304,7 +304,7 @@ def _format_fields(settings: BaseModel, indent: str) -> Iterator[str]:
     adapter = TypeAdapter[Any](Any)
     for name, field in type(settings).model_fields.items():
         value, default = getattr(settings, name), field.get_default(call_default_factory=True)
-        if isinstance(value, tuple | dict):  # of MCP servers and reward parts, only the fields that are set
+        if isinstance(value, tuple | dict):  # MCP servers and reward parts: show only the fields that are set
             value, default = (json.loads(adapter.dump_json(item, exclude_defaults=True)) for item in (value, default))
         description = wrap(str(field.description), _COMMENT_WIDTH - len(indent), break_on_hyphens=False)
         yield from (f"{indent}# {line}" for line in description)

@@ -31,7 +31,7 @@ from strands_rollout.play.options import Changes, check_url
 if TYPE_CHECKING:
     from rich.console import Console
 
-MODEL_NAME: Final = "Qwen3-8B"
+DEFAULT_MODEL_NAME: Final = "Qwen3-8B"
 SHIPPED_TOKENIZER: Final = Path(__file__).parents[1] / "engine" / "checkpoint"
 _CHECKS_TIMEOUT_S: Final = 60.0
 _KILL_WAIT_S: Final = 1.0
@@ -89,9 +89,9 @@ class DoctorOptions:
     gpus: Annotated[
         int | None, Option(help="Number of GPUs required. Default: NUM_GPUS, else 8 with --training.", min=0)
     ] = None
-    training: Annotated[
-        bool, Option("--training", help="Report anything missing that a training run needs as an error.")
-    ] = False
+    training: Annotated[bool, Option("--training", help="Report missing requirements of a training run as errors.")] = (
+        False
+    )
     isolation: Annotated[
         Literal["full", "files", "seccomp", "rlimits"], Option(help="Isolation that the code sandbox must enforce.")
     ] = "full"
@@ -114,7 +114,7 @@ class DoctorOptions:
     @property
     def model_id(self) -> str:
         """The model's id on the Hugging Face Hub."""
-        name = self.model_name or self.env.get("MODEL") or MODEL_NAME
+        name = self.model_name or self.env.get("MODEL") or DEFAULT_MODEL_NAME
         return name if "/" in name else f"{'Qwen' if name.startswith('Qwen') else 'OWNER'}/{name}"
 
     @property
@@ -128,9 +128,9 @@ class DoctorOptions:
         return self.path_in_env("REF_LOAD") or Path(f"{self.model}_torch_dist")
 
     @property
-    def prepare_model(self) -> str:
+    def prepare_model_command(self) -> str:
         """The command that downloads and converts the model."""
-        model_option = "" if self.model_id == f"Qwen/{MODEL_NAME}" else f" --model {self.model_id}"
+        model_option = "" if self.model_id == f"Qwen/{DEFAULT_MODEL_NAME}" else f" --model {self.model_id}"
         return f"bash scripts/prepare_model.sh{model_option}"
 
     @property
@@ -250,7 +250,8 @@ def run_checks(checks: Sequence[Check], options: DoctorOptions, timeout_s: float
     """Run all checks and return their findings in the order of the checks; a check that raises is an error finding.
 
     Each check that waits runs in a thread of its own; the others, which import large packages, share one thread. A
-    check that has not ended after `timeout_s` seconds, as on a file system that hangs, is abandoned.
+    check that has not ended after `timeout_s` seconds, as on a file system that hangs, is abandoned, with an error
+    finding.
     """
     findings: dict[Check, list[Finding]] = {}
 
@@ -278,7 +279,7 @@ def _run_check(check: Check, options: DoctorOptions) -> list[Finding]:
         reinstall = "reinstall this package with its requirements: pip install -e /path/to/strands-rollout"
         return [error(check.name, f"{e.name or 'a package'} can't be imported: {e}", reinstall)]
     except Exception as e:  # a broken check must not hide the findings of other checks
-        report = "report it, with the output of: strands-rollout doctor --json"
+        report = "report this bug, with the output of: strands-rollout doctor --json"
         return [error(check.name, f"this is a bug in the check: {type(e).__name__}: {e}", report)]
 
 
@@ -298,7 +299,7 @@ class ProgramResult:
 
 
 def run_program(*command: str, env: Mapping[str, str], timeout_s: float) -> ProgramResult | None:
-    """Run a program on `env`'s PATH without input; return None if it is not there.
+    """Run a program from `env`'s PATH without input; return None if the PATH has no such program.
 
     After `timeout_s` seconds the program and all processes that it started are killed.
     """
@@ -329,7 +330,7 @@ def run_program(*command: str, env: Mapping[str, str], timeout_s: float) -> Prog
 
 
 def package_folders(name: str, find_package: FindPackage = importlib.util.find_spec) -> list[Path]:
-    """Return the folders of the package that an import would find; empty if there is no such package."""
+    """Return the folders of the package that an import would find, or a module's file; empty if there is neither."""
     try:
         spec = find_package(name)
     except (ImportError, ValueError):

@@ -63,7 +63,7 @@ _CONNECT_TIMEOUT_S: Final = 3.0
 _READ_TIMEOUT_S: Final = 5.0
 _OLD_VERSION: Final = re.compile(r"0\.[0-4](?:\.|$)")
 _START_SERVER: Final = (
-    "start it, and check host and port: python -m sglang.launch_server --model-path MODEL --port 30000"
+    "start a server, and check host and port: python -m sglang.launch_server --model-path MODEL --port 30000"
 )
 _UNREACHABLE: Final = (httpx.TransportError, aiohttp.ClientError, EngineUnavailableError)
 # words, numbers and control tokens that vocabularies split in different ways
@@ -130,8 +130,8 @@ _TRAINING_CHECKS: Final = ("slime", "megatron", "gpus", "memory", "disk", "ray",
 def skip_training_warnings(findings: Sequence[Finding], options: DoctorOptions) -> list[Finding]:
     """Mark warnings about training as skipped on a machine that is not meant for training.
 
-    That is a machine without GPUs and slime, on which training was not requested. Warnings about data, a model or
-    Megatron-LM that an option names stay.
+    A machine is meant for training if it has GPUs or slime, or if training was requested. Warnings about data, a model
+    or Megatron-LM that an option names stay warnings.
     """
     has_gpus = not any(finding.name == "gpus" and finding.status == "warning" for finding in findings)
     wants_training = options.training or options.gpus or options.env.get("RAY_ADDRESS")
@@ -149,7 +149,7 @@ def skip_training_warnings(findings: Sequence[Finding], options: DoctorOptions) 
 
 
 def check_server(base_url: str, options: DoctorOptions, timeout_s: float = _SERVER_TIMEOUT_S) -> list[Finding]:
-    """Check that SGLang, or a router, answers, and that its tokenizer and context length fit the options."""
+    """Check that SGLang or a router answers, and that SGLang's version, tokenizer and context length fit."""
     try:
         shown = redacted(parse_base_url(base_url))
     except ConfigError as e:
@@ -228,10 +228,10 @@ def _context_finding(info: ServerInfo, shown: str, required: int | None) -> Find
 
 
 async def _check_tokens(http: httpx.AsyncClient, info: ServerInfo, options: DoctorOptions) -> Finding:
-    """Check that a server's tokenizer gives the same ids as the run's; other ids can crash a server.
+    """Check that a server's tokenizer gives the same ids as the run's tokenizer; other ids can crash a server.
 
-    Calls SGLang's /tokenize (0.5.23). Routers and older servers lack it; then the tokenizer in the server's own folder
-    is read, if it is on this machine.
+    Calls SGLang's /tokenize (0.5.23). Routers and older servers do not have /tokenize; then the tokenizer is read from
+    the server's own folder, if this folder is on this machine.
     """
     name, folder = "server tokens", options.tokenizer_dir
     has_tokenizer = options.tokenizer is not None or folder != diagnostics.SHIPPED_TOKENIZER
@@ -256,7 +256,7 @@ async def _check_tokens(http: httpx.AsyncClient, info: ServerInfo, options: Doct
 
 
 def _encode_test_text(folder: Path) -> list[int] | None:
-    """Return the ids of the test text in a folder's tokenizer; None if it has no working tokenizer."""
+    """Return the ids that a folder's tokenizer gives the test text; None if the folder has no working tokenizer."""
     from tokenizers import Tokenizer
 
     file = folder / "tokenizer.json"
@@ -319,7 +319,10 @@ def installed_version(name: str) -> str | None:
 
 
 def _package_fault(package: Requirement, version: str | None, *, required: bool) -> Finding | None:
-    """Return the problem of a package: an error if a required package is absent or too old, else a warning."""
+    """Return the problem of a package; None if there is none, or if an optional package is not installed.
+
+    It is an error if a required package is absent or too old, else a warning.
+    """
     from packaging.version import Version
 
     name, remedy = f"package {package.name}", f"pip install '{package.name}{package.specifier}'"

@@ -84,8 +84,8 @@ def read_script(script: Path, slime_dir: Path | None) -> Arguments:
     environment = {**os.environ, **({} if slime_dir is None else {"SLIME_DIR": str(slime_dir)})}
     result = run_program("bash", str(script), "--dry-run", env=environment, timeout_s=_DRY_RUN_TIMEOUT_S)
     if result is None or result.exit_code is None:
-        reason = "there is no bash" if result is None else f"it did not end within {_DRY_RUN_TIMEOUT_S:g} s"
-        raise ConfigError(f"bash {script} --dry-run could not be run: {reason}")
+        reason = "there is no bash" if result is None else f"the script did not end within {_DRY_RUN_TIMEOUT_S:g} s"
+        raise ConfigError(f"bash {script} --dry-run gave no arguments: {reason}")
     if result.exit_code != 0:
         raise ConfigError(f"bash {script} --dry-run failed with exit code {result.exit_code}: {result.stderr}")
     if not _TRAIN_PROGRAM.search(result.stdout):
@@ -96,7 +96,7 @@ def read_script(script: Path, slime_dir: Path | None) -> Arguments:
 
 
 def _has_dry_run(script: Path, text: str) -> bool:
-    """Return whether a script is this package's: one that sources the launch library, or a project's `run_slime.sh`."""
+    """Return whether a script is this package's: it sources the launch library, or is a project's `run_slime.sh`."""
     library = script.resolve().parent / "slime_launch.sh"
     is_launch_script = library.is_file() and _SOURCES_LIBRARY.search(text) and "\nread_options " in text
     is_project_script = "--dry-run)" in text and "| strands-rollout doctor --flags -" in text
@@ -122,7 +122,9 @@ def read_arguments(text: str, source: str) -> Arguments:
     try:
         return Arguments(tuple(shlex.split(arguments.replace("\\\n", " "))), source)
     except ValueError as e:
-        raise ConfigError(f"{source} can't be split into arguments: {e}; expected each quoted as for a shell") from e
+        raise ConfigError(
+            f"{source} can't be split into arguments: {e}; expected each argument quoted as for a shell"
+        ) from e
 
 
 def _requote_ansi(quoted: re.Match[str]) -> str:
@@ -134,10 +136,10 @@ def _requote_ansi(quoted: re.Match[str]) -> str:
 
 
 def _is_flag(word: str) -> bool:
-    """Return whether argparse reads a word as a flag: it begins with a hyphen and is not a number.
+    """Return whether argparse reads a word as a flag: it begins with a hyphen, has no space, and is not a number.
 
-    slime's parsers have no flag that looks like a negative number, so -1 is a value; -1e-5 is not (CPython's argparse
-    up to 3.13).
+    slime's parsers have no flag that looks like a negative number, so -1 is a value; but argparse up to CPython 3.13
+    reads -1e-5 as a flag.
     """
     is_text = len(word) > 1 and word.startswith("-") and " " not in word.split("=")[0]
     return is_text and not _NEGATIVE_NUMBER.fullmatch(word)
@@ -147,8 +149,8 @@ class Flag(BaseModel, frozen=True):
     """A flag of argparse with all its names; rows of the record leave out fields that have their default value."""
 
     names: tuple[str, ...]
-    system: str  # package that declares it: a key of TITLES
-    parser: str = "main"  # which of slime's three parsers reads it: "main", "sglang" or "pre"
+    system: str  # package that declares the flag: a key of TITLES
+    parser: str = "main"  # the one of slime's three parsers that reads the flag: "main", "sglang" or "pre"
     nargs: int | str | None = None  # as in argparse: None for one value, 0 for none, a number, "?", "*" or "+"
 
 
@@ -173,13 +175,13 @@ class FlagTable:
         """Return the flags with exactly this name, one for each parser that has it."""
         return self._by_name.get(name, [])
 
-    def abbreviated_by(self, name: str) -> list[str]:
-        """Return the names that a parser with abbreviations would expand `name` to."""
+    def expansions_of(self, name: str) -> list[str]:
+        """Return the names that begin with `name`, of flags whose parser accepts abbreviations."""
         longer = ((known, flags) for known, flags in self._by_name.items() if known.startswith(name))
         return sorted(known for known, flags in longer if any(flag.parser in self.abbreviating for flag in flags))
 
     def nearest(self, name: str) -> str | None:
-        """Return the known flag that was likely meant."""
+        """Return the known flag that was likely meant by `name`; None if none is similar."""
         stem = name.lstrip("-").replace("_", "-")
         for spelled in (f"--{stem}", f"--sglang-{stem}", f"--router-{stem}"):
             if spelled in self._by_name:
@@ -193,7 +195,7 @@ class FlagTable:
 def load_flag_table(
     slime_dir: Path | None, megatron_dir: Path | None = None, *, timeout_s: float = _TIMEOUT_S
 ) -> FlagTable:
-    """Probe the flags of the installed packages, and read the recorded flags of packages that can't be imported."""
+    """Return the flags of the installed packages, and the recorded flags of packages that can't be imported."""
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     try:
         answer = probe_flags(slime_dir, megatron_dir, timeout_s=timeout_s)
@@ -249,12 +251,12 @@ def probe_flags(
         python, "-W", "ignore", flag_probe.__file__, str(slime_dir), env=environment, timeout_s=timeout_s
     )
     if answer is None:
-        raise ConfigError(f"its parsers could not be read: there is no program {python}")
+        raise ConfigError(f"slime's parsers could not be read: there is no program {python}")
     if answer.exit_code is None:
-        raise ConfigError(f"its parsers did not answer within {timeout_s:g} s")
+        raise ConfigError(f"slime's parsers could not be read within {timeout_s:g} s")
     if answer.exit_code != 0:
         reason = (answer.stderr or f"exit code {answer.exit_code}").splitlines()[-1]
-        raise ConfigError(f"its parsers could not be read: {reason}")
+        raise ConfigError(f"slime's parsers could not be read: {reason}")
     return json.loads(answer.stdout)
 
 
@@ -284,7 +286,7 @@ class FlagFinding:
     nearest: str | None = None  # the known flag that was likely meant
 
     def line(self) -> str:
-        """The finding as a line of a report."""
+        """Return the finding as a line of a report."""
         return f"{self.severity}: {self.flag}: {self.problem}"
 
 
@@ -392,28 +394,29 @@ def _check_use(use: _Use, table: FlagTable) -> Iterator[FlagFinding]:
         return
     flags = table.find(use.flag)
     for flag in flags:
-        yield from map(use.fault, _dropped_words(use, flag))
+        yield from map(use.fault, _extra_word_problems(use, flag))
     if not flags:
         yield use.fault(*_explain_unknown(use.flag, table))
 
 
-def _dropped_words(use: _Use, flag: Flag) -> Iterator[str]:
-    """Yield a problem for each word after a flag that the flag's parser does not consume."""
+def _extra_word_problems(use: _Use, flag: Flag) -> Iterator[str]:
+    """Yield a problem for each extra word after a flag: a word that the flag's parser does not consume."""
     max_values = flag.nargs if isinstance(flag.nargs, int) else 1 if flag.nargs in (None, "?") else len(use.values)
     for value in use.values[max_values:]:
-        yield f"got the extra word {use.shown(value)}; slime silently drops it; remove it or name its flag"
+        yield f"got the extra word {use.shown(value)}, which slime silently drops; remove it or write its flag"
 
 
 def _explain_unknown(name: str, table: FlagTable) -> tuple[str, str | None]:
-    """Return why no parser has a flag of this name, and the flag that was likely meant."""
+    """Return the reason why no parser has a flag of this name, and the flag that was likely meant, if any."""
     if name in table.left_out:
         replacement = _REPLACEMENTS.get(name)
         replacement = replacement if replacement and table.find(replacement) else None
         hint = f"use {replacement}" if replacement else "leave it out"
         return f"SGLang has this flag, but slime sets it itself and drops yours; {hint}", replacement
-    longer = table.abbreviated_by(name)
+    longer = table.expansions_of(name)
     if len(longer) == 1:
-        return f"SGLang's parser reads it as {longer[0]} while no other flag begins like this; write that", longer[0]
+        problem = f"SGLang's parser reads it as {longer[0]} only while no other flag begins like this"
+        return f"{problem}; write {longer[0]}", longer[0]
     nearest = table.nearest(name)
     owners = " and ".join(TITLES[flag.system] for flag in table.find(nearest or ""))
     meant = f"; nearest known: {nearest} ({owners})" if nearest else ""
@@ -424,7 +427,7 @@ def _explain_unknown(name: str, table: FlagTable) -> tuple[str, str | None]:
 
 
 def _conflicts(uses: Sequence[_Use]) -> Iterator[FlagFinding]:
-    """Find flags that contradict each other or this package, and that slime accepts at its start.
+    """Yield flags that contradict each other or this package, and that slime accepts at its start.
 
     slime itself checks which flags go together (slime_validate_args in slime/utils/arguments.py).
     """
@@ -432,20 +435,20 @@ def _conflicts(uses: Sequence[_Use]) -> Iterator[FlagFinding]:
     values = {name: use.values[0] for name, use in last.items() if use.values}
     generate = values.get("--custom-generate-function-path", "")
     if "--apply-chat-template" in last and generate.startswith("strands_rollout."):
-        problem = f"{generate} renders messages itself and refuses rendered prompts; leave it out"
+        problem = f"{generate} renders messages itself and refuses rendered prompts; leave this flag out"
         yield last["--apply-chat-template"].fault(problem)
     yield from _batch_faults(last, values)
 
 
 def _batch_faults(last: Mapping[str, _Use], values: Mapping[str, str]) -> Iterator[FlagFinding]:
-    """Find batches that a rollout does not fill, or that Megatron's replicas can't share evenly.
+    """Yield batch sizes that a rollout does not fill, or that Megatron's replicas can't share evenly.
 
     Megatron requires even shares at its start, also with slime's dynamic batch sizes, where the micro batch is 1
     (`init_num_microbatches_calculator` in slime/backends/megatron_utils/initialize.py).
     """
 
     def size(name: str, default: int = 0) -> int:
-        """Return the flag's value; 0 if it is not an integer."""
+        """Return the value of a flag, or `default` if the flag is absent; 0 if the value is not an integer."""
         text = values.get(name, str(default))
         return int(text) if text.isdecimal() else 0
 

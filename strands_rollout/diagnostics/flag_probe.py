@@ -1,8 +1,8 @@
 """Print the flags of slime's parsers as JSON: `python flag_probe.py SLIME_CHECKOUT`.
 
 Runs in its own process with any Python that can import SGLang and Megatron-LM, so it imports nothing of this package.
-Executes slime's argument files without slime's other imports, which need Ray, GPU libraries and minutes, and affect no
-flag. Packages that can't be imported are listed under `failed`.
+Executes slime's argument files without their imports of other packages: these imports need Ray, GPU libraries and
+minutes, and affect no flag. Packages that can't be imported are listed under `failed`.
 """
 
 import __future__
@@ -38,9 +38,9 @@ class RecordFailure:
 
 
 class ArgumentsStandIn:
-    """Stand-in for SGLang's ServerArgs or the router's RouterArgs that records the flags that they add.
+    """Stand-in for SGLang's ServerArgs or the router's RouterArgs; records the flags that the original class adds.
 
-    Adds no flags if the class can't be imported.
+    Adds no flags if the original class can't be imported.
     """
 
     def __init__(self, system: str, module: str, name: str, failed: dict[str, str]) -> None:
@@ -79,7 +79,7 @@ def _imported_packages(node: ast.stmt) -> set[str]:
 def capture_parser(parse: Callable[[], object]) -> argparse.ArgumentParser:
     """Run `parse` and return the last parser on which it calls `parse_known_args`; nothing is parsed.
 
-    Each call returns the parser's defaults instead.
+    Each call of `parse_known_args` returns the parser's defaults instead.
     """
     seen: list[argparse.ArgumentParser] = []
 

@@ -75,7 +75,10 @@ def read_episode(path: Path, number: int) -> DumpedEpisode:
 def to_episode(record: DumpRecord, number: int) -> DumpedEpisode | None:
     """Return the episode of a record; None if nothing was sampled or its tokens were not saved.
 
-    Turns come from the episode's facts; in a foreign sample, each run of trained tokens is a turn.
+    Turns come from the episode's facts; in a sample without facts, each run of trained tokens is a turn.
+
+    Raises:
+        DumpError: The tokens are not ids, or the response is longer than the tokens.
     """
     if not record.has_tokens:
         return None
@@ -89,7 +92,8 @@ def to_episode(record: DumpRecord, number: int) -> DumpedEpisode | None:
         raise DumpError(f"{record.where}: got response_length {length}; expected at most the sample's {count} tokens")
     turns = FinishedSample(sample, record.facts).turn_bounds
     if turns is None:
-        mask = [1] * sample.response_length if sample.loss_mask is None else sample.loss_mask  # None: all, in slime
+        # without a mask, slime trains all tokens of the response
+        mask = [1] * sample.response_length if sample.loss_mask is None else sample.loss_mask
         turns, end = [], len(sample.tokens) - sample.response_length
         for is_trained, run in groupby(mask):
             start, end = end, end + len(list(run))
@@ -215,8 +219,8 @@ async def recorded_gaps(
 
     Uses SGLang's `logprob_start_len`: the engine reads the whole episode and returns the logprob of each input token
     (`meta_info.input_token_logprobs`, sglang/srt/managers/tokenizer_manager.py). Returns None if no logprobs were
-    recorded, or if the engine returns none, like the embedded engine. Ids must be below `vocab_size`; None skips this
-    check.
+    recorded, or if the engine refuses the request or returns no logprobs, like the embedded engine. Ids must be below
+    `vocab_size`; None skips this check.
 
     Raises:
         TrajectoryError: An id is outside the vocabulary; nothing was sent.
@@ -246,6 +250,8 @@ async def recorded_gaps(
 def _input_logprobs(answer: Json, tokens: Sequence[int], vocab_size: int | None) -> dict[int, float] | None:
     """Return the logprobs of the last input tokens by position; None if there are none.
 
+    Raises EngineResponseError if the answer's entries do not belong to the tokens.
+
     SGLang 0.5.23 reports the vocabulary's last id as 0 here, with the logprob of the last id
     (sglang/srt/managers/scheduler_components/logprob_result_processor.py).
     """
@@ -255,9 +261,9 @@ def _input_logprobs(answer: Json, tokens: Sequence[int], vocab_size: int | None)
         raise EngineResponseError("input_token_logprobs: expected a list of [logprob, token id, text]") from e
     first = len(tokens) - len(entries)
     last_id = None if vocab_size is None else vocab_size - 1
-    named = zip(entries, tokens[max(first, 0) :], strict=False)
-    if first < 0 or any(name not in (token, 0 if token == last_id else token) for (_, name), token in named):
-        raise EngineResponseError("got input logprobs of other tokens; expected those of the tokens that were sent")
+    pairs = zip(entries, tokens[max(first, 0) :], strict=False)
+    if first < 0 or any(reported not in (token, 0 if token == last_id else token) for (_, reported), token in pairs):
+        raise EngineResponseError("got input logprobs of other tokens; expected logprobs of the tokens that were sent")
     return {first + at: logprob for at, (logprob, _) in enumerate(entries) if logprob is not None} or None
 
 
@@ -283,7 +289,9 @@ async def run_replay(
     """Replay an episode and print the result; return whether every turn is the same."""
     episode = read_episode(dump, sample)
     if episode.sample.multimodal_train_inputs is not None:
-        raise DumpError(f"{episode.record.where} has images, which replay does not send; choose one without images")
+        raise DumpError(
+            f"{episode.record.where} has images, which replay does not send; choose a sample without images"
+        )
     params = _params(episode, temperature, seed)
     async with served_engine(base_url, model_dir) as url:
         check_is_engine(await fetch_engine_info(url), url)
@@ -307,7 +315,7 @@ async def run_replay(
     if as_json:
         print(json_line(report).decode(), end="")
     else:
-        if not _fix_tokens(_recorded_params(episode)):
+        if not _is_deterministic(_recorded_params(episode)):
             note = (
                 "note: the episode was sampled without a seed, or its parameters were not recorded, so turns may "
                 "differ by chance; compare the logprobs instead"
@@ -319,9 +327,9 @@ async def run_replay(
 
 
 def _params(episode: DumpedEpisode, temperature: float | None, seed: int | None) -> dict[str, Json]:
-    """Return the requested sampling parameters, else the recorded ones if they fix the tokens, else greedy sampling."""
+    """Return the requested sampling parameters, else the recorded parameters if deterministic, else greedy sampling."""
     own = _recorded_params(episode)
-    if _fix_tokens(own) and temperature is None and seed is None:
+    if _is_deterministic(own) and temperature is None and seed is None:
         return {**slime_sampling_params(1.0, 1), **own}
     if temperature is None:
         temperature = 0.0 if seed is None else 1.0
@@ -332,7 +340,7 @@ def _recorded_params(episode: DumpedEpisode) -> Mapping[str, Json]:
     return episode.facts.sampling_params or {}
 
 
-def _fix_tokens(params: Mapping[str, Json]) -> bool:
+def _is_deterministic(params: Mapping[str, Json]) -> bool:
     """Return whether these parameters determine the sampled tokens on an engine that uses seeds."""
     return params.get("sampling_seed") is not None or params.get("temperature") == 0
 
@@ -382,5 +390,5 @@ def _show(console: Console, report: dict[str, Json]) -> None:
         line = "recorded tokens: not compared; this engine returns no logprobs of its input, or none were recorded"
     else:
         gaps = f"{recorded['largest_gap']:.2g} at most, {recorded['mean_gap']:.2g} on average"
-        line = f"recorded tokens: the engine's logprobs differ from the recorded ones by {gaps}"
+        line = f"recorded tokens: the engine's logprobs differ from the recorded logprobs by {gaps}"
     console.print(Text(line), soft_wrap=True)

@@ -76,7 +76,7 @@ class RewardCall:
     function: Callable[..., object]  # sync or async; sync functions are called in threads
     args: SimpleNamespace  # the arguments of slime that this package reads
     keys: tuple[str, ...]  # keys of the number in a reward that is a dict; the first key that is there counts
-    takes_groups: bool = False  # True if it takes all samples of a group as a list, as with slime's --group-rm
+    takes_groups: bool = False  # True if the function takes the list of a group's samples, as with slime's --group-rm
     grades_labels: bool = False  # True if this package's grading compares answers with the labels
     settings: RolloutSettings | None = None  # settings of the configuration
 
@@ -119,7 +119,7 @@ class RewardCall:
         return float(reward) if isinstance(reward, bool) else finite_number(reward)
 
     async def _call(self, given: Sample | list[Sample]) -> object:
-        with exits_as_errors("it", RuntimeError):
+        with exits_as_errors("the reward", RuntimeError):
             if inspect.iscoroutinefunction(self.function):
                 return await self.function(self.args, given)
             reward = await asyncio.to_thread(self.function, self.args, given)
@@ -140,6 +140,8 @@ def load_reward(
     path: str | None, config: Path | None, keys: Sequence[str], *, changes: Changes = None, takes_groups: bool = False
 ) -> RewardCall:
     """Load the reward at a dotted path, or this package's reward if `path` is None, with a configuration's settings.
+
+    A function without slime's signature becomes the setting `reward` of this package's reward.
 
     Raises:
         ConfigError: The function does not exist, or the configuration is invalid.
@@ -166,7 +168,7 @@ def load_reward(
 
 @dataclass(frozen=True, slots=True)
 class GroundTruth:
-    """A row's prompt, label and metadata, and the texts of the label, each of which is a correct answer."""
+    """A row's prompt, label and metadata, and the texts of the label; each text alone is a correct answer."""
 
     prompt: Json
     label: Json
@@ -189,7 +191,7 @@ class _Refusal:
     """The reason why a reward gives a ground truth less than 1; "" if it does not."""
 
     reason: str = ""
-    has_reward_failed: bool = False  # the reward raised or failed, which tells nothing about the row
+    has_reward_failed: bool = False  # True if the reward raised or failed, so the row may be right
 
 
 async def _find_refusals(
@@ -295,7 +297,7 @@ async def run_validate(
                     fault = RowFault(row.line, row.label, refusal.reason)
                     (failures if refusal.has_reward_failed else faults).append(fault)
             on_done(len(batch))
-    is_reward_at_fault = len(failures) == len(rows) > 0  # a reward that fails for all rows tells nothing about them
+    is_reward_at_fault = len(failures) == len(rows) > 0  # if the reward fails for every row, no row is at fault
     faults = sorted(faults if is_reward_at_fault else [*faults, *failures], key=lambda fault: fault.line)
     unscored = failures if is_reward_at_fault else []
     notes = _container_notes(rows) if reward.grades_labels else []
@@ -436,14 +438,17 @@ async def rescore(path: Path, reward: RewardCall) -> AsyncIterator[tuple[DumpRec
             has_failed = details.get("method") in FAILED_METHODS  # the number of such a reward must not be compared
             old = None if has_failed else reward.number(record.values.get("reward"))
             unscored = Rescored(number + i, index, status, label, ending, old)
-            yield _scored(record, unscored, rewards[i], reward) if i in rewards else (record, unscored)
+            yield _with_new_reward(record, unscored, rewards[i], reward) if i in rewards else (record, unscored)
         number += len(records)
     if not number:
         raise DumpError(f"{path} has no samples; expected at least one")
 
 
 def _batches(records: Iterable[DumpRecord]) -> Iterator[list[DumpRecord]]:
-    """Yield batches of at least 200 records that do not split consecutive records of a group or a fan-out."""
+    """Yield batches of at least 200 records, without splitting consecutive records of a group or a fan-out.
+
+    The last batch may be smaller.
+    """
 
     def group_of(record: DumpRecord) -> tuple[str, Json]:
         keys = ((key, record.values.get(key)) for key in ("group_index", "rollout_id"))
@@ -459,7 +464,9 @@ def _batches(records: Iterable[DumpRecord]) -> Iterator[list[DumpRecord]]:
         yield batch
 
 
-def _scored(record: DumpRecord, unscored: Rescored, answer: object, reward: RewardCall) -> tuple[DumpRecord, Rescored]:
+def _with_new_reward(
+    record: DumpRecord, unscored: Rescored, answer: object, reward: RewardCall
+) -> tuple[DumpRecord, Rescored]:
     """Return the record with its new reward (the old reward if the new reward can't be used), and the result."""
     if isinstance(answer, Exception):
         return record, replace(unscored, error=f"{type(answer).__name__}: {answer}")
@@ -542,5 +549,6 @@ def _show(console: Console, found: Sequence[Rescored], totals: Mapping[str, int 
     if totals["compared"]:
         summary += "; {changed} of {compared} with an old reward changed ({raised} up, {lowered} down), "
         summary += "mean {old_mean:.4g} -> {new_mean:.4g}, correlation "
-        summary += "undefined: one of them is constant" if totals["correlation"] is None else "{correlation:.3f}"
+        undefined = "undefined, because all old or all new rewards are equal"
+        summary += undefined if totals["correlation"] is None else "{correlation:.3f}"
     console.print(Text(summary.format(**totals)), soft_wrap=True)

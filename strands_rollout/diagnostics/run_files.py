@@ -34,8 +34,10 @@ _TRACKER_FILE: Final = "latest_checkpointed_iteration.txt"
 _INDEX_FILE: Final = "model.safetensors.index.json"
 # bytes; weights are larger, and the pointer that git leaves in place of a file is smaller
 _MIN_WEIGHT_BYTES: Final = 1024
-_IMPORT_REMEDY: Final = "correct it; your own module must be beside the file, installed, or on PYTHONPATH"
-_CONNECT_REMEDY: Final = "start it, or correct its command or URL"
+_IMPORT_REMEDY: Final = (
+    "correct the name; your own module must be beside the settings file, installed, or on PYTHONPATH"
+)
+_CONNECT_REMEDY: Final = "start the server, or correct its command or URL"
 _MAX_ROWS: Final = 200
 _PREPARE_SCRIPTS: Final = {
     "dapo-math-17k": "dapo_math_17k.py",
@@ -50,7 +52,7 @@ _RENDERED_REMEDY: Final = "leave out --apply-chat-template, and prepare the data
 
 def check_model(options: DoctorOptions) -> Iterator[Finding]:
     """Check that the model has its config and all weights."""
-    folder, prepare = options.model, options.prepare_model
+    folder, prepare = options.model, options.prepare_model_command
     if not folder.is_dir():
         yield missing("model", f"{folder} does not exist; a run starts from it", prepare, needed=options.training)
         return
@@ -74,7 +76,7 @@ def check_model(options: DoctorOptions) -> Iterator[Finding]:
 
 def check_converted_model(options: DoctorOptions) -> Iterator[Finding]:
     """Check that the converted model is complete according to its tracker file."""
-    folder, name, prepare = options.converted_model, "converted model", options.prepare_model
+    folder, name, prepare = options.converted_model, "converted model", options.prepare_model_command
     if not folder.is_dir():
         yield missing(name, f"{folder} does not exist; Megatron loads it", prepare, needed=options.training)
         return
@@ -84,8 +86,8 @@ def check_converted_model(options: DoctorOptions) -> Iterator[Finding]:
     if saved and (folder / saved).is_dir():
         yield good(name, f"{folder}: {saved}")
     else:
-        found = f"{tracker} names {iteration!r}, but the folder {saved!r} beside it is missing: convert the model again"
-        yield error(name, found, prepare)
+        problem = f"{folder} has no folder {saved}, which {_TRACKER_FILE} names" if saved else f"{tracker} is missing"
+        yield error(name, f"{problem}: convert the model again", prepare)
 
 
 def check_tokenizer(options: DoctorOptions) -> Iterator[Finding]:
@@ -93,7 +95,7 @@ def check_tokenizer(options: DoctorOptions) -> Iterator[Finding]:
     from strands_rollout.diagnostics.template_check import check_template, load_tokenizer_folder, read_json_object
 
     folder = options.tokenizer_dir
-    fetch = f"download the tokenizer again: {options.prepare_model}; or name another folder with --tokenizer"
+    fetch = f"download the tokenizer again: {options.prepare_model_command}; or name another folder with --tokenizer"
     try:
         tokenizer = load_tokenizer_folder(folder)
     except ConfigError as e:
@@ -114,15 +116,15 @@ def check_tokenizer(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def _settings(options: DoctorOptions) -> RolloutSettings:
-    """Return the configured settings, or the defaults with an automatic tool parser."""
-    with contextlib.suppress(ConfigError):  # `check_config` reports it
+    """Return the configured settings; without valid settings, the defaults with an automatic tool parser."""
+    with contextlib.suppress(ConfigError):  # `check_config` reports the error
         if options.config_file or options.changes:
             return read_config_file(options.config_file, options.changes)
     return RolloutSettings(tool_parser="auto")
 
 
 def check_config(options: DoctorOptions) -> Iterator[Finding]:
-    """Check the settings file, and that everything it names can be loaded."""
+    """Check the settings, that everything that they name can be loaded, and the needs of workers and the journal."""
     path = options.config_file
     if path is None and not options.changes:
         yield skipped("config", "no --config, and no configs/math_code.yaml here: runs use the default settings")
@@ -130,7 +132,7 @@ def check_config(options: DoctorOptions) -> Iterator[Finding]:
     try:
         settings = read_config_file(path, options.changes)
     except ConfigError as e:
-        yield error("config", str(e), "correct it; all settings with their meaning: strands-rollout config")
+        yield error("config", str(e), "correct the setting; to list all settings, run: strands-rollout config")
         return
     given = ", ".join(sorted(settings.model_fields_set)) or "nothing"
     yield good("config", f"{path or '--set'}: sets {given}; all valid")
@@ -181,7 +183,7 @@ def _check_names(path: Path | None, settings: RolloutSettings) -> Iterator[Findi
 
 
 def check_data(options: DoctorOptions) -> Iterator[Finding]:
-    """Check the data files of --data, else those of the launch scripts, which may be missing."""
+    """Check the data files of --data, else the data files of the launch scripts, which only training needs."""
     if options.data:
         for path in options.data:
             yield from _check_file(path, options, needed=True)
@@ -205,7 +207,8 @@ def _check_eval_config(path: Path) -> Finding:
     try:
         sets = read_eval_config(path, Sampling(samples=1, max_new_tokens=1), limit=None, on_note=lambda _: None)
     except RolloutError as e:
-        return error("eval config", str(e), f"correct it; EVAL_CONFIG={path} strands-rollout doctor checks it again")
+        again = f"EVAL_CONFIG={path} strands-rollout doctor"
+        return error("eval config", str(e), f"correct the file; to check it again, run: {again}")
     return good("eval config", f"{path}: {', '.join(data_set.name for data_set in sets)}, each with its data")
 
 
@@ -224,7 +227,7 @@ def _check_file(path: Path, options: DoctorOptions, *, needed: bool) -> Iterator
         return
     try:
         template = ChatTemplate(load_tokenizer_folder(options.tokenizer_dir))
-    except RolloutError:  # another check reports it
+    except RolloutError:  # `check_tokenizer` reports the error
         template = ChatTemplate(load_tokenizer_folder(diagnostics.SHIPPED_TOKENIZER))
     settings = _settings(options)
     try:

@@ -94,7 +94,10 @@ def check_slime(
 def check_megatron(
     options: DoctorOptions, find_package: diagnostics.FindPackage = importlib.util.find_spec
 ) -> Iterator[Finding]:
-    """Find Megatron-LM: the named folder, else beside slime's checkout as the launch scripts do, else importable."""
+    """Check that Megatron-LM is in the named folder; without one, beside slime's checkout or among importable packages.
+
+    The launch scripts look in the same places.
+    """
     named, slime = options.megatron_dir or options.path_in_env("MEGATRON_DIR"), _checkout(options, find_package)
     importable = (package.parent for package in diagnostics.package_folders("megatron", find_package))
     beside = [slime.absolute().parent / "Megatron-LM"] if slime else []
@@ -154,7 +157,7 @@ def check_slime_episode(
 def _judge_episode(episode: Json, *, training: bool) -> Finding:
     if package := episode.get("missing"):
         found = f"no episode was played: slime's rollout needs the package {package!r}, which is not installed"
-        return missing(_NAME, found, "run it in slime's image, or install that package", needed=training)
+        return missing(_NAME, found, "run the doctor in slime's image, or install that package", needed=training)
     found = f"slime's loop returned an episode as {episode['status']}"
     if episode["status"] not in ("completed", "truncated"):
         return error(_NAME, f"{found} ({episode['stop_reason']}): {episode['error']}", _REMEDY)
@@ -169,8 +172,11 @@ def _judge_episode(episode: Json, *, training: bool) -> Finding:
 
 
 @contextmanager
-def importable(checkout: Path) -> Iterator[list[str]]:
-    """Make slime importable, with placeholders for cluster packages that are not installed; yield their names."""
+def make_importable(checkout: Path) -> Iterator[list[str]]:
+    """Make slime importable until the block ends, with placeholders for cluster packages that are not installed.
+
+    Yields the names of these packages.
+    """
     absent = [package for package in _CLUSTER_MODULES if importlib.util.find_spec(package) is None]
     placeholders = [name for package in absent for name in _CLUSTER_MODULES[package]]
     sys.path.insert(0, str(checkout))
@@ -253,7 +259,7 @@ def _main(checkout: Path) -> dict[str, Json]:
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("strands_rollout").addHandler(handler)
-    with importable(checkout) as placeholders:
+    with make_importable(checkout) as placeholders:
         try:
             episode = asyncio.run(_play(diagnostics.SHIPPED_TOKENIZER))
         except ModuleNotFoundError as e:

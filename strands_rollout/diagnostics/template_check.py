@@ -51,7 +51,7 @@ def load_tokenizer_folder(folder: Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer in a folder.
 
     Raises:
-        ConfigError: It can't be loaded; the message names the file.
+        ConfigError: The tokenizer can't be loaded; the message names the file.
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder; expected a folder with a tokenizer.json")
@@ -119,7 +119,8 @@ def check_template(
     kwargs = {} if chat_template is None else {"chat_template": chat_template}
     rule, advice = "template", template_advice(chat_template or tokenizer.chat_template)
     try:
-        (template := make_renderer(tokenizer, kwargs)).render([_USER_TURN])  # some templates need a user first
+        # some templates need a user message first
+        (template := make_renderer(tokenizer, kwargs)).render([_USER_TURN])
         rule = "end of turn"
         end_of_turn = probe.find_end_of_turn(template)
     except TemplateError as e:
@@ -145,7 +146,7 @@ def check_template(
 
 
 def _check_rules(template: TemplateRenderer, ends: TurnEnds, tool_findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield a finding for each kind of message that the template must append; passes on `tool_findings`."""
+    """Yield a finding for each kind of message that the template must append; `tool_findings` stand among them."""
     with_tools, turns = all(finding.status == "ok" for finding in tool_findings), TurnRenderer(template, ends)
     yield _run_check("encoding", template, lambda: probe.check_encoding(template, with_tools=with_tools))
     yield _check_appends("user turns", template, turns, probe.USER_TURNS)
@@ -227,7 +228,7 @@ def _run_check(rule: str, template: TemplateRenderer, check: Callable[[], object
 
 
 def _check_calls(template: TemplateRenderer, ends: TurnEnds, tool_parser: str) -> Finding:
-    """Find the tool parser that reads the template's calls."""
+    """Check that `tool_parser`, or for "auto" the detected parser, reads the template's calls."""
     call = probe.find_example_call(template, ends)
     try:
         name = detect_format(*call) if tool_parser == AUTO else tool_parser
@@ -235,7 +236,7 @@ def _check_calls(template: TemplateRenderer, ends: TurnEnds, tool_parser: str) -
     except ConfigError as e:
         return error("calls", str(e), _PARSER_REMEDY)
     if [(segment.name, segment.arguments) for segment in parsed] != [(call.name, dict(call.arguments))]:
-        return error("calls", f"{name!r} does not read the call in {call.turn!r}", _PARSER_REMEDY)
+        return error("calls", f"tool_parser {name!r} does not read the call in {call.turn!r}", _PARSER_REMEDY)
     return good("calls", f"written as {call.turn!r}; tool_parser {name!r} reads them", tool_parser=name)
 
 
@@ -283,7 +284,7 @@ def _describe_reasoning(template: TemplateRenderer, following: ChatMessage) -> s
 
 
 _RANDOM_EPISODES: Final = "random episodes"
-# part of the text of each of the policy's turns, at which the turn is found in a rendering
+# stands in the text of each of the policy's turns, so that the turn can be found in a rendering
 _MARK: Final = "policy-in-turn-{}-"
 _TAG: Final = re.compile(r"<[^<>{}\s]{1,40}>|\[/?[A-Z_]{2,40}\]")
 _TURN_TEXTS: Final = ("", "I look it up. ", "例: 1 < 2 & 3\n", 'So\n\n  {"a": 1} ')
@@ -390,7 +391,7 @@ class RandomEpisode:
             self.unread = self.unread or str(e)
             calls = [(name, {"note": mark} if "note" in arguments else {}) for name, arguments in calls]
             message, written, end_id = self._message(calls, mark)
-        # another stop token of the model may end it, or a stop string
+        # another stop token of the model, or a stop string, may end the turn too
         stop = self._choose([*[end_id] * 3, *sorted(template.end_ids), self.model.tokenizer.eos_token_id, written[-1]])
         ids = template.encoder.encode_trusted(written) + ([stop] if isinstance(stop, int) else [])
         self._answer = {"output_ids": ids, "meta_info": {"finish_reason": {"type": "stop", "matched": stop}}}
@@ -408,7 +409,10 @@ class RandomEpisode:
         self._history += [answer.message, *([{"role": "user", "content": results}] if results else [])]
 
     def _call(self, mark: str, *, is_last: bool) -> tuple[str, dict[str, Json]]:
-        """Return a call of a tool with some of its arguments; those of the last call contain the mark."""
+        """Return a random call of a tool; if the tool has parameters, the argument `note` contains the mark.
+
+        The tool of a turn's last call has parameters.
+        """
         name = self._choose([tool["name"] for tool in self._tools if _TOOLS[tool["name"]] or not is_last])
         arguments = {key: self._choose(_PARAMETERS[key][1]) for key in _TOOLS[name] if self._rng.integers(3)}
         return name, {**arguments, "note": mark + self._choose(_TURN_TEXTS)} if _TOOLS[name] else {}
@@ -435,7 +439,7 @@ class RandomEpisode:
         raise TemplateError(f"tool_parser {self.model.tool_parser!r} does not read the calls {calls} in {written!r}")
 
     def _compare(self) -> None:
-        """Compare the tokens just sent with the tokenizer's rendering, and add the new ones to `contexts`."""
+        """Compare the tokens just sent with the tokenizer's rendering, and add the newly sent tokens to `contexts`."""
         template, encoder, number = self.model.template, self.model.template.encoder, len(self.turns)
         tools = [{"type": "function", "function": tool} for tool in self._tools]
         rendered = self._renderer.render(_escape(self.chat, encoder), _escape(tools, encoder), escaped=False)
@@ -487,7 +491,7 @@ def _escape(value: Json, encoder: TokenEncoder) -> Json:
 def _play_random_episodes(
     tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Json], calls: Finding, ends: TurnEnds, seeds: range
 ) -> Finding:
-    """Render an episode for each seed; `calls` is the finding on the tool parser."""
+    """Play an episode for each seed; `calls` is the finding on the tool parser."""
     variants, parser = [{**kwargs, "enable_thinking": on} for on in (True, False)], calls.facts.get("tool_parser")
     try:
         template, other = (ChatTemplate(tokenizer, **variant) for variant in variants)

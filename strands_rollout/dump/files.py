@@ -49,7 +49,7 @@ _STORAGE_DTYPES: Final = {
     "LongStorage": "<i8",
     "IntStorage": "<i4",
 } | {"ShortStorage": "<i2", "CharStorage": "<i1", "ByteStorage": "<u1", "BoolStorage": "?"}
-_NUMBER_KINDS: Final = "biufc"
+_NUMBER_KINDS: Final = "biufc"  # NumPy's kind codes of booleans and numbers
 _MAX_CODE_CHARS: Final = 16
 _LEGACY_MAGIC: Final = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)  # torch/serialization.py's MAGIC_NUMBER
 _NUMPY_CORES: Final = ("numpy.core.multiarray", "numpy._core.multiarray")
@@ -287,7 +287,7 @@ def _load_content(file: BinaryIO, path: Path) -> object:
         )
     archive = zipfile.ZipFile(file)
     if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
-        raise _UnsupportedError("it is compressed; expected a file as torch.save writes, which is not")
+        raise _UnsupportedError("it is compressed; expected an uncompressed file, as torch.save writes")
     pickles = [name for name in archive.namelist() if name.endswith("data.pkl") and name.count("/") <= 1]
     if len(pickles) != 1:
         raise _UnsupportedError(f"got {len(pickles)} members named data.pkl; expected one, as torch.save writes")
@@ -329,12 +329,12 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 class _PickleObject:
-    """Base class of the objects that a pickle may build, whose attributes it can't set."""
+    """Base class of the objects that a pickle may build; the pickle can't set their attributes."""
 
     __slots__ = ()
 
     def __setstate__(self, state: object) -> None:
-        raise _UnsupportedError(f"it sets the state of a {type(self).__name__}; expected an array's")
+        raise _UnsupportedError(f"it sets the state of a {type(self).__name__}; expected only the state of arrays")
 
 
 class _AllowedName(_PickleObject):
@@ -382,7 +382,7 @@ def _rebuild_tensor(storage: object, offset: object, size: object, stride: objec
 
 
 def _check_lengths(value: object) -> tuple[int, ...]:
-    """Return a shape, strides or an offset if it is valid."""
+    """Return a shape, strides or offset as a tuple; raise _UnsupportedError unless all are integers of 0 or more."""
     if not isinstance(value, tuple | list) or any(type(length) is not int or length < 0 for length in value):
         raise _UnsupportedError(f"got the lengths {value!r:.80}; expected whole numbers from 0")
     return tuple(value)
@@ -410,7 +410,7 @@ class _Array(np.ndarray[Any, Any]):
         _, shape, kind, is_fortran, data = state
         is_complete = isinstance(kind, _Dtype) and type(data) is bytes
         if not is_complete or math.prod(_check_lengths(shape)) * kind.dtype.itemsize != len(data):
-            raise _UnsupportedError(f"got an array of shape {shape!r:.40} whose bytes don't fit it")
+            raise _UnsupportedError(f"got an array of shape {shape!r:.40} whose bytes don't fit the shape")
         super().__setstate__((1, tuple(shape), kind.dtype, bool(is_fortran), data))  # type: ignore[arg-type]
 
 

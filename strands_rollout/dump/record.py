@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 _INT64_MIN: Final = -(2**63)
 _UINT64_MAX: Final = 2**64 - 1
-_ARRAY_KINDS: Final = "biufc"
+_ARRAY_KINDS: Final = "biufc"  # NumPy's kind codes of booleans and numbers
 _MAX_DTYPE_CHARS: Final = 16
 _MAX_EMPTY_ROWS: Final = 1 << 20
 _PNG_MODES: Final = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
@@ -280,24 +280,24 @@ class DumpRecord:
 
     @property
     def has_tokens(self) -> bool:
-        """Return whether the record has its tokens; results of `eval` without --save-tokens have none."""
+        """True if the record has tokens; results of `eval` without --save-tokens have none."""
         return bool(self.values.get("tokens"))
 
     @property
     def facts(self) -> EpisodeFacts:
-        """The facts of the episode; all unknown for a foreign sample."""
+        """The facts of the episode; all unknown for a sample that `generate` did not write."""
         return EpisodeFacts.read(recorded_facts(self.values.get("metadata")))
 
     @property
     def has_facts(self) -> bool:
-        """Return whether `generate` wrote facts of the episode."""
+        """True if `generate` wrote facts of the episode."""
         return bool(recorded_facts(self.values.get("metadata")))
 
     def to_sample(self, sample_class: Any = Sample) -> Any:  # noqa: ANN401 - slime's class or ours
         """Return a sample with these values, slime's or this package's; it shares lists with the record.
 
         Raises:
-            DumpError: The values are not those of a sample.
+            DumpError: The values do not make a sample.
         """
         try:
             return sample_class.from_dict(dict(self.values))
@@ -322,7 +322,10 @@ class DumpRecord:
 
 
 def check_tokenizer(record: DumpRecord, texts: TokenTexts, name: str) -> None:
-    """Raise ConfigError if a tokenizer is not the recorded one, lacks the record's ids, or has other texts."""
+    """Raise ConfigError if a record was not written with this tokenizer, to which `name` refers in the message.
+
+    The tokenizer must have the recorded fingerprint, at least nine tenths of the record's ids, and the recorded texts.
+    """
     if record.tokenizer is not None and record.tokenizer.fingerprint != texts.identity.fingerprint:
         raise ConfigError(
             f"{record.where} was written with the tokenizer {record.tokenizer.name}, and {name} has another "
@@ -344,7 +347,7 @@ def check_tokenizer(record: DumpRecord, texts: TokenTexts, name: str) -> None:
 
 
 def record_line(record: DumpRecord, secrets: Collection[str] = ()) -> bytes:
-    """Return a record as a line with its line end, with secrets masked as in `shown_values`.
+    """Return a record as a line with its line end, with secrets masked by `masked_values`.
 
     Raises:
         DumpError: A value can't be expressed in JSON, contains itself, or is nested too deeply.
@@ -356,14 +359,14 @@ def record_line(record: DumpRecord, secrets: Collection[str] = ()) -> bytes:
     if record.tokenizer is not None:
         head[_TOKENIZER_KEY] = asdict(record.tokenizer)
     try:
-        values = shown_values(record.values, secrets)
+        values = masked_values(record.values, secrets)
         encoded = {name: to_json(value, f"{where}: {name}") for name, value in values.items()}
         return orjson.dumps({HEAD_KEY: head, **encoded}) + b"\n"
     except (RecursionError, orjson.JSONEncodeError) as e:
         raise DumpError(f"{where} can't be written: {e}; expected plain values, nested less than 250 deep") from e
 
 
-def shown_values(sample: Mapping[str, Any], secrets: Collection[str] = ()) -> dict[str, Any]:
+def masked_values(sample: Mapping[str, Any], secrets: Collection[str] = ()) -> dict[str, Any]:
     """Return a sample's values with secrets masked, by key and by value; tokens stay unchanged."""
     mappings = {name: sample[name] for name in _MASKED_FIELDS if isinstance(sample.get(name), Mapping)}
     texts = {name: sample[name] for name in _TEXT_FIELDS if name in sample}
@@ -500,8 +503,8 @@ def _build_step(kind: str, at_s: object, s: object, **more: int | None) -> Step 
     return None if start is None or duration is None else Step(kind, start, duration, **more)
 
 
-def sums_of(facts: EpisodeFacts) -> dict[str, float] | None:
-    """Return the seconds of generation, of tools, of waiting and of the whole episode; None without its duration.
+def durations_of(facts: EpisodeFacts) -> dict[str, float] | None:
+    """Return the seconds of generation, of tools, of waiting and of the whole episode; None if the whole is unknown.
 
     Concurrent steps count once. Waiting is the rest, and includes the tools' wait for the sandbox.
     """

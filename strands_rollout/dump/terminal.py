@@ -58,7 +58,7 @@ class PlainConsole(Console):
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Return a console, which is wide enough for tables if the output is not a terminal; rich decides about colors."""
+    """Return a console; if the output is not a terminal, it is wide enough for tables. rich decides about colors."""
     console = PlainConsole(stderr=stderr, highlight=False)
     return console if console.is_terminal else PlainConsole(stderr=stderr, highlight=False, width=_PLAIN_WIDTH)
 
@@ -102,8 +102,8 @@ _TOKEN_KINDS: Final = {
 _GUTTER_WIDTH: Final = max(map(len, _TOKEN_KINDS))
 
 
-def stretches(sample: SampleLike) -> list[tuple[str, list[int]]]:
-    """Return a sample's tokens in order, cut where their kind changes: pairs of kind and ids."""
+def runs_by_kind(sample: SampleLike) -> list[tuple[str, list[int]]]:
+    """Return a sample's tokens in order, split where their kind changes: pairs of kind and ids."""
     prompt_length = len(sample.tokens) - sample.response_length
     untrained = "untrained" if sample.remove_sample else "context"
     kinds = ["prompt"] * prompt_length + ["trained" if mask else untrained for mask in sample.loss_mask]
@@ -113,7 +113,7 @@ def stretches(sample: SampleLike) -> list[tuple[str, list[int]]]:
 
 def print_transcript(console: Console, sample: SampleLike, decode: Callable[[Sequence[int]], str]) -> None:
     """Print a legend and a sample's text by kind of token; `decode` must include the texts of control tokens."""
-    pairs = stretches(sample)
+    pairs = runs_by_kind(sample)
     for kind in dict.fromkeys(kind for kind, _ in pairs):
         count = sum(len(ids) for other, ids in pairs if other == kind)
         console.print(_line(kind, kind, f"{_TOKEN_KINDS[kind][1]}; {count} tokens"), soft_wrap=True)
@@ -121,7 +121,7 @@ def print_transcript(console: Console, sample: SampleLike, decode: Callable[[Seq
     for kind, ids in pairs:
         lines = decode(ids).split("\n")
         if len(lines) > 1 and not lines[-1]:
-            lines.pop()  # empty, since the stretch ends with a newline; the next stretch begins a new line anyway
+            lines.pop()  # empty, since the run ends with a newline; the next run begins a new line anyway
         for number, line in enumerate(lines):
             console.print(_line(kind, kind if number == 0 else "", line), soft_wrap=True)
 

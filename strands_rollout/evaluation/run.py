@@ -27,7 +27,7 @@ from rich.text import Text
 from strands_rollout import __version__, dump
 from strands_rollout.client.transport import parse_base_url, redacted
 from strands_rollout.dump import TokenTexts
-from strands_rollout.dump.record import TokenizerIdentity, shown_values
+from strands_rollout.dump.record import TokenizerIdentity, masked_values
 from strands_rollout.dump.terminal import make_console, print_transcript, progress_bar, show_next
 from strands_rollout.errors import ConfigError, DumpError
 from strands_rollout.evaluation.evaluate import RunPlan, Summary, evaluate
@@ -220,7 +220,7 @@ class EvaluationSession:
                         line["drift"] = drifts[0].counts if drifts else None  # None if nothing was sampled
                     line = mask_values(line, secrets)
                     if options.keeps_tokens:
-                        line["sample"] = shown_values(outcome.sample.to_dict(), secrets)
+                        line["sample"] = masked_values(outcome.sample.to_dict(), secrets)
                         line["tokenizer"] = asdict(TokenizerIdentity.of(player.tokenizer))
                     result = self._save(line)
                     show(result.is_right if result.is_scored else None)

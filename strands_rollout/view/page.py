@@ -1,4 +1,4 @@
-"""Build the page of a dump: one HTML file with its styles, its script and its data, which uses no network.
+"""Build the page of a dump: one HTML file with styles, script and data, which needs no network.
 
 The content security policy admits the script by its hash alone. Data of a dump enters the page as base64, or as JSON
 with `<` escaped.
@@ -72,8 +72,8 @@ class SampleView:
 class DumpView:
     """A dump, or several dumps (`runs`) side by side: a row per sample, in order, and its details.
 
-    Beside the values of `view_sample`, a row has `run` and `file`, both counted from 0, `set` and `step` from the name
-    of the file, and its `advantage`.
+    In addition to the values of `view_sample`, a row has `run` and `file`, both counted from 0, `set` and `step` from
+    the name of the file, and the sample's `advantage`.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -82,7 +82,7 @@ class DumpView:
 
     @classmethod
     def from_samples(cls, shown: Sequence[SampleView]) -> DumpView:
-        """Join the samples of one dump; equal group numbers in two files are two groups, since each counts from 0."""
+        """Join the samples of one dump; each file counts its groups from 0, so a group is a file and a number."""
         files = {file: number for number, file in enumerate(dict.fromkeys(sample.file for sample in shown))}
         sets_and_steps = {file: set_and_step(file) for file in files}
         rows = [

@@ -14,7 +14,7 @@ from strands_rollout.view.tokens import TokenLists, TurnHabits, equal_runs
 
 _MAX_CONTRACT_PROBLEMS: Final = 20
 _POSITION: Final = re.compile(r"\[(\d+)\] is")
-_FEW_TOKENS: Final = 4
+_MIN_TURN_TOKENS: Final = 4  # logprobs of a shorter turn may all be 0.0
 # part of a violation's message -> kind of the problem
 _CONTRACT_KINDS: Final = {
     "expected response_length=": "lengths disagree",
@@ -75,7 +75,7 @@ def _contract_problems(record: DumpRecord, lists: TokenLists) -> Iterator[Proble
         kind = next((kind for part, kind in _CONTRACT_KINDS.items() if part in text), "contract")
         yield Problem(kind, text, start, None if start is None else start + 1)
     if len(found) > _MAX_CONTRACT_PROBLEMS:
-        yield Problem("contract", f"and {len(found) - _MAX_CONTRACT_PROBLEMS} more of slime's contract")
+        yield Problem("contract", f"and {len(found) - _MAX_CONTRACT_PROBLEMS} more violations of slime's contract")
 
 
 def reward_key(record: DumpRecord) -> str | None:
@@ -124,7 +124,7 @@ def _logprob_problems(lists: TokenLists) -> Iterator[Problem]:
     for start, end in lists.turns:
         turn = values[start - offset : end - offset]
         trained = any(lists.loss_mask[start - offset : end - offset])
-        if len(turn) >= _FEW_TOKENS and trained and not any(turn):
+        if len(turn) >= _MIN_TURN_TOKENS and trained and not any(turn):
             yield Problem("logprob", "a turn whose logprobs are all 0.0", start, end)
 
 
@@ -151,7 +151,7 @@ def _turn_problems(lists: TokenLists, habits: TurnHabits) -> Iterator[Problem]:
 
 def _forgery_problems(lists: TokenLists, habits: TurnHabits) -> Iterator[Problem]:
     for start, end in lists.contexts:
-        for place in habits.forged(lists.ids[start:end]):
+        for place in habits.forged_positions(lists.ids[start:end]):
             text = "a control token in context where no template writes it: a tool's text may have forged it"
             yield Problem("forged control", text, start + place, start + place + 1)
 

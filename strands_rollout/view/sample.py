@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from strands_rollout.code_tool.sandbox.code_runner import shorten
 from strands_rollout.dump import DumpRecord, TokenTexts
-from strands_rollout.dump.record import steps_of, sums_of, text_or_bytes, without_secrets
+from strands_rollout.dump.record import durations_of, steps_of, text_or_bytes, without_secrets
 from strands_rollout.files.json_codec import Json
 from strands_rollout.samples import (
     METADATA_KEY,
@@ -122,7 +122,7 @@ def _row(analysis: _Analysis) -> dict[str, Any]:
         "dropped": sum(kind in _DROPPED for kind in kinds),
         "drift": None if marks is None else sum(mark.end - mark.start for mark in marks),
         "problems": list(dict.fromkeys(problem.kind for problem in problems)),
-        "times": sums_of(facts),
+        "times": durations_of(facts),
         "versions": sorted({span.version for span in lists.spans if span.version is not None}),
         "asked": shorten(_last_user_text(values.get("prompt")), _PREVIEW_CHARS),
         "final": shorten(_text(facts.final_text or values.get("response")), _PREVIEW_CHARS),

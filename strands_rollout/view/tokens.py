@@ -168,7 +168,7 @@ class TurnHabits:
     opening: tuple[int, int] | None = None
     sampled_controls: frozenset[int] = frozenset()
 
-    def forged(self, context: list[int]) -> Iterator[int]:
+    def forged_positions(self, context: list[int]) -> Iterator[int]:
         """Yield the positions of control tokens that a template would not write at this place of a context.
 
         A template closes each message that it opens, and opens the policy's message last. Apart from the generation
@@ -209,7 +209,7 @@ def learn_habits(records: Sequence[DumpRecord], controls: frozenset[int] | None 
     common = {token for token, count in context_counts.items() if count > _MAJORITY * len(contexts)}
     sampled = frozenset(token for turn in turns for token in controls.intersection(turn)) - common - ends
     habits = TurnHabits(ends, _message_opening(contexts, controls), sampled)
-    broken = sum(any(habits.forged(context)) for context in contexts)
+    broken = sum(any(habits.forged_positions(context)) for context in contexts)
     return TurnHabits(ends) if broken > _MAJORITY * len(contexts) else habits
 
 

@@ -137,7 +137,7 @@ def test_read_script_reports_a_failing_or_endless_dry_run(tmp_path: Path, monkey
         read_script(script, None)
     script.write_text(f"{OURS}sleep 60\n")
     monkeypatch.setattr("strands_rollout.diagnostics.flag_check._DRY_RUN_TIMEOUT_S", 0.2)
-    with pytest.raises(ConfigError, match=r"could not be run: it did not end within 0.2 s"):
+    with pytest.raises(ConfigError, match=r"gave no arguments: the script did not end within 0.2 s"):
         read_script(script, None)
 
 

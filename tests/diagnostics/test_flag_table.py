@@ -135,7 +135,7 @@ def test_table_of_uses_the_record_for_missing_packages(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "timeout_s", "note"),
     [
-        ({**FILES, **NEVER_IMPORTED}, 0.5, "did not answer within 0.5 s"),
+        ({**FILES, **NEVER_IMPORTED}, 0.5, "could not be read within 0.5 s"),
         ({**FILES, MAIN: "raise RuntimeError('half written')"}, 60.0, "half written"),
         ({}, 60.0, "no slime is importable"),
     ],

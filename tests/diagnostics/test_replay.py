@@ -176,4 +176,4 @@ def test_replay_command_refuses_images(tmp_path: Path) -> None:
     path = write_sample_dump(tmp_path, sample_of_parts([[1, 2], [3]], multimodal_train_inputs={"pixel_values": [0.5]}))
     result = CliRunner().invoke(app, ["replay", str(path), "--base-url", "http://127.0.0.1:9"])
     assert isinstance(result.exception, DumpError)
-    assert str(result.exception) == f"{path}:1 has images, which replay does not send; choose one without images"
+    assert str(result.exception) == f"{path}:1 has images, which replay does not send; choose a sample without images"

@@ -173,7 +173,7 @@ def test_check_config_names_must_exist(name: str, value: str, word: str, tmp_pat
 
 def test_check_config_mcp_server_that_is_down_is_an_error(tmp_path: Path) -> None:
     found = config(tmp_path, "strands_rollout: {tools: ['http://127.0.0.1:1/mcp']}")
-    assert_fault(found, "config: tools", "error", "http://127.0.0.1:1/mcp", "did not start", remedy="start it")
+    assert_fault(found, "config: tools", "error", "http://127.0.0.1:1/mcp", "did not start", remedy="start the server")
 
 
 def test_check_config_warns_of_keys_that_override_slime(tmp_path: Path) -> None:

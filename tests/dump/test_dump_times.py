@@ -1,6 +1,6 @@
-"""`steps_of` and `sums_of`: steps of an episode in order of their start; parallel time counts once."""
+"""`steps_of` and `durations_of`: steps of an episode in order of their start; parallel time counts once."""
 
-from strands_rollout.dump.record import Step, steps_of, sums_of
+from strands_rollout.dump.record import Step, durations_of, steps_of
 from strands_rollout.samples import EpisodeFacts
 
 CALL = {"id": "call_1_0", "tool": "run", "s": 0.5}
@@ -25,4 +25,4 @@ def test_steps_of_orders_steps_by_start() -> None:
 
 
 def test_sums_of_counts_parallel_time_once() -> None:
-    assert sums_of(FACTS) == {"generate": 1.6, "tool": 0.5, "wait": 0.9, "all": 3.0}
+    assert durations_of(FACTS) == {"generate": 1.6, "tool": 0.5, "wait": 0.9, "all": 3.0}

@@ -219,7 +219,7 @@ async def test_graph_parallel_leaves_main_agent_is_the_first_added(shipped_token
             return reply
 
     turns = {"root": ["Go.<|im_end|>"], "left": [RIGHT_TURN], "right": [WRONG_TURN]}
-    result, wire = await play_agent(shipped_tokenizer, _parallel_leaves, _script(turns), wire=SlowLeaf)
+    result, wire = await play_agent(shipped_tokenizer, _parallel_leaves, _script(turns), policy=SlowLeaf)
     samples = wire.check(result)
     assert "You are left." in shipped_tokenizer.decode(samples[0].tokens)
 

@@ -34,7 +34,7 @@ def test_prepare_model_downloads_and_converts_once(stage: Stage) -> None:
 def test_prepare_model_continues_download(stage: Stage) -> None:
     finished = stage.run(SCRIPT, FAKE_CUT_DOWNLOAD="1")
     assert finished.returncode == 1
-    assert "lacks weights after the download; run this again" in finished.stderr
+    assert "lacks weights after the download; run this script again" in finished.stderr
     assert (stage.run(SCRIPT).returncode, len(stage.calls_of("hf"))) == (0, 2)
 
 

@@ -16,7 +16,7 @@ from slime_stage import Start, set_up
 from slime_workers import cluster, give_up_soon
 
 import strands_rollout
-from strands_rollout.diagnostics.slime_episode import importable
+from strands_rollout.diagnostics.slime_episode import make_importable
 
 QWEN3_VOCABULARY = 151_936
 _REASON = "needs THUDM/slime: set SLIME_PATH to a checkout of it (the slime of PyPI is an unrelated package)"
@@ -28,7 +28,7 @@ def slime_package() -> Iterator[Path]:
     root = find_slime()
     if root is None:
         pytest.skip(_REASON)
-    with importable(root):
+    with make_importable(root):
         try:
             import slime.ray.rollout  # noqa: F401
         except ModuleNotFoundError as e:

@@ -9,7 +9,7 @@ from strands_rollout.diagnostics.replay import DumpedEpisode, to_episode
 from strands_rollout.dump import DumpRecord, write_dump
 
 Parts = list[list[int]]
-"""Context and turns alternately; the first part is the prompt, the last one a turn."""
+"""Context and turns alternately; the first part is the prompt, the last part a turn."""
 
 
 def parts_of(sample: Any) -> Parts:

@@ -102,7 +102,7 @@ async def serve_engine(model_dir: Path | None, **options: Any) -> AsyncIterator[
 
 
 async def wait_for_load(api: Api, running: int, waiting: int = 0, *, falling: bool = False) -> None:
-    """Wait for a load of running and queued generations; with `falling`, fail immediately below it."""
+    """Wait for a load of running and queued generations; with `falling`, fail as soon as the load is lower."""
     wanted, seen = (running, waiting), [await api.load()]
     with suppress(TimeoutError):
         async with asyncio.timeout(_PATIENCE_S):
@@ -115,7 +115,7 @@ async def wait_for_load(api: Api, running: int, waiting: int = 0, *, falling: bo
 
 async def start_stream(api: Api, tokens: int = 3, **fields: Any) -> asyncio.Task[dict[str, Any]]:
     """Start a streamed generation and return its task after `tokens` tokens; the task returns the last event."""
-    under_way = asyncio.Event()
+    has_enough_tokens = asyncio.Event()
     rid = fields.pop("rid", None)
     body = {"input_ids": IDS, "sampling_params": fields, "stream": True, "return_logprob": True, "rid": rid}
 
@@ -124,11 +124,11 @@ async def start_stream(api: Api, tokens: int = 3, **fields: Any) -> asyncio.Task
             if event != "[DONE]":
                 state = json.loads(event)
             if len(state["output_ids"]) >= tokens:
-                under_way.set()
+                has_enough_tokens.set()
         return state
 
     task = asyncio.create_task(read())
-    await under_way.wait()
+    await has_enough_tokens.wait()
     return task
 
 
@@ -138,8 +138,8 @@ async def queued_request(api: Api, rid: str, **fields: Any) -> asyncio.Task[Answ
     A second request with the same id proves the arrival: the engine refuses it as a duplicate.
     """
     body = {"input_ids": IDS, "rid": rid, "sampling_params": fields}
-    asked = {asyncio.create_task(api.post("/generate", body)) for _ in range(2)}
-    [refused], [waiting] = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+    sent = {asyncio.create_task(api.post("/generate", body)) for _ in range(2)}
+    [refused], [waiting] = await asyncio.wait(sent, return_when=asyncio.FIRST_COMPLETED)
     expected = {"error": {"message": f"Duplicate request ID detected: {rid}"}}
     assert (refused.result().status, refused.result().body) == (400, expected)
     return waiting
@@ -149,9 +149,10 @@ async def queued_request(api: Api, rid: str, **fields: Any) -> asyncio.Task[Answ
 async def in_flight(
     api: Api, *rids: str, disconnects: bool = False, **fields: Any
 ) -> AsyncIterator[list[asyncio.Task[dict[str, Any]]]]:
-    """Run long generations during the block; yields their tasks.
+    """Run long generations during the block; yield their tasks.
 
-    At the end they are aborted, which SGLang notices immediately; with `disconnects` only their connections are closed.
+    At the end, aborts the generations, which SGLang notices immediately; with `disconnects`, only closes their
+    connections.
     """
     tasks = [asyncio.create_task(api.generate(rid=rid, **(LONG | fields))) for rid in rids]
     try:

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @contextmanager
 def run_on_thread(engine: AbstractAsyncContextManager[T]) -> Iterator[T]:
-    """Enter and leave an async context manager in another thread, and yield its value. Use it only over HTTP."""
+    """Enter and leave an async context manager in another thread; yield its value, to be used only over HTTP."""
     up, given, loop, stop = threading.Event(), [], asyncio.new_event_loop(), asyncio.Event()
 
     async def serve() -> None:

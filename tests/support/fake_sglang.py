@@ -63,15 +63,15 @@ class FakeSGLang:
         vocab_size: Vocabulary size; an id outside it is a violation (it would kill a real server).
         episode_of: Function that names a request's episode. Default: its routing-key header, else the episode whose
             tokens it extends.
-        router: Act as a router: answer 404 to `/abort_request`, to the info endpoints and to engine control. The one
-            worker behind it, which answers them, is at `worker_url`.
+        router: Act as a router: answer 404 to `/abort_request`, to the info endpoints and to engine control. The
+            router's only worker, which does answer these, is at `worker_url`.
         keeps_requests: Record every request; turn it off for long runs.
 
     Attributes:
         requests: Recorded requests, in order.
         disconnects: rids of requests whose client disconnected.
         aborts: Bodies of `/abort_request`.
-        outage: Reply to every request on every path while it is set, a status or a reset.
+        outage: While set, the reply (a status or a reset) to every request on every path.
         refused_paths: Paths of the requests that got the `outage` reply.
     """
 
@@ -317,7 +317,7 @@ def _facts(request: Mapping[str, Any], sampled: Sampled, facts: Any) -> dict[str
     if (request.get("sampling_params", {}).get("custom_params") or {}).get("return_top_p_token_ids"):
         first = len(request["input_ids"])
         kept = [
-            facts.kept(first + n, version, token)
+            facts.top_p_ids(first + n, version, token)
             for n, (version, token) in enumerate(zip(sampled.versions, sampled.reply.ids, strict=True))
         ]
         found["top_p_token_ids"] = _base64(i for ids in kept for i in ids)
@@ -337,7 +337,7 @@ def _spans(versions: Iterable[str]) -> list[dict[str, Any]]:
 def _experts(request: Mapping[str, Any], sampled: Sampled, facts: Any) -> Iterable[int]:
     """Yield the expert rows from the requested start to the last token but one.
 
-    The row at a position belongs to the weights that read the token there, when they sampled the next one.
+    The row at a position belongs to the weights that read the token there, when they sampled the next token.
     """
     first = len(request["input_ids"])
     for position in range(request.get("routed_experts_start_len") or 0, first + len(sampled.versions) - 1):

@@ -13,19 +13,19 @@ class Episode:
     """Token ids that the engine has seen of one conversation."""
 
     first: list[int]  # the first request's ids
-    last_input: list[int]  # the last request's
+    last_input: list[int]  # the last request's ids
     sequence: list[int]  # the last answered request's ids and its output
     # the weights that sampled each id of the sequence; None for an id that the client sent
     versions: list[str | None] = field(default_factory=list)
-    restarts: int = 0  # number of times that it began again after tokens had been sampled
+    restarts: int = 0  # number of times that the episode began again after tokens had been sampled
 
     @property
     def sampled_length(self) -> int:
-        """Number of its tokens that the engine sampled."""
+        """Number of the episode's tokens that the engine sampled."""
         return sum(version is not None for version in self.versions)
 
     def deliver(self, ids: Sequence[int], versions: Sequence[str]) -> None:
-        """Record the answer to its last request."""
+        """Record the answer to the episode's last request."""
         known = self.versions[: len(self.last_input)]
         self.versions = [*known, *[None] * (len(self.last_input) - len(known)), *versions]
         self.sequence = [*self.last_input, *ids]
@@ -67,8 +67,8 @@ class Episodes:
             self._note_dropped(episode, ids, number)
         elif ids[: len(episode.sequence)] != episode.sequence:
             self.violations.append(
-                f"request {number}: its {len(ids)} ids don't extend the {len(episode.sequence)} of the "
-                f"last request and its output; they differ from position {_shared_length(ids, episode.sequence)}"
+                f"request {number}: its {len(ids)} ids don't extend the {len(episode.sequence)} ids of the last "
+                f"request and its output; they differ from position {_shared_length(ids, episode.sequence)} on"
             )
         episode.last_input = ids
         return episode
@@ -76,9 +76,10 @@ class Episodes:
     def _note_dropped(self, episode: Episode, ids: list[int], number: int) -> None:
         count = len(episode.sequence) - len(ids)
         if ids == episode.last_input and count > 0:
-            self.dropped.append(f"request {number}: it repeats the last one, to which {count} tokens were answered")
+            self.dropped.append(f"request {number} repeats the last request, whose answer had {count} tokens")
 
     def _extended_by(self, ids: list[int]) -> Hashable:
+        """Return the key of the episode that the ids extend furthest; without one, a new key."""
         began = [k for k, e in self._by_key.items() if ids != e.first and ids[: len(e.first)] == e.first]
         if not began:
             return ("episode", next(self._anonymous))

@@ -18,7 +18,7 @@ class Sampled:
     """A finished or aborted generation."""
 
     reply: Reply  # with the tokens that were sampled
-    versions: tuple[str, ...]  # the weights that sampled each of them
+    versions: tuple[str, ...]  # the weights that sampled each of these tokens
     prefilled_by: str  # the weights that read the prompt
 
 
@@ -59,7 +59,7 @@ class Requests:
             self._running.discard(request)
             self._notify()
         if request.is_aborted:
-            if reply.kind != "hang":  # the last token would have ended it
+            if reply.kind != "hang":  # the last token would have ended the request
                 versions = versions[: max(0, len(reply.ids) - 1)]
             reply = reply.aborted_after(len(versions))
         return Sampled(reply, tuple(versions), prefilled_by)

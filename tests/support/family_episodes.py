@@ -12,17 +12,17 @@ from strands_rollout.template.chat_template import ChatTemplate
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How the template of a family ends turns, and which histories it accepts."""
+    """Facts about a family's template: the ends of its turns, and the histories that it accepts."""
 
     answer: str  # end token of a turn without calls, before a user turn
     calls: str  # end token of a turn with calls
     sampled: str | None = None  # token that the policy samples at the end of an answer, if it differs
     ids: tuple[str, ...] | None = None  # ids that the policy writes for two calls of `add`; None if it writes none
-    is_parallel: bool = True  # whether a turn may have several calls
+    is_parallel: bool = True  # True if a turn may have several calls
     users: int = 2  # maximum number of user turns of an episode with tools
-    arguments_as_text: bool = False  # whether the template needs arguments as JSON text
-    opens_reasoning: bool = False  # whether the generation prompt opens the reasoning
-    silent: bool = False  # whether the template moves text beside calls behind their results
+    arguments_as_text: bool = False  # True if the template needs arguments as JSON text
+    opens_reasoning: bool = False  # True if the generation prompt opens the reasoning
+    silent: bool = False  # True if the template moves the text of a turn with calls behind the results
 
 
 _EOS = "<｜end▁of▁sentence｜>"  # noqa: RUF001 - DeepSeek's own characters
@@ -60,11 +60,11 @@ ENDINGS: dict[str, Ending] = {
 }
 
 
-def random_episode(known: str, tokenizer: Any, seed: int) -> RandomEpisode:
-    ending = ENDINGS[known]
+def random_episode(family: str, tokenizer: Any, seed: int) -> RandomEpisode:
+    ending = ENDINGS[family]
     refused = [] if ending.users > 1 else ["system messages", "more user turns with tools"]
     ends = {"max_calls": 3 if ending.is_parallel else 1, "is_silent": ending.silent}
-    return RandomEpisode(tokenizer, seed, {}, TEMPLATES[known][0], refused=refused, **ends)
+    return RandomEpisode(tokenizer, seed, {}, TEMPLATES[family][0], refused=refused, **ends)
 
 
 def expected_context(

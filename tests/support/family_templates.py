@@ -2,7 +2,7 @@
 """Short chat templates in each model family's published format: role tokens, tools, calls, results and end tokens.
 
 They leave out default prompts, dates and images. They keep what is difficult: text and reasoning that later turns drop
-or rewrite, turns that end with several tokens or none, refused histories. The parsers name the sources.
+or rewrite, turns that end with several tokens or none, refused histories. The modules of the parsers name the sources.
 """
 
 import copy
@@ -104,7 +104,7 @@ DEEPSEEK_V3 = DEEPSEEK.replace("</think>", "").replace(
 {%- endfor %}<｜tool▁calls▁end｜>
 {%- endif %}""",
 )
-# a prompt opens reasoning, which its turn has lost later
+# the generation prompt opens reasoning, which later renderings of the turn leave out
 DEEPSEEK_V32 = (
     DEEPSEEK.replace("<｜Assistant｜></think>", "{{ '' if loop.last else '<｜Assistant｜></think>' }}")
     + "{% if add_generation_prompt and messages[-1].role == 'user' %}<｜Assistant｜><think>{% endif %}"
@@ -123,7 +123,7 @@ DEEPSEEK_V32 = (
 </｜DSML｜function_calls>
 {%- endif %}""",
 )
-# its results are a user's turn
+# tool results stand in a user's turn
 DEEPSEEK_V4 = (
     DEEPSEEK_V32.replace("function_calls>", "tool_calls>")
     .replace("<｜tool▁output▁begin｜>", "{{ '\\n\\n' if loop.previtem.role == 'tool' else '<｜User｜>' }}<tool_result>")
@@ -214,7 +214,7 @@ MISTRAL = """<s>
 {%- elif message.role == 'assistant' %}{{ message.content }}CALLS</s>
 {%- endif %}
 {%- endfor %}"""
-# Nemo's: tools stand before the last user's turn, the system message too where that is the last of all
+# tools stand before the last user turn; so does the system message if that turn is the last message
 MISTRAL_NEMO = """<s>
 {%- set users = messages | selectattr('role', 'equalto', 'user') | list %}
 {%- for message in messages %}
@@ -277,7 +277,8 @@ GPT_OSS = """<|start|>system<|message|># Valid channels: analysis, commentary, f
 {%- endfor %}
 {%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
 
-# results stand inside the model's turn, before the text beside its calls; a prompt may contain an empty thought
+# results stand inside the model's turn, before the text of the turn with the calls; a generation prompt that does not
+# follow results contains an empty thought
 GEMMA4 = """
 {%- macro shown(value) -%}
 {%- if value is string -%}<|"|>{{ value }}<|"|>
@@ -307,7 +308,7 @@ GEMMA4 = """
 {%- endfor %}
 {%- if add_generation_prompt and messages[-1].role != 'tool' -%}
 <|turn>model{{ '\\n<|channel>thought\\n<channel|>' }}{% endif %}"""
-# a prompt leaves reasoning open whose tags are three tokens; an answer has tags too
+# the generation prompt opens reasoning, whose tags are three tokens each; answers have tags too
 KIMI_K3 = """
 {%- if tools %}<|open|>message role="system"<|sep|>{{ tools | tojson }}<|close|>message<|sep|><|end_of_msg|>{% endif %}
 {%- for message in messages %}<|open|>message role="{{ message.role }}"<|sep|>
@@ -325,9 +326,9 @@ KIMI_K3 = """
 {%- else %}{{ message.content }}{% endif %}<|close|>message<|sep|><|end_of_msg|>
 {%- endfor %}
 {%- if add_generation_prompt %}<|open|>message role="assistant"<|sep|><|open|>think<|sep|>{% endif %}"""
-# tools have a name of their own, and calls are not written
+# the variable of the tools is `xml_tools`, and calls are not written
 SMOLLM3 = CHATML.replace("tools", "xml_tools").replace("tool | tojson", "tool | string").replace("CALL", "")
-# a budget of 0 has the prompt hold a whole thought, which no later turn has
+# with a thinking budget of 0, the generation prompt holds a whole thought, which later renderings leave out
 SEED_OSS = (
     QWEN3_CODER.replace("tool_call>", "seed:tool_call>")
     .replace(">\n{{ value", ">{{ value")
@@ -339,7 +340,7 @@ SEED_OSS = (
         "assistant\n<seed:think><seed:cot_budget_reflect>I answer.</seed:cot_budget_reflect></seed:think>{% endif %}",
     )
 )
-# an empty thought, in place of which a later turn opens its response
+# the generation prompt holds an empty thought; later renderings have the start of the response in its place
 COMMAND_R7B = """<BOS_TOKEN>
 {%- if tools %}{{ tools | tojson }}{% endif %}
 {%- for message in messages %}<|START_OF_TURN_TOKEN|>
@@ -351,7 +352,7 @@ COMMAND_R7B = """<BOS_TOKEN>
 <|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_THINKING|>{{ '' if reasoning else '<|END_THINKING|>' }}
 {%- endif %}"""
 
-# the next user turn closes a turn; results are in the open turn, after which a prompt opens another one
+# the next user turn closes the model's turn; results stand in the open turn, and a generation prompt opens another turn
 APERTUS = """<s>
 {%- if tools %}<|developer_start|>{{ tools | tojson }}<|developer_end|>{% endif %}
 {%- for message in messages %}

@@ -37,7 +37,7 @@ VALUES = (
 )  # fmt: skip
 
 
-def raw_turn(known: Family, calls: Sequence[tuple[str, Mapping[str, str]]], **more: Any) -> str:
+def raw_turn(family: Family, calls: Sequence[tuple[str, Mapping[str, str]]], **more: Any) -> str:
     """Return a turn whose calls contain names, keys and values literally, valid JSON or not; see `Family.turn`."""
     marked, raw = [], {}
     for number, (name, arguments) in enumerate(calls):
@@ -47,24 +47,24 @@ def raw_turn(known: Family, calls: Sequence[tuple[str, Mapping[str, str]]], **mo
             given[f"@k{number}.{place}@"] = f"@v{number}.{place}@"
         raw[f"@n{number}@"] = name
         marked.append((f"@n{number}@", given))
-    text = known.turn(calls=marked, **more)
+    text = family.turn(calls=marked, **more)
     for mark, written in raw.items():
         text = text.replace(f'"{mark}"', written) if mark.startswith("@v") else text
         text = text.replace(mark, written)
     return text
 
 
-def random_turn(known: Family, rng: random.Random, *, in_reasoning: bool = False) -> str:
+def random_turn(family: Family, rng: random.Random, *, in_reasoning: bool = False) -> str:
     """Return the text of a random turn without its end token."""
     calls = [
         (rng.choice(NAMES), {rng.choice(KEYS): rng.choice(VALUES) for _ in range(rng.choice((0, 1, 1, 2, 4)))})
         for _ in range(rng.choice((0, *(1,) * 10, *(2, 3) * 5, 30)))
     ]
-    thought = rng.choice(("", "", "hm", known.pieces[0]))
+    thought = rng.choice(("", "", "hm", family.pieces[0]))
     answer = rng.choice(("", "", "so: ", "\\boxed{34}", " \n"))
-    text = raw_turn(known, calls, reasoning=thought, text=answer, in_reasoning=in_reasoning)
+    text = raw_turn(family, calls, reasoning=thought, text=answer, in_reasoning=in_reasoning)
     for _ in range(rng.choice((*(0,) * 6, 1, 2, 5))):
-        text = _damaged(text, known.pieces, rng)
+        text = _damaged(text, family.pieces, rng)
     return text
 
 

@@ -1,7 +1,7 @@
 """A scripted policy that can be interrupted at any token: it always answers with the rest of the current turn.
 
 It reads the state from the ids of the request: the task (a mark like `[[sums/3]]` in the prompt), the turn, and how
-many tokens of that turn exist already. Logprobs, experts and kept ids are functions of task, position and weight
+many tokens of that turn exist already. Logprobs, experts and top-p ids are functions of task, position and weight
 version, so a sample can be checked token by token. It uses the chat markup of Qwen3.
 """
 
@@ -172,7 +172,7 @@ class InterruptiblePolicy:
         return self._planned[key, name, turn]
 
     def _sampled_count(self, opened: tuple[int, ...], planned: tuple[int, ...]) -> int | None:
-        """Return how many of the turn's tokens `opened` has after the template's opening; None if it has others."""
+        """Return the number of planned tokens in `opened` after the template's opening; None if others follow it."""
         for opening in self._openings:
             done = len(opened) - len(opening)
             if 0 <= done < len(planned) and opened == opening + planned[:done]:

@@ -49,8 +49,8 @@ class Family:
     tags: str  # pattern of the format's markup, which no parsed segment may contain
     reasoning: tuple[str, str] = ("<think>", "</think>")  # opening and closing tag of reasoning
     text: Callable[[str], str] = str  # writes text outside of calls
-    is_xml: bool = False  # whether values are bare text, typed by the tool's schema
-    mixes: bool = True  # whether text may stand beside calls
+    is_xml: bool = False  # True if values are bare text, typed by the tool's schema
+    mixes: bool = True  # True if a turn may have text and calls
 
     @functools.cached_property
     def pieces(self) -> tuple[str, ...]:
@@ -181,7 +181,7 @@ def minimax_m2(calls: Sequence[Call]) -> str:
 
 
 def muse_glimmer(calls: Sequence[Call]) -> str:
-    """Each call a message; the last one's closing token ended the turn."""
+    """Return a message for each call; the closing token of the last message, which ends the turn, is left out."""
     return "<|eom|>".join(
         f'<|start|>assistant to={name}<|message|><atem:function_calls>\n<atem:invoke name="{name}">\n'
         + "".join(f'<atem:parameter name="{key}">{bare(value)}</atem:parameter>\n' for key, value in given.items())
@@ -248,7 +248,7 @@ def mistral_named(calls: Sequence[Call], call_id: str = "") -> str:
 
 
 def harmony(calls: Sequence[Call], header: str = "<|channel|>commentary to=functions.{} <|constrain|>json") -> str:
-    """Each call a message; the last one's closing token ended the turn."""
+    """Return a message for each call; the closing token of the last message, which ends the turn, is left out."""
     messages = (f"<|start|>assistant{header.format(name)}<|message|>{as_json(given)}" for name, given in calls)
     return "<|call|>".join(messages)
 
@@ -264,7 +264,7 @@ _HARMONY: dict[str, Any] = {
 }
 _MISTRAL: dict[str, Any] = {
     "parser": "mistral",
-    # an array of several failures shows its elements without what is between them
+    # each malformed element of an array is a segment of its own, without the text between the elements
     "tags": r"\[/?THINK\]|[\],]",
     "reasoning": ("[THINK]", "[/THINK]"),
 }

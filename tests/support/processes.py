@@ -23,7 +23,7 @@ def is_running(pid: int) -> bool:
         except ProcessLookupError:
             return False
         return True
-    try:  # FileNotFoundError before it is opened, ProcessLookupError before it is read
+    try:  # a process that ends before the file is opened or read raises FileNotFoundError or ProcessLookupError
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return False

@@ -16,7 +16,7 @@ GATEWAY = "gateway.sh"
 
 @dataclass(frozen=True, slots=True)
 class RealServer:
-    """A server that a script has started; it ends with this process at the latest."""
+    """A server that a script has started; the server ends with this process at the latest."""
 
     script: str
     base_url: str
@@ -27,12 +27,12 @@ class RealServer:
         run_script(self.script, "stop", str(self.pid), "--grace-s", str(grace_s))
 
     def kill(self) -> None:
-        """Kill all its processes, like a crash of its node."""
+        """Kill all processes of the server, like a crash of its node."""
         os.killpg(self.pid, signal.SIGKILL)
 
 
 def start_sglang(model: Path | None = None, *flags: str, port: int = 0) -> RealServer:
-    """Start the real SGLang with a model, by default the shipped one; the first call installs SGLang."""
+    """Start the real SGLang with a model, by default the shipped model; the first call installs SGLang."""
     chosen = [] if model is None else ["--model", str(model)]
     return _start(SGLANG, "--port", str(port), *chosen, "--", *flags)
 

@@ -42,7 +42,10 @@ class RecordingPolicy:
         return Reply.tokens(ids, finish, logprobs=[logprob for _, logprob in self.sampled[first:]])
 
     def check(self, result: Any, masked: int = 0) -> list[Any]:
-        """Check that each sampled token is trained at most once, as sampled, and counted; return the samples."""
+        """Check that each sampled token is trained at most once, as sampled, and counted; return the samples.
+
+        `masked` is the number of sampled tokens in the samples that must not be trained.
+        """
         samples = result if isinstance(result, list) else [result]
         trained: list[tuple[int, float]] = []
         for sample in samples:
@@ -69,11 +72,11 @@ async def play_agent(
     script: Any,
     context_length: int = 16384,
     max_new_tokens: int = 8192,
-    wire: type[RecordingPolicy] = RecordingPolicy,
+    policy: type[RecordingPolicy] = RecordingPolicy,
     **settings: Any,
 ) -> tuple[Any, RecordingPolicy]:
     user_agents.factories_of_the_test[:] = [factory]
-    answering = wire(tokenizer, script)
+    answering = policy(tokenizer, script)
     async with FakeSGLang(answering, context_length=context_length) as fake:
         ours = {"agent_factory": "user_agents.build_for_test", "tools": [], "fan_out": True, **settings}
         args = args_for(fake.base_url, tokenizer, strands_rollout=ours)

@@ -25,7 +25,7 @@ def multiply(a: int, b: int) -> int:
 
 
 class Counter(HookProvider):
-    """A hook of the environment's own."""
+    """A hook of the environment that records model calls."""
 
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
         registry.add_callback(BeforeModelCallEvent, lambda _event: events.append("model call"))
@@ -69,7 +69,7 @@ def create_env_factory(model_config: dict[str, Any], **env_config: Any) -> Any:
 
 
 async def create() -> MathEnv:
-    """Create an environment, whose model factory is replaced."""
+    """Create an environment with a model factory that the package must replace."""
     return MathEnv(model_factory=sys.exit)
 
 

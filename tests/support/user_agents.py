@@ -176,7 +176,7 @@ def swarm(model: SGLangModel, task: Task) -> Swarm:
 
 
 def graph(model: SGLangModel, task: Task) -> Any:
-    """Build a graph of two parallel nodes and one that reads both."""
+    """Build a graph of two parallel nodes, and a node that reads both answers."""
     builder = GraphBuilder().set_max_node_executions(10)
     for name in ("left", "right"):
         builder.add_node(Agent(name=name, model=sub_agent_model(), system_prompt=f"You are {name}."), name)

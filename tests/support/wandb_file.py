@@ -1,8 +1,8 @@
 """Read the history of an offline wandb run, and the tables in it.
 
-A `.wandb` file is a log in LevelDB's format after a header of 7 bytes: blocks of 32 KiB, in each of them records with a
-header of checksum (4 bytes), length (2) and type (1), a long record in several parts. Each record is a protobuf. As
-a program it prints the history as JSON, so that the process of the tests need not import wandb.
+A `.wandb` file is a header of 7 bytes, then a log in LevelDB's format: blocks of 32 KiB with records. A record has a
+header of checksum (4 bytes), length (2) and type (1); a long record has several parts. Each record is a protobuf. As a
+program, this module prints the history as JSON, so that the process of the tests need not import wandb.
 """
 
 import json

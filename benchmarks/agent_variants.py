@@ -1,7 +1,7 @@
 """The variants with an agent: this package, its gateway, strands-sglang and Strands' OpenAI model.
 
-Their code tool runs nothing: it knows each script's code and its output. Its name, description and schema are those of
-the real code tool, so that prompts are the same.
+Their code tool runs nothing: it knows each script's code and output. It has the name, description and schema of the
+real code tool, so that prompts are the same. See `benchmarks.variants`.
 """
 
 import asyncio

@@ -47,7 +47,7 @@ class Comparison:
         turns: Tool turns of an episode; each number is compared separately.
         concurrency: Episodes at once.
         rounds: Rounds of each checkout at each number of turns.
-        episodes: Episodes of a round; None for about a second of them.
+        episodes: Episodes of a round; None for as many as take about a second.
         agent: "plain", "hook" (a hook that receives every event), "factory" (an agent factory) or "gateway" (a
             program).
         settings: Further rollout settings, for all checkouts.

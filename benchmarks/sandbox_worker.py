@@ -208,7 +208,7 @@ async def memory(contender: Contender, children: int, sleep_s: float) -> dict[st
 
 
 async def start(name: str) -> dict[str, float]:
-    """Measure the milliseconds until a new contender of this name has started, and those of its first call."""
+    """Measure the milliseconds that a new contender of this name takes to start, and that its first call takes."""
     started = time.perf_counter()
     contender = make_contender(name)
     await contender.start()

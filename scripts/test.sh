@@ -5,7 +5,7 @@
 #                                                     if npm is installed; installs all of these (Linux on x86_64)
 #   bash scripts/test.sh --environments               the tests of other libraries' environments, which conflict with the extra
 #                                                     dev; the tests of strands-env need Python 3.12 (PYTHON=python3.12)
-#   SLIME_PATH=DIR:DIR bash scripts/test.sh --slime   the tests on slime itself, once for each of these checkouts of it
+#   SLIME_PATH=DIR:DIR bash scripts/test.sh --slime   the tests on slime itself, once for each of these checkouts
 # Environments:
 #   default   .venv-test, or $STRANDS_ROLLOUT_TEST_VENV, with the extras dev, tools, evals, harness and a2a, or the extras in
 #             $STRANDS_ROLLOUT_TEST_EXTRAS

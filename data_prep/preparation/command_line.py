@@ -29,7 +29,7 @@ class DataSet:
         hub_id: Repository on the hub.
         id_source: Origin of the id, for the help.
         file_stem: Name of the file in the data folder; `{split}` stands for the split.
-        config: Configuration within the repository; None for its only or default one.
+        config: Configuration within the repository; None for its default configuration.
         against: Stems of the prepared evaluation files whose problems the data set should not contain.
     """
 

@@ -55,7 +55,7 @@ class Finding:
 
     Attributes:
         path: The evaluation file.
-        problems: The number of its different problems.
+        problems: The number of different problems in the evaluation file.
         problems_short: The number of problems with fewer words than a run, which are compared as a whole only.
         problems_stock: The number of problems that consist of stock phrases only.
         stock_phrases: The number of runs that were not counted.
@@ -159,7 +159,7 @@ class _Search:
                 self._runs.setdefault(run, []).append(joined_words)
                 self._run_counts[joined_words] += 1
         if not self._problems:
-            raise PreparationError(f"{path} has no problem to compare with; prepare it again, or name another file")
+            raise PreparationError(f"{path} has no problem to compare with; prepare this file again, or name another")
 
     def add_row(self, line: int, problem: str, words: list[str]) -> None:
         """Record the runs of words that a row shares with the file."""

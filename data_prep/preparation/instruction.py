@@ -76,7 +76,7 @@ class _Sentence:
     end: re.Pattern[str]
 
     def cut_from(self, text: str) -> str:
-        """Return the text without the instruction, or the text itself if it has none at its edges."""
+        """Return the text without the instruction at its beginning or end; without an instruction there, the text."""
         if self.needle not in text.lower():
             return text
         beginning = self.beginning.match(text)

@@ -85,8 +85,8 @@ def contamination_warnings(facts: dict[str, Any]) -> Iterator[str]:
     if facts["problems_stock"]:
         yield (
             f"{facts['problems_stock']} problems of {facts['file']} consist of words that many rows have in common: "
-            "either those rows were made from these problems, or rows that share less than half of a problem can't "
-            "be recognised"
+            "either the rows were made from these problems, or a row with less than half of a problem can't be "
+            "recognised"
         )
 
 

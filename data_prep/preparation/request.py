@@ -1,4 +1,4 @@
-"""The settings of a preparation, which are the scripts' options, and their checks."""
+"""The settings of a preparation, which the scripts' options set, and checks of these settings."""
 
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -114,7 +114,7 @@ def check_usage(request: Request, *, force: bool) -> None:
     if request.out.exists() and not request.manifest_file.exists() and not force:
         raise ConfigError(
             f"{request.out} exists without {request.manifest_file.name}, so this script did not write it; name another "
-            "file with --out, or replace it with --force"
+            "file with --out, or replace the existing file with --force"
         )
     if request.path is None:
         _check_endpoint(request.endpoint)

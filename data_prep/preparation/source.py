@@ -66,7 +66,7 @@ def input_sha256(path: Path | None) -> str | None:
             "its files"
         )
     if not any(map(_has_content, files)):
-        raise PreparationError(f"can't read {path} as a data set: it is empty")
+        raise PreparationError(f"can't read {path} as a data set: it has no content")
     return sha256_of(*files)
 
 

@@ -88,7 +88,7 @@ def stop(pid: int, name: str, grace_s: float) -> None:
 
     Args:
         pid: Process id that `start` returned.
-        name: Text that the process's command line must contain; servers rewrite theirs while they run.
+        name: Text that the process's command line must contain; servers may rewrite their command lines.
         grace_s: Seconds until the group is killed.
 
     Raises:

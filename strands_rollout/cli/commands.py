@@ -245,7 +245,7 @@ def init(
     package, extra = _KIND_REQUIREMENTS.get(kind, (None, None))
     if package is not None and find_spec(package) is None:
         typer.echo(
-            f"note: the project needs {package}; install it with: pip install 'strands-rollout[{extra}]'", err=True
+            f"note: the project needs {package}; to install it, run: pip install 'strands-rollout[{extra}]'", err=True
         )
     show_next("try", "rollout.yaml", "--script", "turns.yaml", folder=None if project == Path.cwd() else folder)
 

@@ -120,7 +120,7 @@ def drift(
     """Count tokens that re-encoding the text would change.
 
     A rollout that keeps text instead of tokens would train on the changed tokens. Also compares the context that the
-    policy read with the chat template's rendering, which must be equal. Exits with 1 if they differ or the dump has no
+    policy read with the chat template's rendering: both must be equal. Exits with 1 if they differ or the dump has no
     tokens, and with 2 if the tokens are not from this tokenizer.
     """
     from strands_rollout.diagnostics.replay import run_drift

@@ -243,7 +243,7 @@ class Check:
 
     name: str  # name of the finding if the check itself fails
     run: Callable[[DoctorOptions], Iterable[Finding]]  # may raise anything
-    waits: bool = False  # True if it mostly waits for another process, so that other checks may run meanwhile
+    waits: bool = False  # True if the check mostly waits for another process, so that other checks may run meanwhile
 
 
 def run_checks(checks: Sequence[Check], options: DoctorOptions, timeout_s: float = _CHECKS_TIMEOUT_S) -> list[Finding]:

@@ -170,8 +170,8 @@ async def _query_server(base_url: str, shown: str, options: DoctorOptions, *, is
         try:
             health = await http.get("/health")
             if health.status_code == httpx.codes.SERVICE_UNAVAILABLE:
-                found = f"{shown} is up, but not healthy (503): it is loading, or its scheduler hangs"
-                return [error("server", found, "wait until it has loaded, see its log, or restart it")]
+                found = f"{shown} is up, but not healthy (503): the server is loading, or its scheduler hangs"
+                return [error("server", found, "wait until the server has loaded, see its log, or restart it")]
             workers = None if is_worker else _json_object(await http.get("/workers")).get("workers")
             if isinstance(workers, list):
                 return await _query_router(workers, shown, options)
@@ -179,7 +179,7 @@ async def _query_server(base_url: str, shown: str, options: DoctorOptions, *, is
             if info.model_path is None:
                 name = health.headers.get("server", "a server that does not name itself")
                 found = f"{shown} answers, but is not SGLang: {name}; its /server_info names no model"
-                return [error("server", found, f"check the port: another server may use it. {_START_SERVER}")]
+                return [error("server", found, f"check the port: another program may use it; or {_START_SERVER}")]
             context = _context_finding(info, shown, options.max_context_length)
             return [_version_finding(info, shown), context, await _check_tokens(http, info, options)]
         except EngineResponseError as e:
@@ -224,7 +224,7 @@ def _context_finding(info: ServerInfo, shown: str, required: int | None) -> Find
         return good(name, f"{stated}; expected at least {required}")
     found = f"{stated}; expected at least {required}: longer episodes are cut or refused"
     lower = f", or lower slime's --rollout-max-context-len to {length}" if length else ""
-    return warning(name, found, f"start it with --context-length {required}{lower}")
+    return warning(name, found, f"start the server with --context-length {required}{lower}")
 
 
 async def _check_tokens(http: httpx.AsyncClient, info: ServerInfo, options: DoctorOptions) -> Finding:

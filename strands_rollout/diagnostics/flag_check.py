@@ -150,7 +150,7 @@ class Flag(BaseModel, frozen=True):
 
     names: tuple[str, ...]
     system: str  # package that declares the flag: a key of TITLES
-    parser: str = "main"  # the one of slime's three parsers that reads the flag: "main", "sglang" or "pre"
+    parser: str = "main"  # slime's parser that reads the flag: "main", "sglang" or "pre"
     nargs: int | str | None = None  # as in argparse: None for one value, 0 for none, a number, "?", "*" or "+"
 
 
@@ -161,7 +161,7 @@ class FlagTable:
     flags: tuple[Flag, ...]
     left_out: frozenset[str]  # SGLang's flags, in slime's spelling, that slime does not pass on
     abbreviating: frozenset[str]  # parsers that accept an unambiguous prefix of a flag for the flag
-    sources: tuple[str, ...]  # a line per system: whether its flags were probed or recorded, and of which version
+    sources: tuple[str, ...]  # a line per system: the source of its flags (probed or recorded), and its version
 
     @cached_property
     def _by_name(self) -> dict[str, list[Flag]]:
@@ -390,7 +390,7 @@ class _Use:
 
 def _check_use(use: _Use, table: FlagTable) -> Iterator[FlagFinding]:
     if use.flag == "--":
-        yield use.fault("argparse reads no flag after it; remove it")
+        yield use.fault("argparse reads no flag after this word; remove it")
         return
     flags = table.find(use.flag)
     for flag in flags:

@@ -381,7 +381,7 @@ def _show(console: Console, report: dict[str, Json]) -> None:
             then, now = departure["recorded"], departure["again"]
             ends = f"{now['ids']} {now['text']!r}" if now["ids"] else f"the end ({now['finish']})"
             lines = (
-                f"  differs at its token {departure['token']} ({departure['position']} of the sample), after "
+                f"  differs at token {departure['token']} of the turn ({departure['position']} of the sample), after "
                 f"{departure['before']!r}:\n  recorded {then['ids']} {then['text']!r}\n  now      {ends}"
             )
             console.print(Text(lines), soft_wrap=True)

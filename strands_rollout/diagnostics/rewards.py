@@ -81,13 +81,13 @@ class RewardCall:
     settings: RolloutSettings | None = None  # settings of the configuration
 
     @property
-    def is_user_defined(self) -> bool:
+    def is_reward_func(self) -> bool:
         """True if the function is this package's `reward_func`, which never raises."""
         return self.function is reward_func
 
     async def rewards(self, samples: Sequence[Sample]) -> list[object]:
         """Return the reward of each sample, in order; a function that raises gives its exception as the reward."""
-        if self.is_user_defined:  # in one call: siblings of a fan-out share their main agent's reward
+        if self.is_reward_func:  # in one call: siblings of a fan-out share their main agent's reward
             return cast(list[object], await reward_func(self.args, list(samples)))
         semaphore = asyncio.Semaphore(_MAX_CONCURRENT_CALLS)
 
@@ -188,7 +188,7 @@ async def check_ground_truths(
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """The reason why a reward gives a ground truth less than 1; "" if it does not."""
+    """The reason why a reward gives a ground truth less than 1; "" if the reward gives 1 or more."""
 
     reason: str = ""
     has_reward_failed: bool = False  # True if the reward raised or failed, so the row may be right
@@ -207,7 +207,7 @@ async def _find_refusals(
             indices.append(index)
     for index, sample, answer in zip(indices, samples, await reward.rewards(samples), strict=True):
         if not refusals[index].reason and (reason := _refusal_reason(reward, answer, sample.response)):
-            method = answer.get("method") if reward.is_user_defined and isinstance(answer, Mapping) else None
+            method = answer.get("method") if reward.is_reward_func and isinstance(answer, Mapping) else None
             refusals[index] = _Refusal(reason, isinstance(answer, Exception) or method in FAILED_METHODS)
     return refusals
 
@@ -251,10 +251,10 @@ def _refusal_reason(reward: RewardCall, answer: object, response: str) -> str:
     number = reward.number(answer)
     if number is not None and number >= _CORRECT_SCORE:
         return ""
-    if reward.is_user_defined and isinstance(answer, Mapping) and answer["method"] not in _USER_METHODS:
+    if reward.is_reward_func and isinstance(answer, Mapping) and answer["method"] not in _USER_METHODS:
         wrong = f"the reward reads {answer['pred']!r} in the ground truth and grades it wrong ({answer['method']})"
         return f"{wrong}; {answer['error']}" if answer["error"] else wrong
-    if reward.is_user_defined and isinstance(answer, Mapping):
+    if reward.is_reward_func and isinstance(answer, Mapping):
         shown = f"{answer['score']:g}, acc {answer['acc']:g},"
         return answer["error"] or f"the reward gives {shown} for {response!r:.200}; change the text with --answer"
     return f"the reward gives {answer!r:.200} for {response!r:.200}; expected {_CORRECT_SCORE:g} or more"
@@ -389,7 +389,7 @@ def _container_notes(rows: Sequence[Row]) -> list[LabelNote]:
 def _ground_truth(row: Row, reward: RewardCall) -> GroundTruth:
     # this package's reward never accepts mappings and deeply nested lists, so these labels have no texts
     texts: tuple[str, ...] = ()
-    if not (reward.is_user_defined and isinstance(row.label, Mapping)):
+    if not (reward.is_reward_func and isinstance(row.label, Mapping)):
         with suppress(ValueError):
             texts = label_texts(row.label)
     return GroundTruth(row.prompt, row.label, texts, row.metadata)
@@ -424,7 +424,7 @@ async def rescore(path: Path, reward: RewardCall) -> AsyncIterator[tuple[DumpRec
     """
     number = 0
     for records in _batches(read_dump(path)):
-        # copies, because a reward may change its sample, which must not reach the new dump
+        # copies, because a reward may change its sample, and the new dump must not have such a change
         samples = {
             i: replace(record, values=copy.deepcopy({**record.values, "reward": None})).to_sample()
             for i, record in enumerate(records)
@@ -470,7 +470,7 @@ def _with_new_reward(
     """Return the record with its new reward (the old reward if the new reward can't be used), and the result."""
     if isinstance(answer, Exception):
         return record, replace(unscored, error=f"{type(answer).__name__}: {answer}")
-    if reward.is_user_defined and isinstance(answer, Mapping) and answer["method"] in FAILED_METHODS:
+    if reward.is_reward_func and isinstance(answer, Mapping) and answer["method"] in FAILED_METHODS:
         return record, replace(unscored, error=answer["error"])
     new = reward.number(answer)
     if new is None:

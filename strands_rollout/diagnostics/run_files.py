@@ -51,7 +51,7 @@ _RENDERED_REMEDY: Final = "leave out --apply-chat-template, and prepare the data
 
 
 def check_model(options: DoctorOptions) -> Iterator[Finding]:
-    """Check that the model has its config and all weights."""
+    """Check that the model has a config.json and all files of weights."""
     folder, prepare = options.model, options.prepare_model_command
     if not folder.is_dir():
         yield missing("model", f"{folder} does not exist; a run starts from it", prepare, needed=options.training)

@@ -1,7 +1,7 @@
 """`check-template`: check that a tokenizer's chat template is append-only, so that conversations stay token-exact.
 
 Each rule is checked on a short conversation. Then random episodes are rendered: the tokens that would be sent must
-equal those of the tokenizer's own `apply_chat_template` of the whole history.
+equal the tokens that the tokenizer's own `apply_chat_template` gives for the whole history.
 """
 
 from __future__ import annotations

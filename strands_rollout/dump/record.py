@@ -211,8 +211,8 @@ _LONG_INTEGER: Final = re.compile(rb"(?<![\d.])\d{19}")
 class TokenizerIdentity:
     """The tokenizer with which a sample was written."""
 
-    name: str  # its absolute folder, or its id on the hub
-    fingerprint: str  # a hash of its vocabulary without added tokens, which depend on transformers' release
+    name: str  # the tokenizer's absolute folder, or its id on the hub
+    fingerprint: str  # a hash of the vocabulary without added tokens, which depend on transformers' release
 
     @classmethod
     @functools.lru_cache(maxsize=8)
@@ -266,7 +266,7 @@ class DumpRecord:
         values: The values of `Sample.to_dict`; fields that a file lacks have their defaults.
         where: File and line (or position in slime's file, from 0), for messages.
         source: "dump", "samples" (version 0), "slime", or "eval": a result of `strands-rollout eval`.
-        token_texts: Bytes of those token ids that the dump has texts for.
+        token_texts: Bytes by token id, for the ids whose texts the dump has.
         violations: Faults that an evaluation found in the sample.
         tokenizer: The tokenizer with which the sample was written, if recorded.
     """

@@ -67,7 +67,8 @@ def show_next(*words: object, folder: Path | None = None) -> None:
     """Print the next command to run on stderr, as the user must type it; with `folder`, after a `cd` into it."""
     program, name = Path(sys.argv[0]), "strands-rollout"
     command = "python -m strands_rollout.cli" if program.name == "__main__.py" else name
-    if program.name == name and shutil.which(name) != str(program):  # called by its path, as in the demo's script
+    # called by its path, as in the demo's script
+    if program.name == name and shutil.which(name) != str(program):
         command = str(program.absolute()) if folder else min(os.path.relpath(program), str(program), key=len)
     change_folder = f"cd {shlex.quote(str(folder))} && " if folder else ""
     line = f"next: {change_folder}{command} {shlex.join(map(str, words))}"

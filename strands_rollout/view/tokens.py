@@ -214,7 +214,7 @@ def learn_habits(records: Sequence[DumpRecord], controls: frozenset[int] | None 
 
 
 def _ends_of_turn(turns: Sequence[list[int]], controls: frozenset[int]) -> frozenset[int]:
-    """Return the control tokens that end turns and are rare inside turns; none if they end less than half."""
+    """Return the control tokens that end turns and are rare inside turns; none unless they end most turns."""
     ends = Counter(turn[-1] for turn in turns)
     inside = Counter(token for turn in turns for token in controls.intersection(turn[:-1]))
     found = {token for token in controls if ends[token] >= max(1, inside[token], _MIN_END_SHARE * len(turns))}

@@ -36,7 +36,7 @@ def faults(words: str) -> list[FlagFinding]:
         ("--sglang-mem-fraction 0.7", "--sglang-mem-fraction-static", "reads it as"),
         ("--sglang-disable 1", ..., "parser stops"),
         ("--sglang-model-path 4", "--hf-checkpoint", "drops yours"),
-        ("--", None, "argparse reads no flag after it"),
+        ("--", None, "argparse reads no flag after this word"),
     ],
 )
 def test_check_flags_unknown_flag_names_nearest_and_system(typo, nearest, said):

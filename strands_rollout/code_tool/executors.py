@@ -42,8 +42,8 @@ class ExecutionResult:
         infra_error: Fault of the executor itself, else None. The code did not cause it, and it must not be shown to
             the model.
         queued_s: Seconds that the call waited for a free slot before its code started.
-        session_lost: The call named a session whose interpreter has ended: variables and files are gone, and the
-            next call starts a fresh interpreter.
+        session_lost: The session's interpreter ended before or during this call: variables and files are gone, and
+            a fresh interpreter replaces it in this call or the next.
     """
 
     stdout: str

@@ -74,7 +74,7 @@ def run(job: dict[str, Any], sources: dict[str, str]) -> None:
 
 
 def fork_watcher(scratch: str) -> int:
-    """Continue in a fork, whose parent waits and cleans up; return a pipe that reaches its end when the parent dies."""
+    """Fork and return in the child; the parent waits and cleans up. The returned pipe ends when the parent dies."""
     lifeline, parents_end = os.pipe()
     pid = os.fork()
     if pid:
@@ -91,7 +91,7 @@ def fork_watcher(scratch: str) -> int:
 def remove_scratch(folder: str) -> None:
     """Remove the scratch directory; errors are ignored."""
     try:
-        os.rmdir(folder)  # noqa: PTH106 - it is mostly empty, and shutil is slow to import
+        os.rmdir(folder)  # noqa: PTH106 - most directories are empty, and shutil is slow to import
     except OSError:
         import shutil
 
@@ -99,7 +99,7 @@ def remove_scratch(folder: str) -> None:
 
 
 def print_line(line: str) -> None:
-    """Print a line of its own, even if the sandbox printed an unfinished line before it."""
+    """Print a separate line, even if the sandbox printed an unfinished line before it."""
     sys.stdout.write("\n" + line + "\n")
     sys.stdout.flush()
 

@@ -91,8 +91,8 @@ class SandboxFusionExecutor(LoopExecutor):
 
     A call goes to the server with the fewest requests in flight. A server that fails (unreachable, 429, 5xx, an answer
     that is not SandboxFusion's, "SandboxError", no answer in time) is avoided for 5 s, up to a minute if it fails
-    repeatedly. The call is repeated once, on another server if there is one. Isolation depends on the servers'
-    configuration.
+    repeatedly. The call is repeated once: on another server, or on the only server if a second attempt may succeed
+    there. Isolation depends on the servers' configuration.
 
     Cancelling `run` closes the request, which a server does not notice: the code ends at its time limit. A result's
     `queued_s` is the time during which the code did not run: waiting for a slot, the network, the server's own delays,

@@ -54,8 +54,8 @@ class StrandsSandboxExecutor(LoopExecutor):
     """Runs each piece of code in a fresh interpreter inside a sandbox, in a scratch directory of its own.
 
     Isolation depends on the sandbox; `NotASandboxLocalEnvironment` isolates nothing. Of the sandbox's environment
-    variables the code sees PATH, locale, time zone and library path. It finds the sandbox's other files at their
-    absolute paths.
+    variables the code sees PATH, locale, time zone, library path and the numbers of threads. It finds the sandbox's
+    other files at their absolute paths.
 
     The sandbox is called on this executor's own event loop, so that its processes are not started on the caller's.
     Cancelling `run` closes the sandbox's stream. The code then ends immediately if the sandbox kills its processes with

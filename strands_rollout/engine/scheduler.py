@@ -265,8 +265,9 @@ class Scheduler:
     def abort(self, rid: str | None) -> None:
         """Abort each generation whose rid begins with `rid`, as SGLang does; None aborts all generations.
 
-        Queued generations end immediately. Running generations end with their next token; during a pause, that is
-        after `resume`. Generations held back by a pause or an update are not aborted.
+        Queued generations end immediately. Running generations end after their next token, or before the next chunk of
+        their prompt; during a pause, that is after `resume`. Generations held back by a pause or an update are not
+        aborted.
         """
         self._abort_now([g for g in self._waiting if rid is None or g.request.rid.startswith(rid)])
         self._aborted.update(g for g in self._running() if rid is None or g.request.rid.startswith(rid))

@@ -118,10 +118,10 @@ def register_parser(name: str, factory: ParserFactory) -> None:
         factory: Makes a parser, given a function that returns the id of a new call.
 
     Raises:
-        ConfigError: The name is empty or taken by another factory.
+        ConfigError: The name is empty, is "auto", or is taken by another factory.
     """
     if not name or name == AUTO or _factories.get(name, factory) is not factory:
-        raise ConfigError(f"can't register a tool parser named {name!r}: the name is empty or taken")
+        raise ConfigError(f"can't register a tool parser named {name!r}: the name is empty, reserved or taken")
     _factories[name] = factory
 
 

@@ -47,7 +47,7 @@ def test_get_parser_suggests_name_and_finds_registered() -> None:
         get_parser("hermis")
     for name in ("hermes", "auto", ""):
         with pytest.raises(
-            ConfigError, match=f"can't register a tool parser named '{name}': the name is empty or taken"
+            ConfigError, match=f"can't register a tool parser named '{name}': the name is empty, reserved or taken"
         ):
             register_parser(name, lambda new_id: HermesParser(new_id))
     register_parser("hermes", HermesParser)

@@ -1,8 +1,8 @@
 """The sandbox's processes: the supervisor, the fork server, and the confined children that run code.
 
-This room imports the standard library and itself only: nothing else of the package is loaded where model-written code
-runs. This module starts the processes and defines their messages: a length of four bytes (big-endian), then JSON, whose
-strings may contain lone surrogates.
+These modules import only the standard library and each other: nothing else of strands_rollout is loaded where
+model-written code runs. This module defines the command that starts a process, and the messages: a length of four bytes
+(big-endian), then JSON, whose strings may contain lone surrogates.
 """
 
 import json

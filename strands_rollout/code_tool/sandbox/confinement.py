@@ -4,7 +4,7 @@ The fork server decides once which layers to use; a forked child calls `apply`, 
 `limits` (rlimits), `user` (a separate user, if the fork server is root), `files` (Landlock; or a change of root, if the
 kernel has no Landlock and the fork server is root), and `syscalls` (seccomp), or `programs` if code may start programs.
 
-Confined code can read the standard library, the chosen libraries, shared objects and a few files of /etc; never a whole
+Confined code can read the standard library, the chosen libraries, shared objects, locales and time zones; never a whole
 site-packages folder, where this package with its labels and rewards lies. If the sandbox's user can't traverse to
 Python's folders (a Python in a home directory of mode 0700), it reaches them through directory descriptors that were
 opened before the user changed: a path that starts at /proc/self/fd/N needs no permission on the folders above N. The
@@ -228,7 +228,7 @@ class Confinement:
         return "files" in self.enforced and not self._landlock_abi
 
     def mark_missing(self, layer: str, reason: str) -> None:
-        """Mark a layer as missing after its test has failed; without Landlock, fall back to a change of root."""
+        """Mark a layer as missing after its test has failed; if Landlock has failed, try a change of root instead."""
         self.enforced.pop(layer, None)
         self.missing[layer] = reason
         if layer == "files" and self._landlock_abi:

@@ -233,7 +233,7 @@ async def test_bad_factory_or_row_fails_the_sample(
 
 
 async def test_environment_shared_by_episodes_is_refused(shipped_tokenizer: Any) -> None:
-    for status, error in (("completed", None), ("failed", "expected a new one for each")):
+    for status, error in (("completed", None), ("failed", "expected a new environment for each episode")):
         played = await play(shipped_tokenizer, [RIGHT], "strands_env_hooks.create_shared")
         assert played.sample.status.value == status
         assert error is None or error in played.facts["error"]

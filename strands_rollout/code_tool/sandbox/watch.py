@@ -465,6 +465,9 @@ class RunWatch:
 
         Returns:
             The fields of an `ExecutionResult`.
+
+        Raises:
+            RuntimeError: The disk is almost full, and the runs are not the reason.
         """
         end = asyncio.create_task(_start_and_wait(child, start))
         self._following += 1

@@ -145,13 +145,13 @@ def refuse_unplayable(agent: Agent, path: str) -> None:
         )
 
 
-def load_function(path: str, what: str | None = None, given: Sequence[str] | None = None) -> Callable[..., Any]:
+def load_function(path: str, what: str | None = None, arguments: Sequence[str] | None = None) -> Callable[..., Any]:
     """Return the function or class at a path, as `resolve` takes it.
 
     Args:
         path: Path of the function or class.
         what: Name of the function's result for messages, such as "an agent"; None for a function without a result.
-        given: Names of the arguments that the function must accept; None for no check.
+        arguments: Names of the arguments that the function must accept; None for no check.
 
     Raises:
         ToolError: The path can't be imported, is no function or class, or can't be called with these arguments.
@@ -164,11 +164,11 @@ def load_function(path: str, what: str | None = None, given: Sequence[str] | Non
     if not callable(found):
         hint = suggest_name("", found)
         raise ToolError(f"{path!r} is a {type(found).__name__}; expected {expected}{hint}")
-    if given is not None:
+    if arguments is not None:
         try:
-            inspect.signature(found).bind(*given)
+            inspect.signature(found).bind(*arguments)
         except TypeError as e:
-            raise ToolError(f"{path!r} can't be called with ({', '.join(given)}): {e}; expected {expected}") from e
+            raise ToolError(f"{path!r} can't be called with ({', '.join(arguments)}): {e}; expected {expected}") from e
         except ValueError:  # a builtin without a signature
             pass
     return found

@@ -105,13 +105,13 @@ class DirectLoop(hooks.HookProvider):
     async def _run_cycles(self, context: Any, call_next: CallNext) -> AsyncGenerator[Any, None]:  # noqa: ANN401
         """Middleware around an invocation: run cycles directly where possible, else one cycle of Strands at a time."""
         agent, state = context.agent, context.invocation_state
-        direct = None if trace.get_current_span().is_recording() else self._new_invocation(agent, state)
+        invocation = None if trace.get_current_span().is_recording() else self._new_invocation(agent, state)
         while True:
-            if direct is not None and can_run_directly(agent):
+            if invocation is not None and can_run_directly(agent):
                 for message in context.messages:
-                    await direct.append(message)
+                    await invocation.append(message)
                 context = dataclasses.replace(context, messages=[])
-                end = await direct.run()
+                end = await invocation.run()
                 if end is not None:
                     stop_reason, message, interrupts = end
                     metrics = agent.event_loop_metrics
@@ -307,16 +307,16 @@ class DirectInvocation:
         try:
             interrupts = await self._run_calls(message, before, results)
         finally:
-            answered: Message = {"role": "user", "content": [{"toolResult": result} for result in results]}
-            after = hooks.AfterToolsEvent(agent=agent, message=answered, invocation_state=state)
+            results_message: Message = {"role": "user", "content": [{"toolResult": result} for result in results]}
+            after = hooks.AfterToolsEvent(agent=agent, message=results_message, invocation_state=state)
             await self._fire_hooks(after)
         if self._is_observed:
             state["event_loop_parent_cycle_id"] = state["event_loop_cycle_id"]
         if interrupts:
             return self._end_with_interrupts(message, results, interrupts)
         if self._is_observed or after.end_turn:
-            return await self._finish_tools(message, answered, after)
-        agent.messages.append(answered)
+            return await self._finish_tools(message, results_message, after)
+        agent.messages.append(results_message)
         return None
 
     def _end_with_interrupts(self, message: Message, results: list[ToolResult], interrupts: list[Interrupt]) -> End:
@@ -326,12 +326,14 @@ class DirectInvocation:
         self._end_cycle()
         return "interrupt", message, interrupts
 
-    async def _finish_tools(self, message: Message, answered: Message, after: hooks.AfterToolsEvent) -> End | None:
+    async def _finish_tools(
+        self, message: Message, results_message: Message, after: hooks.AfterToolsEvent
+    ) -> End | None:
         """Append a turn's tool results; return the end if a hook, a tool or a cancellation ends the loop."""
         agent, end = self._agent, after.end_turn
         if not agent._observe_cancellation():
             agent._interrupt_state.end_tool_cycle()
-        await self.append(answered)
+        await self.append(results_message)
         self._end_cycle()
         if end:
             content = end if isinstance(end, list) else [{"text": end if isinstance(end, str) else _ENDED_BY_HOOK_TEXT}]

@@ -226,7 +226,7 @@ async def test_blocking_program_resources_are_awaited_once(shipped_tokenizer, mo
         let_go.set()
     assert played.facts["stop_reason"] == "episode_timeout"
     assert ["TimeoutError" in one for one in words] == [True, False, False]
-    assert all("is still blocked" in one for one in words[1:])
+    assert all("still blocks the agent program" in one for one in words[1:])
     async with asyncio.timeout(60):
         while any(one.left_by is None for one in pools[:2]):  # noqa: ASYNC110 - in another thread
             await asyncio.sleep(0.01)

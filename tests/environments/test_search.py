@@ -3,8 +3,6 @@
 import asyncio
 import importlib
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import yaml
 from aiohttp import web
 from fake_sglang import dead_url
 from harness import TOOL_CALL, run
+from search_server import DOCUMENTS, found, retrieval_server
 
 from strands_rollout import Sample, reward_func
 from strands_rollout.environments.search import DEFAULT_URL, search_tool
@@ -22,36 +21,6 @@ from strands_rollout.slime_plugin.sample_contract import contract_violations
 REPOSITORY = Path(__file__).parents[2]
 CONFIG = REPOSITORY / "configs/search.yaml"
 CORPUS = REPOSITORY / "strands_rollout/environments/search_corpus.jsonl"
-DOCUMENTS = {"contents": '"Alfred Nobel"\nHe was born in Stockholm.'}
-Answer = Callable[[dict[str, Any], int], Any]
-
-
-def found(body: dict[str, Any], _number: int) -> Any:
-    return {"result": [[{"document": DOCUMENTS, "score": 1.5}] for _ in body["queries"]]}
-
-
-@asynccontextmanager
-async def retrieval_server(answer: Answer = found) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
-    """Serve Search-R1's protocol; yield the endpoint and the bodies received."""
-    bodies: list[dict[str, Any]] = []
-
-    async def retrieve(request: web.Request) -> web.Response:
-        bodies.append(await request.json())
-        result = answer(bodies[-1], len(bodies) - 1)
-        if asyncio.iscoroutine(result):
-            result = await result
-        return result if isinstance(result, web.Response) else web.json_response(result)
-
-    app = web.Application()
-    app.router.add_post("/retrieve", retrieve)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/retrieve", bodies
-    finally:
-        await runner.cleanup()
 
 
 async def test_search_tool_asks_in_search_r1s_protocol() -> None:

@@ -1,6 +1,8 @@
 """A verifiers taskset with a tool server, as `vf-init --add-tool` lays one out, and with faults to choose."""
 
 import asyncio
+import os
+from pathlib import Path
 
 import verifiers.v1 as vf
 
@@ -13,6 +15,9 @@ class WordCountToolset(vf.Toolset[vf.ToolsetConfig]):
     @vf.tool
     def count(self, text: str, call: str = "") -> int:
         """Count the words of a text."""
+        if record := os.environ.get("RECORDED_TOOLS"):  # the file of `recorded_tools`
+            with Path(record).open("a") as file:
+                file.write(f"{call}\n")
         return len(text.split())
 
 

@@ -11,8 +11,8 @@ import aiohttp
 import recorded_tools
 from fake_sglang import FakeSGLang, Received, Reply
 from fake_sglang_episodes import Episodes
-from interruptible_policy import Disturb, InterruptiblePolicy, TaskFacts, prompt_of
-from slime_run import CONTEXT_LENGTH, Rollouts, chat_row
+from interruptible_policy import Change, Disturb, InterruptiblePolicy, PolicyRequest, TaskFacts, hold_after, prompt_of
+from slime_run import CONTEXT_LENGTH, Rollouts, chat_row, trained_tokens
 from slime_stage import arguments_for
 
 from strands_rollout.slime_plugin.sample_contract import contract_violations
@@ -85,6 +85,54 @@ class ForgetfulRouter:
         """Return the policy's reply to the remaining fields of the request."""
         self.forgets(received.body)
         return self.policy.reply(received, number)
+
+
+class Holds:
+    """Script that holds the two samples of a slow task at a turn, and answers quick tasks once both are held."""
+
+    def __init__(self) -> None:
+        self._at: dict[int, int] = {}
+        self._held: set[str] = set()
+        self._both_held = asyncio.Event()
+
+    def hold(self, turn: int, tokens: int) -> None:
+        """Hold slow samples from now on after so many tokens of a turn."""
+        self._at, self._held, self._both_held = {turn: tokens}, set(), asyncio.Event()
+
+    def __call__(self, asked: PolicyRequest) -> Change | None:
+        if asked.name == "quick":
+            gate = self._both_held
+            return lambda rest: rest.once_set(gate)
+        if asked.turn not in self._at:
+            return None
+        self._held.add(asked.key)
+        if len(self._held) == 2:
+            self._both_held.set()
+        return hold_after(self._at[asked.turn])
+
+
+async def train_interrupted(scene: Scene, holds: Holds, cuts: Sequence[tuple[int, int]]) -> list[Any]:
+    """Run a partial rollout for each cut, and one that finishes the slow group; return all samples that were trained.
+
+    Each rollout trains a quick group, and aborts the slow one at the turn and number of tokens of its cut. New weights
+    follow. Checks that slime trained each token that the engine sampled, in all rollouts together.
+    """
+    samples, trained = list[Any](), 0
+    for number, cut in enumerate([*cuts, None]):
+        if cut is None:
+            scene.policy.disturb = lambda _asked: None
+            scene.rollouts.args.over_sampling_batch_size = 1
+        else:
+            holds.hold(*cut)
+        trained += sum(map(trained_tokens, await scene.rollouts.train(number)))
+        samples += scene.rollouts.samples
+        assert [one.status.value for group in scene.buffer for one in group] == ["aborted"] * (0 if cut is None else 2)
+        await scene.update_weights(str(number + 2))
+    assert {one.status.value for one in samples} == {"completed"}
+    assert [scene.sampled_ids(one) for one in samples] == [scene.planned_ids(one) for one in samples]
+    assert trained == sum(sum(one.loss_mask) for one in samples)
+    assert trained == sum(episode.sampled_length for episode in scene.engine.episodes)
+    return samples
 
 
 Begin = Callable[..., Awaitable[Scene]]

@@ -2,12 +2,13 @@
 
 import os
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
+import recorded_tools
 from interruptible_policy import call, turn
-from slime_interruptions import facts_of
-from test_slime_partial import Cuts, last_rollout, one_rollout
+from slime_interruptions import Holds, facts_of, task_of, train_interrupted
 
 pytest.importorskip("verifiers", reason="needs verifiers: pip install 'strands-rollout[verifiers]'")
 from strands_rollout.environments.verifiers import task_rows
@@ -34,13 +35,13 @@ type = "subprocess"
 """
 
 
-async def test_partial_rollout_resumes_verifiers_episodes(begin, tmp_path, monkeypatch) -> None:
+async def test_partial_rollouts_replay_verifiers_episodes_exactly(begin, tmp_path, monkeypatch) -> None:
     if shutil.which("uv") is None:
         pytest.skip("needs uv on the PATH")
     monkeypatch.syspath_prepend(TASKSET)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TASKSET), *filter(None, [os.environ.get("PYTHONPATH")])]))
     path = tmp_path / "env.toml"
-    path.write_text(CONFIG.format(names=["slow", *["quick"] * 5]), encoding="utf-8")
+    path.write_text(CONFIG.format(names=["slow", *["quick"] * 3]), encoding="utf-8")
     rows = [row | {"prompt": [{"role": "user", "content": row["prompt"]}]} for row in task_rows(path)]
     settings = {
         "agent_program": "strands_rollout.environments.verifiers.play",
@@ -48,18 +49,16 @@ async def test_partial_rollout_resumes_verifiers_episodes(begin, tmp_path, monke
         "resumable": "replay",
         "tools": [],
     }
-    cuts = Cuts(quick_s=45.0)  # until the slow episodes have asked for their second turn
+    holds = Holds()
     given = {"partial_rollout": True, "rollout_batch_size": 1, "over_sampling_batch_size": 2, "rows": rows}
-    scene = await begin(PLANS, (), cuts, settings=settings, **given)
-    for number, cuts.at in enumerate(({0: 4}, {1: 6})):
-        await one_rollout(scene, number)
-        [group] = scene.buffer
-        assert [sample.status.value for sample in group] == ["aborted"] * 2
-    samples, trained = await last_rollout(scene, 2)
+    scene = await begin(PLANS, (), holds, settings=settings, **given)
+    samples = await train_interrupted(scene, holds, [(0, 4), (1, 6)])
     assert scene.problems(samples) == []
-    for sample in samples:
+    slow = [sample for sample in samples if task_of(sample) == "slow/0"]
+    assert (len(slow), len(samples)) == (2, 6)
+    for sample in slow:
         facts = facts_of(sample)
-        assert (sample.status.value, sample.reward["score"], facts["turns"]) == ("completed", 2.0, 3)
-        assert scene.sampled_ids(sample) == scene.planned_ids(sample)
-        assert sum(sample.loss_mask) == facts["sampled_tokens"]
-    assert trained == sum(facts_of(sample)["sampled_tokens"] for sample in samples)
+        assert (sample.reward["score"], facts["aborts"], facts["resumes"], facts["turns"]) == (2.0, 2, 2, 3)
+        assert facts["weight_versions"] == ["1", "2", "3"]
+    # after the second abort, each sample's first tool call ran again, with the same result
+    assert sorted(Counter(recorded_tools.ended_calls()).values()) == [1, 1, 1, 1, 2, 2]

@@ -164,6 +164,8 @@ class FakeSGLang:
         try:
             reply = self._too_long(received) or await self._next_reply(received, number)
             await asyncio.sleep(reply.delay_s)
+            if reply.gate is not None:
+                await reply.gate.wait()
             if reply.kind in ("tokens", "hang"):
                 sampled = await self.engine.run(str(received.rid), reply)
         except asyncio.CancelledError:

@@ -1,5 +1,6 @@
 """Replies of the fake SGLang: generations, statuses, broken bodies, cut connections, silence."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
@@ -22,6 +23,7 @@ class Reply:
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
     delay_s: float = 0.0
+    gate: asyncio.Event | None = None  # an event of the server's loop, which the answer awaits
     queued_s: float = 0.0
     token_s: float = 0.0
     facts: Any = None  # per-token facts that the engine reports, such as `TaskFacts`
@@ -94,6 +96,10 @@ class Reply:
     def after(self, delay_s: float) -> Self:
         """Return the same answer, delayed by `delay_s` seconds, during which aborts have no effect."""
         return replace(self, delay_s=delay_s)
+
+    def once_set(self, gate: asyncio.Event) -> Self:
+        """Return the same answer, which comes after the event is set; until then, aborts have no effect."""
+        return replace(self, gate=gate)
 
     def paced(self, token_s: float, *, queued_s: float = 0.0) -> Self:
         """Return the same generation, queued for `queued_s` and sampled in `token_s` per token; an abort cuts it."""

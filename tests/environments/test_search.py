@@ -11,7 +11,7 @@ import yaml
 from aiohttp import web
 from fake_sglang import dead_url
 from harness import TOOL_CALL, run
-from search_server import DOCUMENTS, found, retrieval_server
+from search_server import DOCUMENTS, Answer, found, retrieval_server
 
 from strands_rollout import Sample, reward_func
 from strands_rollout.environments.search import DEFAULT_URL, search_tool

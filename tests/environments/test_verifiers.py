@@ -3,11 +3,13 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from harness import Run, args_for, run
 from interruptible_policy import call, turn
 
@@ -193,6 +195,87 @@ def test_tasks_command_writes_rows(config, tmp_path):
 def test_task_rows_refuses_a_split_that_the_taskset_lacks(config):
     with pytest.raises(ConfigError, match=r"taskset\.split|test2"):
         task_rows(config(), split="test2")
+
+
+def two_seats(tmp_path: Path, **checker: Any) -> Path:
+    seat = {"harness": {"id": "null"}, "runtime": SUBPROCESS}
+    table = {"id": "two-seats", "taskset": {"id": "word-count"}, "solver": seat, "checker": {**seat, **checker}}
+    path = tmp_path / "two.toml"
+    path.write_text(to_toml(table), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("fan_out", [False, True])
+async def test_play_records_each_seat_as_a_conversation(shipped_tokenizer, tmp_path, fan_out):
+    played = await play(shipped_tokenizer, two_seats(tmp_path), [*TURNS, "34 is right.<|im_end|>"], fan_out=fan_out)
+    samples = played.sample if fan_out else [played.sample]
+    facts = samples[0].metadata["strands_rollout"]
+    assert (facts["stop_reason"], facts["error"]) == ("completed", None)
+    assert facts["environment_score"]["score"] == 2.0
+    assert facts["environment_score"]["solver/replies"] == 2.0
+    assert facts["environment_score"]["checker/replies"] == 1.0
+    solver, checker = sum(len(reply.ids) for reply in played.replied[:2]), len(played.replied[2].ids)
+    assert [sum(sample.loss_mask) for sample in samples] == ([checker, solver] if fan_out else [checker])
+    assert (facts["dropped_sampled_tokens"] or 0) == (0 if fan_out else solver)
+    assert played.fake.violations == []
+
+
+async def test_play_fails_if_the_seats_get_different_rewards(shipped_tokenizer, tmp_path):
+    played = await play(shipped_tokenizer, two_seats(tmp_path), [*TURNS, "That is wrong.<|im_end|>"])
+    assert (played.sample.status.value, sum(played.sample.loss_mask)) == ("failed", 0)
+    assert "the seats got different rewards {'solver': 2.0, 'checker': 0.0}" in played.facts["error"]
+
+
+async def test_play_refuses_several_attempts_in_one_episode(shipped_tokenizer, config):
+    played = await play(shipped_tokenizer, config(id="best-of-n", n=2), [TURNS[1]] * 2)
+    assert (played.sample.status.value, sum(played.sample.loss_mask)) == ("failed", 0)
+    assert "use slime's --n-samples-per-prompt for several attempts" in played.facts["error"]
+
+
+@asynccontextmanager
+async def resource_server() -> AsyncIterator[tuple[str, list[tuple[str, Any]]]]:
+    """Serve the resource server's protocol of NeMo Gym with a tool `count`; yield the URL and the requests."""
+    asked: list[tuple[str, Any]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        name, body = request.path.strip("/"), await request.json()
+        asked.append((name, body))
+        if name == "seed_session":
+            return web.json_response({})
+        if name == "count":
+            return web.json_response({"words": len(body["text"].split())})
+        outputs = [item for item in body["response"]["output"] if item["type"] == "message"]
+        reward = float("34" in json.dumps(outputs[-1]["content"]))
+        return web.json_response({**body, "reward": reward, "outputs": len(body["response"]["output"])})
+
+    app = web.Application()
+    app.router.add_post("/{name}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}", asked
+    finally:
+        await runner.cleanup()
+
+
+async def test_play_plays_rows_of_nemo_gym(shipped_tokenizer, tmp_path):
+    parameters = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+    tool = {"type": "function", "name": "count", "description": "Count words.", "parameters": parameters}
+    request = {"input": [{"role": "user", "content": "What is 17 times 2?"}], "tools": [tool]}
+    rows, path = tmp_path / "rows.jsonl", tmp_path / "env.toml"
+    rows.write_text(json.dumps({"responses_create_params": request, "expected": 34}) + "\n", encoding="utf-8")
+    seat = {"harness": {"id": "null"}, "runtime": SUBPROCESS}
+    async with resource_server() as (url, asked):
+        taskset = {"id": "nemo-gym", "dataset": str(rows), "task": {"resources_url": url}}
+        path.write_text(to_toml({"taskset": taskset, "agent": seat}), encoding="utf-8")
+        counts = turn('<tool_call>\n{"name": "count", "arguments": {"text": "a b"}}\n</tool_call>')
+        played = await play(shipped_tokenizer, path, [counts, TURNS[1]])
+    assert (played.facts["stop_reason"], played.facts["error"]) == ("completed", None)
+    assert [name for name, _ in asked] == ["seed_session", "count", "verify"]
+    assert '{"words": 2}' in played.context_after(0)
+    assert played.facts["environment_score"]["score"] == 1.0
+    assert_all_sampled_tokens_are_trained(played)
 
 
 async def test_play_plays_a_game_of_textarena(shipped_tokenizer, monkeypatch, tmp_path):

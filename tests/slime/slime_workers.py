@@ -45,7 +45,8 @@ def cluster(*paths: Path) -> Iterator[None]:
     from strands_rollout.slime_plugin.workers import local_workers
 
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets must be short
-    here = [str(path) for path in (Path(__file__).parent, Path(__file__).parents[1] / "support", *paths)]
+    tests = Path(__file__).parents[1]
+    here = [str(path) for path in (tests / "slime", tests / "support", tests / "environments", *paths)]
     path = os.pathsep.join([*here, *filter(None, [os.environ.get("PYTHONPATH")])])
     os.environ.update(_QUIET | {"PYTHONPATH": path, _DRIVER: str(os.getpid()), "RAY_TMPDIR": folder})
     try:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import orjson
 import typer
 from preparation.command_line import DATA_DIR
-from preparation.files import whole_file
+from preparation.files import atomic_write
 from preparation.report import progress
 from preparation.request import HUB, MAX_REJECTED_SHARE, Request, check_usage
 from preparation.rows import PreparationError
@@ -119,9 +119,9 @@ def command(
         "duplicates_removed": counts["repeated"],
         "against_removed": counts["against"],
     }
-    with whole_file(file) as lines:
+    with atomic_write(file) as lines:
         lines.writelines(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows)
-    with whole_file(request.manifest_file) as manifest:
+    with atomic_write(request.manifest_file) as manifest:
         manifest.write(json.dumps(facts, indent=2, ensure_ascii=False).encode() + b"\n")
     typer.echo(json.dumps(facts, ensure_ascii=False) if as_json else _report(facts))
 

@@ -88,16 +88,16 @@ def client(
     from benchmarks.client import MEASURES, ClientOptions, playable_variants
     from benchmarks.variants import Collector
 
-    can_play, notes = playable_variants(_names(variants))
+    can_play, notes = playable_variants(_split_names(variants))
     for note in notes:
         typer.echo(f"note: {note}", err=True)
     options = ClientOptions(
-        turns=_numbers("--turns", turns),
-        concurrency=_numbers("--concurrency", concurrency),
+        turns=_parse_numbers("--turns", turns),
+        concurrency=_parse_numbers("--concurrency", concurrency),
         episodes=episodes,
         repeats=repeats,
         variants=tuple(can_play),
-        measures=tuple(_check_choices("--measures", _names(measures), MEASURES)),
+        measures=tuple(_check_choices("--measures", _split_names(measures), MEASURES)),
         tokenizer_dir=_tokenizer_dir(tokenizer),
         code_episodes=code_episodes,
         collector=cast("Collector", _check_choices("--collector", [collector], get_args(Collector))[0]),
@@ -127,11 +127,11 @@ def gateway(
     from benchmarks.client import ClientOptions
 
     options = ClientOptions(
-        turns=_numbers("--turns", turns),
-        concurrency=_numbers("--concurrency", concurrency),
+        turns=_parse_numbers("--turns", turns),
+        concurrency=_parse_numbers("--concurrency", concurrency),
         episodes=None,
         repeats=repeats,
-        variants=("ours", *(f"gateway-{name}" for name in _check_choices("--api", _names(api), _APIS))),
+        variants=("ours", *(f"gateway-{name}" for name in _check_choices("--api", _split_names(api), _APIS))),
         measures=("turns",),
         tokenizer_dir=_tokenizer_dir(tokenizer),
     )
@@ -166,7 +166,7 @@ def engines(
 
     compared = ComparedEngines(urls, sglang=has_sglang() if sglang is None else sglang)
     check_writable(out)
-    with _progress() as on_step:
+    with _progress_bar() as on_step:
         rows = run_engine_benchmark(
             EngineBenchmark(rounds=repeats), compared, on_step=lambda done, total: on_step("engines", done, total)
         )
@@ -204,7 +204,7 @@ def sandbox(
     else:
         pythons["camel"] = str(camel_python)
     check_writable(out)
-    with _progress() as on_step:
+    with _progress_bar() as on_step:
         result = measure(pythons, plan, on_step)
     if out is not None:
         out.write_text(json.dumps(result, indent=2) + "\n")
@@ -237,11 +237,11 @@ def workers(
     from benchmarks.workers import measure, table
 
     check_writable(out)
-    worker_counts = [int(name) for name in _names(counts) if name.isdecimal()]
-    with _progress() as on_step:
+    worker_counts = [int(name) for name in _split_names(counts) if name.isdecimal()]
+    with _progress_bar() as on_step:
         found = measure(
             worker_counts,
-            _numbers("--sizes", sizes),
+            _parse_numbers("--sizes", sizes),
             turns=turns,
             rounds=repeats,
             tokenizer_dir=_tokenizer_dir(tokenizer),
@@ -284,7 +284,7 @@ def checkouts(
 
     comparison = Comparison(
         checkouts=[folder.resolve() for folder in folders],
-        turns=_numbers("--turns", turns),
+        turns=_parse_numbers("--turns", turns),
         concurrency=concurrency,
         rounds=repeats,
         episodes=episodes,
@@ -294,7 +294,7 @@ def checkouts(
         measure=_check_choices("--measure", [measure], MEASURES)[0],
     )
     check_writable(out)
-    with _progress() as on_step:
+    with _progress_bar() as on_step:
         rows = compare(comparison, on_step)
     if out is not None:
         out.write_text(json.dumps(rows, indent=1) + "\n")
@@ -306,7 +306,7 @@ def _run_client(options: "ClientOptions", out: Path | None, *, json_only: bool) 
     from benchmarks.report import result_tables
 
     check_writable(out)
-    with _progress() as on_step:
+    with _progress_bar() as on_step:
         result = run_client_benchmark(options, on_step)
     if out is not None:
         out.write_text(json.dumps(result, indent=1) + "\n")
@@ -330,7 +330,7 @@ def check_writable(path: Path | None) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
+def _progress_bar() -> Iterator[Callable[[str, int, int], None]]:
     """Show a progress bar; yield the function that moves it, called with a label, the steps done and all steps."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     # drawn only at each step: a drawing thread would use time of the measured core
@@ -351,12 +351,12 @@ def _urls_by_name(named: list[str]) -> dict[str, str]:
     return urls
 
 
-def _names(given: str) -> list[str]:
+def _split_names(given: str) -> list[str]:
     return [name.strip() for name in given.split(",") if name.strip()]
 
 
-def _numbers(option: str, given: str) -> tuple[int, ...]:
-    names = _names(given)
+def _parse_numbers(option: str, given: str) -> tuple[int, ...]:
+    names = _split_names(given)
     if not names or not all(name.isdecimal() and int(name) > 0 for name in names):
         raise typer.BadParameter(f"got {option} {given!r}; expected numbers above 0, as in 1,5,20")
     return tuple(int(name) for name in names)

@@ -52,7 +52,7 @@ EVENTS: Final = (
 _RESULTS: Final[dict[str, str]] = {}
 
 
-def learn_results(scripts: Iterable[Script]) -> None:
+def register_results(scripts: Iterable[Script]) -> None:
     _RESULTS.update((turn.code, turn.result) for script in scripts for turn in script.turns if turn.code)
 
 
@@ -67,9 +67,9 @@ class Listener(HookProvider):
 
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:  # noqa: ARG002 - Strands' signature
         for kind in EVENTS:
-            registry.add_callback(kind, self._hear)
+            registry.add_callback(kind, self._ignore)
 
-    def _hear(self, event: Any) -> None:
+    def _ignore(self, event: Any) -> None:
         pass
 
 
@@ -80,25 +80,25 @@ class ListeningPlugin(Plugin):
 
     def init_agent(self, agent: Any) -> None:
         for kind in (BeforeToolCallEvent, AfterModelCallEvent):
-            agent.hooks.add_callback(kind, self._hear)
+            agent.hooks.add_callback(kind, self._ignore)
 
-    def _hear(self, event: Any) -> None:
+    def _ignore(self, event: Any) -> None:
         pass
 
 
-def build(model: SGLangModel, task: Task) -> Agent:
+def build_agent(model: SGLangModel, task: Task) -> Agent:
     return Agent(model=model, system_prompt=SYSTEM_PROMPT, tools=list(task.tools))
 
 
-def build_with_plugin(model: SGLangModel, task: Task) -> Agent:
+def build_agent_with_plugin(model: SGLangModel, task: Task) -> Agent:
     return Agent(model=model, system_prompt=SYSTEM_PROMPT, tools=list(task.tools), plugins=[ListeningPlugin()])
 
 
 _SETTINGS_BY_VARIANT: Final[Mapping[str, dict[str, Any]]] = {
     "ours": {},
     "ours-hook": {"hooks": [f"{__name__}.{Listener.__name__}"]},
-    "ours-plugin": {"agent_factory": f"{__name__}.{build_with_plugin.__name__}"},
-    "ours-factory": {"agent_factory": f"{__name__}.{build.__name__}"},
+    "ours-plugin": {"agent_factory": f"{__name__}.{build_agent_with_plugin.__name__}"},
+    "ours-factory": {"agent_factory": f"{__name__}.{build_agent.__name__}"},
     "ours-journal": {"journal_dir": str(Path(gettempdir()) / "strands-rollout-journal")},
 }
 

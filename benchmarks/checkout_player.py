@@ -52,13 +52,13 @@ class Listener(hooks.HookProvider):
 
     def register_hooks(self, registry: hooks.HookRegistry, **kwargs: Any) -> None:  # noqa: ARG002 - Strands' signature
         for kind in _EVENTS:
-            registry.add_callback(kind, self._hear)
+            registry.add_callback(kind, self._ignore)
 
-    def _hear(self, event: Any) -> None:
+    def _ignore(self, event: Any) -> None:
         pass
 
 
-def build(model: Any, task: Any) -> Agent:
+def build_agent(model: Any, task: Any) -> Agent:
     """Build an agent, as a user's agent factory."""
     return Agent(model=model, system_prompt=_JOB["system_prompt"], tools=list(task.tools))
 
@@ -76,7 +76,7 @@ _TOOLS: Final = {"tools": [f"{__name__}.tool_from_script"]}
 _AGENTS: Final[dict[str, dict[str, Any]]] = {
     "plain": _TOOLS,
     "hook": {**_TOOLS, "hooks": [f"{__name__}.{Listener.__name__}"]},
-    "factory": {**_TOOLS, "agent_factory": f"{__name__}.{build.__name__}"},
+    "factory": {**_TOOLS, "agent_factory": f"{__name__}.{build_agent.__name__}"},
     "gateway": {"agent_program": f"{__name__}.{play_through_gateway.__name__}"},
 }
 

@@ -82,7 +82,7 @@ def compare(comparison: Comparison, on_step: OnStep) -> list[dict[str, Any]]:
     """Play all rounds.
 
     Returns:
-        A row for each number of turns and checkout; see `_row`.
+        A row for each number of turns and checkout; see `_comparison_row`.
 
     Raises:
         BenchProcessError: A process failed.
@@ -108,7 +108,7 @@ def compare(comparison: Comparison, on_step: OnStep) -> list[dict[str, Any]]:
                         request = comparison.round_request(turns)
                         rounds.append(_play_in_turn(players, request, is_reversed=number % 2 == 1))
                 rows += [
-                    {"checkout": str(checkout), "turns": turns, **_row(rounds, at)}
+                    {"checkout": str(checkout), "turns": turns, **_comparison_row(rounds, at)}
                     for at, checkout in enumerate(comparison.checkouts)
                 ]
     return rows
@@ -129,7 +129,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return markdown(["checkout", "tool turns", *heads], lines)
 
 
-def _row(rounds: Sequence[Sequence[Figures]], at: int) -> dict[str, Any]:
+def _comparison_row(rounds: Sequence[Sequence[Figures]], at: int) -> dict[str, Any]:
     """Return the medians of a checkout's figures over the rounds, and of their ratios to the first checkout's figures.
 
     Also returns the quartiles of the rounds' ratios, and the ratio of both checkouts' smallest figures of all rounds.

@@ -89,7 +89,7 @@ async def run_workload(http: httpx.AsyncClient, work: Workload, seed: int) -> Co
         EngineUnavailableError: The engine does not answer, or refuses.
         EngineResponseError: An answer does not have the requested number of tokens.
     """
-    bodies = _bodies(work, seed)
+    bodies = _request_bodies(work, seed)
     if work.cache != "distinct":
         await flush(http)
     if work.cache == "again":
@@ -118,7 +118,7 @@ async def flush(http: httpx.AsyncClient) -> None:
     raise EngineUnavailableError(f"{http.base_url} refuses to empty its cache; check that nobody else uses this engine")
 
 
-def _bodies(work: Workload, seed: int) -> list[bytes]:
+def _request_bodies(work: Workload, seed: int) -> list[bytes]:
     numbers = random.Random(seed)
     prompts = [numbers.choices(range(_MAX_ID), k=work.prompt_tokens) for _ in range(work.requests)]
     if work.cache == "shared":
@@ -199,7 +199,7 @@ def rows_as_markdown(rows: Sequence[EngineRow]) -> str:
     lines = [
         [
             f"{_describe_workload(workload)}; {_CACHE_LABELS[workload.cache]}",
-            *(cell for engine in engines for cell in _figures(found.get((workload, engine)))),
+            *(cell for engine in engines for cell in _row_cells(found.get((workload, engine)))),
         ]
         for workload in dict.fromkeys(row.workload for row in rows)
     ]
@@ -213,7 +213,7 @@ def _describe_workload(work: Workload) -> str:
     return f"{work.kind}: {requests}, {work.prompt_tokens:,} + {work.new_tokens:,} tokens"
 
 
-def _figures(row: EngineRow | None) -> list[str]:
+def _row_cells(row: EngineRow | None) -> list[str]:
     if row is None:
         return [""] * 3
     cpu = "" if row.cpu_us_per_token is None else f"{row.cpu_us_per_token:,.0f}"

@@ -73,12 +73,12 @@ def client_and_engine_core() -> tuple[int | None, int | None]:
 
 def process_tree(root: int) -> list[int]:
     """Return a process and its descendants."""
-    return _tree(root, _stats())
+    return _tree(root, _process_stats())
 
 
 def tree_cpu_s(root: int) -> float | None:
     """Return the CPU seconds of a process, its descendants and the children that they have reaped."""
-    stats = _stats()
+    stats = _process_stats()
     if not stats:
         return None
     ticks = sum(int(field) for pid in _tree(root, stats) for field in stats[pid][_CPU_TIMES])
@@ -113,7 +113,7 @@ def memory_mb(root: int) -> dict[int, tuple[float, float]]:
 
 def oldest_children(root: int, depth: int) -> list[int]:
     """Return the oldest child of a process, the oldest child of that child, and so on, as far as there are children."""
-    stats = _stats()
+    stats = _process_stats()
     pids: list[int] = []
     while len(pids) < depth:
         parent = pids[-1] if pids else root
@@ -132,7 +132,7 @@ def listening_process(port: int) -> int | None:
         return None
     listening = [row for row in rows if row[_STATE] == _LISTENING and row[_LOCAL_ADDRESS].endswith(f":{port:04X}")]
     sockets = {f"socket:[{row[_INODE]}]" for row in listening}
-    return min((pid for pid in _stats() if sockets & _open_files(pid)), default=None)
+    return min((pid for pid in _process_stats() if sockets & _open_files(pid)), default=None)
 
 
 def _open_files(pid: int) -> set[str]:
@@ -145,7 +145,7 @@ def _open_files(pid: int) -> set[str]:
     return found
 
 
-def _stats() -> dict[int, list[str]]:
+def _process_stats() -> dict[int, list[str]]:
     found = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -62,7 +62,7 @@ def profile_figures(profiler: cProfile.Profile, functions: int = 25) -> dict[str
             continue
         package = _package_of(entry.code)
         packages[package] += entry.inlinetime
-        places[_place_of(entry.code)] += entry.inlinetime
+        places[_function_label(entry.code)] += entry.inlinetime
         for call in entry.calls or ():
             if not isinstance(call.code, CodeType):
                 packages[_native_package(call.code) or package] += call.inlinetime
@@ -99,6 +99,6 @@ def _native_package(code: Any) -> str | None:
     return _NATIVE_PACKAGES.get(found[found.lastindex or 0]) if found else None
 
 
-def _place_of(code: CodeType) -> str:
+def _function_label(code: CodeType) -> str:
     path = Path(code.co_filename)
     return f"{'/'.join(path.parts[-2:])}:{code.co_firstlineno} {code.co_qualname}"

@@ -84,7 +84,7 @@ def _cpu_cell(row: Row | None, ratio: float | None) -> str:
     at_once = min(row["concurrency"], row["episodes"])
     notes = [] if ratio is None else [f"ours: {ratio:.2f}x"]
     notes += [f"{at_once} at once"] if at_once < row["concurrency"] else []
-    return _number(row["cpu_ms_per_trajectory"]) + (f" ({'; '.join(notes)})" if notes else "")
+    return _format_number(row["cpu_ms_per_trajectory"]) + (f" ({'; '.join(notes)})" if notes else "")
 
 
 def _turn_table(rows: Sequence[Row], ratios: Sequence[Row]) -> str:
@@ -95,7 +95,9 @@ def _turn_table(rows: Sequence[Row], ratios: Sequence[Row]) -> str:
     for row in rows:
         if row["kind"] == "turns":
             ratio = found.get((f"{row['variant']} / ours", row["turns"], row["concurrency"]))
-            lines.append([*_key(row), *(_number(row[name]) for name in figures), f"{ratio:.2f}x" if ratio else ""])
+            lines.append(
+                [*_row_head(row), *(_format_number(row[name]) for name in figures), f"{ratio:.2f}x" if ratio else ""]
+            )
     heads = (
         "tool turns",
         "at once",
@@ -136,21 +138,21 @@ def _wire_table(rows: Sequence[Row]) -> str:
         "received, KiB": ("bytes_received_per_trajectory", 1024),
     }
     lines = [
-        [*_key(row), *(_number(row[name] / unit) for name, unit in figures.values())]
+        [*_row_head(row), *(_format_number(row[name] / unit) for name, unit in figures.values())]
         for row in rows
         if row["kind"] == "cpu"
     ]
     return markdown(["variant", "tool turns", "at once", *figures], lines)
 
 
-def _key(row: Row) -> list[str]:
+def _row_head(row: Row) -> list[str]:
     label = _LABELS[row["variant"]] + (", code tool" if row["runs_code"] else "")
     return [label, str(row["turns"]), str(min(row["concurrency"], row["episodes"]))]
 
 
 def _lag_table(rows: Sequence[Row]) -> str:
     lines = [
-        [*_key(row), *(_number(row[f"lag_{name}_ms"]) for name in ("p50", "p99", "max"))]
+        [*_row_head(row), *(_format_number(row[f"lag_{name}_ms"]) for name in ("p50", "p99", "max"))]
         for row in rows
         if row["kind"] == "lag"
     ]
@@ -172,8 +174,8 @@ def _memory_table(rows: Sequence[Row]) -> str:
     }
     lines = [
         [
-            *_key(row),
-            *(_number(row[name] / 1024) for name in figures.values()),
+            *_row_head(row),
+            *(_format_number(row[name] / 1024) for name in figures.values()),
             f"{row['kept_per_array_byte']:.2f}x",
         ]
         for row in found.values()
@@ -187,7 +189,7 @@ def _profile_table(one: Row) -> str:
     return markdown([f"profile of {_LABELS[one['variant']]}, {one['turns']} tool turns", "% of CPU"], lines)
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     """Return a number with at least three significant digits if it has them, and no exponent for large numbers."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 

@@ -158,7 +158,7 @@ def make_contender(name: str, slots: int | None = None) -> Contender:
 
 async def one_at_a_time(contender: Contender, program: str, calls: int, session: str | None = None) -> list[float]:
     """Measure the milliseconds of each call, one after the other."""
-    return [await _timed(contender, program, session) for _ in range(calls)]
+    return [await _call_ms(contender, program, session) for _ in range(calls)]
 
 
 async def at_once(contender: Contender, program: str, callers: int, calls_each: int) -> dict[str, Any]:
@@ -213,12 +213,12 @@ async def start(name: str) -> dict[str, float]:
     contender = make_contender(name)
     await contender.start()
     start_ms = (time.perf_counter() - started) * 1e3
-    first_call_ms = await _timed(contender, "trivial", None)
+    first_call_ms = await _call_ms(contender, "trivial", None)
     await contender.stop()
     return {"start_ms": start_ms, "first_call_ms": first_call_ms}
 
 
-async def _timed(contender: Contender, program: str, session: str | None) -> float:
+async def _call_ms(contender: Contender, program: str, session: str | None) -> float:
     code, expected = PROGRAMS[program]
     started = time.perf_counter()
     printed = await contender.run(code, session)
@@ -241,7 +241,7 @@ async def _run_order(name: str, contender: Contender, order: dict[str, Any]) -> 
 
 def main() -> None:
     name, slots = sys.argv[1], json.loads(sys.argv[2])
-    orders, answers = _take_streams()
+    orders, answers = _reserve_streams()
     with asyncio.Runner() as runner:
 
         def answer(work: Coroutine[Any, Any, Any]) -> bool:
@@ -266,7 +266,7 @@ async def _start(contender: Contender) -> bool:
     return contender.keeps_sessions
 
 
-def _take_streams() -> tuple[TextIO, TextIO]:
+def _reserve_streams() -> tuple[TextIO, TextIO]:
     """Reserve stdin and stdout for orders and answers; programs that run here may use the descriptors 0 and 1."""
     orders, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     null = os.open(os.devnull, os.O_RDONLY)

@@ -171,9 +171,9 @@ def make_player(job: Job, scripts: Sequence[Script]) -> Player:
     """
     if job.step.variant == "floor":
         return Floor(job)
-    from benchmarks.agent_variants import AGENT_VARIANTS, learn_results
+    from benchmarks.agent_variants import AGENT_VARIANTS, register_results
 
-    learn_results(scripts)
+    register_results(scripts)
     return AGENT_VARIANTS[job.step.variant](job)
 
 

@@ -93,11 +93,11 @@ async def _play_step(job: Job, player: Player, scripts: Sequence[Script]) -> Don
 
 async def cpu(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
     """Measure the CPU time of this process (all threads, user and system), and the bytes that the engine counts."""
-    before = _counters(job.port)
+    before = _fetch_counters(job.port)
     cpu_s, wall_s = time.process_time(), time.perf_counter()
     done = await _play_step(job, player, scripts)
     cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
-    after = _counters(job.port)
+    after = _fetch_counters(job.port)
     check_all(done)
     crossed = {name: after[name] - before[name] for name in after}
     expected, episodes = sum(len(script.turns) for script, _ in done), job.step.episodes
@@ -186,7 +186,7 @@ async def rss(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
 
 async def traced(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
     """Measure Python's allocations: at their peak, with finished samples, and after the samples are freed."""
-    await _settle()
+    await _collect_garbage()
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     done = await _play_step(job, player, scripts)
@@ -195,11 +195,11 @@ async def traced(job: Job, player: Player, scripts: Sequence[Script]) -> Figures
     arrays = sum(array_bytes((played.tokens, played.loss_mask, played.logprobs)) for _, played in done)
     kept = [played.result for _, played in done]
     del done
-    await _settle()
+    await _collect_garbage()
     with_samples, _ = tracemalloc.get_traced_memory()
     count = len(kept)
     del kept
-    await _settle()
+    await _collect_garbage()
     without, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return {
@@ -235,14 +235,14 @@ MEASURES: Final[Mapping[JobKind, Measure]] = {
 }
 
 
-async def _settle() -> None:
+async def _collect_garbage() -> None:
     """Free objects that only cycles or unfinished generators hold; the loop ends generators asynchronously."""
     for _ in range(3):
         gc.collect()
         await asyncio.sleep(0.05)
 
 
-def _counters(port: int) -> dict[str, float]:
+def _fetch_counters(port: int) -> dict[str, float]:
     """Return the engine's counters of requests and bytes, and its CPU; this request counts only as a connection."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("GET", "/counters")

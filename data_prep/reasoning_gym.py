@@ -56,7 +56,7 @@ def command(
     """
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     settings = _options_by_task(names, options or [])
-    rows = {name: _rows(name, size + held_out, seed, level, settings[name]) for name in names}
+    rows = {name: _draw_rows(name, size + held_out, seed, level, settings[name]) for name in names}
     held_out_file = out.with_name(f"{out.stem}-held-out.jsonl")
     _write(out, [own[held_out:] for own in rows.values()])
     if held_out:
@@ -73,7 +73,7 @@ def command(
 
 def _options_by_task(names: list[str], options: list[str]) -> dict[str, dict[str, Any]]:
     """Return the options of each task; refuse unknown tasks and options of other tasks."""
-    factory = _factory()
+    factory = _import_factory()
     unknown = [name for name in names if name not in factory.DATASETS]
     if unknown or not names:
         raise ConfigError(
@@ -90,14 +90,14 @@ def _options_by_task(names: list[str], options: list[str]) -> dict[str, dict[str
     return found
 
 
-def _rows(name: str, count: int, seed: int, level: int | None, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _draw_rows(name: str, count: int, seed: int, level: int | None, options: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return `count` rows of a task, with different questions.
 
     Raises:
         ConfigError: The task has no curriculum or refuses an option, or its rows can't be stored as JSON.
         PreparationError: The task has fewer different questions.
     """
-    entries = _entries(name, count * _MAX_TRIES_PER_ROW, seed, level, options)
+    entries = _draw_entries(name, count * _MAX_TRIES_PER_ROW, seed, level, options)
     rows: dict[str, dict[str, Any]] = {}
     for entry in entries:
         if len(rows) == count:
@@ -114,10 +114,10 @@ def _rows(name: str, count: int, seed: int, level: int | None, options: Mapping[
     return list(rows.values())
 
 
-def _entries(
+def _draw_entries(
     name: str, size: int, seed: int, level: int | None, options: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    factory = _factory()
+    factory = _import_factory()
     config = dict[str, Any]()
     if level is not None:
         if not factory.has_curriculum(name):
@@ -132,12 +132,12 @@ def _entries(
     except (AssertionError, TypeError, ValueError) as e:  # the generators check their options by assertions
         known = ", ".join(field.name for field in dataclasses.fields(factory.DATASETS[name][1]))
         raise ConfigError(f"{name} refuses the values of its options: {e}; the options of {name}: {known}") from e
-    _refuse_unstorable(name, data_set)
+    _check_storable(name, data_set)
     for index in range(size):
         yield data_set[index]
 
 
-def _refuse_unstorable(name: str, data_set: Any) -> None:  # noqa: ANN401 - a generator of reasoning-gym
+def _check_storable(name: str, data_set: Any) -> None:  # noqa: ANN401 - a generator of reasoning-gym
     """Raise ConfigError if storing a row of the task as JSON fails, or changes the score of the row's own answer."""
     entry = data_set[0]
     expected = data_set.score_answer(answer=entry["answer"], entry=entry)
@@ -168,7 +168,7 @@ def _number_as_text(value: object) -> str:
     raise TypeError(f"got a {type(value).__name__}, which JSON can't store")
 
 
-def _factory() -> Any:  # noqa: ANN401 - a module without type information
+def _import_factory() -> Any:  # noqa: ANN401 - a module without type information
     # this script has the library's name, and Python looks in its folder first
     here, searched = Path(__file__).resolve().parent, sys.path[:]
     sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != here]

@@ -300,8 +300,8 @@ def logged_metrics() -> dict[str, bool]:
     )
     args = Namespace(hf_checkpoint=str(_TOKENIZER))
     with patch.object(workers, "pool_metrics", lambda: {"workers/0/busy": 0.5}):
-        lines = _logged(lambda: log_rollout(0, args, [sample], None, 1.0))
-        lines += _logged(lambda: log_eval(0, args, {"set": {"rewards": [1.0], "samples": [sample]}}, None))
+        lines = _lines_logged_by(lambda: log_rollout(0, args, [sample], None, 1.0))
+        lines += _lines_logged_by(lambda: log_eval(0, args, {"set": {"rewards": [1.0], "samples": [sample]}}, None))
     found: dict[str, bool] = {}
     for name in re.findall(r"(?:rollout|eval/set)/agent/(\S+)=", "\n".join(lines)):
         base = _STATISTIC.sub("", name)
@@ -310,7 +310,7 @@ def logged_metrics() -> dict[str, bool]:
     return found
 
 
-def _logged(log: Callable[[], object]) -> list[str]:
+def _lines_logged_by(log: Callable[[], object]) -> list[str]:
     """Return the log lines of a call."""
     lines: list[str] = []
     handler = logging.Handler()
@@ -384,7 +384,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
 }
 
 
-def updated(text: str) -> str:
+def update_tables(text: str) -> str:
     """Return a page with its tables updated from the code."""
     return _BLOCK.sub(lambda block: f"{block[1]}\n{TABLES[block[2]]()}\n{block[3]}", text)
 
@@ -397,7 +397,7 @@ def main() -> int:
     stale = []
     for page in PAGES:
         text = page.read_text()
-        new = updated(text)
+        new = update_tables(text)
         if new != text:
             stale.append(page.name)
             if not only_check:

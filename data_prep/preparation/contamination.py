@@ -83,9 +83,9 @@ class Finding:
             "examples": [
                 {
                     "line": overlap.line + 1,
-                    "row": _cut(overlap.row),
-                    "problem": _cut(overlap.problem),
-                    "words": _cut(overlap.words),
+                    "row": _shorten(overlap.row),
+                    "problem": _shorten(overlap.problem),
+                    "words": _shorten(overlap.words),
                 }
                 for overlap in self.overlaps[:_EXAMPLES]
             ],
@@ -115,12 +115,12 @@ def problems_in(path: Path) -> Iterator[str]:
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
-                yield _problem_on(line, f"{path}:{number}") if line.strip() else ""
+                yield _read_problem(line, f"{path}:{number}") if line.strip() else ""
     except OSError as e:
         raise PreparationError(f"can't read {path}: {e.strerror}") from e
 
 
-def _problem_on(line: bytes, where: str) -> str:
+def _read_problem(line: bytes, where: str) -> str:
     try:
         return str(to_chat(orjson.loads(line)["prompt"])[-1]["content"])
     except (orjson.JSONDecodeError, TypeError, KeyError, RowError) as e:
@@ -210,5 +210,5 @@ class _Search:
         return dict.fromkeys(" ".join(words[start : start + length]) for start in range(len(words) - length + 1))
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= _EXAMPLE_CHARS else f"{text[:_EXAMPLE_CHARS]}..."

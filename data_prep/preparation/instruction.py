@@ -75,7 +75,7 @@ class _Sentence:
     beginning: re.Pattern[str]
     end: re.Pattern[str]
 
-    def cut_from(self, text: str) -> str:
+    def remove_from(self, text: str) -> str:
         """Return the text without the instruction at its beginning or end; without an instruction there, the text."""
         if self.needle not in text.lower():
             return text
@@ -135,7 +135,7 @@ def without_instruction(text: str) -> tuple[str, frozenset[str]]:
     while text != previous:  # an instruction may end where another instruction was removed
         previous = text
         for sentence in _SENTENCES:
-            shorter = sentence.cut_from(text)
+            shorter = sentence.remove_from(text)
             if shorter != text:
                 found.add(sentence.kind)
                 text = shorter

@@ -56,11 +56,11 @@ def prepare(request: Request, *, force: bool = False) -> Prepared:
         return Prepared(finished, done_before=True)
     source = open_source(request)
     columns = find_columns(source.rows.features, request.prompt_column, request.label_column)
-    survey, differences = _survey(source, columns)
+    survey, differences = _survey_rows(source, columns)
     choice = survey.decide(keep_duplicates=request.keep_duplicates)
     _write_rejected(source, choice, request)
     _check_rejections(choice, request)
-    findings = _compare(source, columns, choice, request)
+    findings = _compare_rows(source, columns, choice, request)
     dropped = {overlap.line for finding in findings for overlap in finding.overlaps if request.drop_contaminated}
     written = [number for line, number in enumerate(choice.kept) if line not in dropped][: request.limit]
     manifest = {
@@ -99,7 +99,7 @@ def _finished_manifest(request: Request, arguments: dict[str, Any]) -> dict[str,
     return manifest if request.out.is_file() and manifest.get("sha256") == sha256_of(request.out) else None
 
 
-def _survey(source: Source, columns: Columns) -> tuple[Survey, list[dict[str, Any]]]:
+def _survey_rows(source: Source, columns: Columns) -> tuple[Survey, list[dict[str, Any]]]:
     """Return the survey of the rows and, for each further label column, its first difference from the label."""
     survey, differences = Survey(), dict[str, dict[str, Any]]()
     needed = {
@@ -125,7 +125,7 @@ def _write_rejected(source: Source, choice: Choice, request: Request) -> None:
     with atomic_write(request.rejected_file) as file:
         for rejection, row in zip(choice.rejections, rows, strict=True):
             file.write(
-                _line(
+                _json_line(
                     {
                         "reason": rejection.reason,
                         "kind": rejection.kind,
@@ -155,7 +155,7 @@ def _check_rejections(choice: Choice, request: Request) -> None:
         )
 
 
-def _compare(source: Source, columns: Columns, choice: Choice, request: Request) -> Sequence[Finding]:
+def _compare_rows(source: Source, columns: Columns, choice: Choice, request: Request) -> Sequence[Finding]:
     """Compare the rows that may be written with the existing evaluation files."""
     present = [path for path in request.against if path.is_file()]
     if not present:
@@ -177,7 +177,7 @@ def _write_rows(source: Source, columns: Columns, numbers: Sequence[int], reques
             prompt_and_label = {"prompt": chat, "label": label}
             # prompt and label stand first in the line, and replace the row's own columns of these names
             prepared = {**prompt_and_label, **row, **prompt_and_label}
-            line = _line(prepared)
+            line = _json_line(prepared)
             file.write(line)
             digest.update(line)
             names |= dict.fromkeys(prepared)
@@ -229,5 +229,5 @@ def _contamination_facts(findings: Sequence[Finding], request: Request) -> dict[
     }
 
 
-def _line(value: dict[str, Any]) -> bytes:
+def _json_line(value: dict[str, Any]) -> bytes:
     return orjson.dumps(value, default=str, option=orjson.OPT_APPEND_NEWLINE)

@@ -59,10 +59,10 @@ def doctor(
     doctor_options = build_options(DoctorOptions, values, env=dict(os.environ), repository=find_repository())
     with PlainConsole(stderr=True).status("checking this machine ..."):
         diagnosis = run_doctor(doctor_options)
-    _show(diagnosis, as_json=as_json, strict=strict)
+    _show_and_exit(diagnosis, as_json=as_json, strict=strict)
 
 
-def _show(diagnosis: Diagnosis, *, as_json: bool, strict: bool = False) -> None:
+def _show_and_exit(diagnosis: Diagnosis, *, as_json: bool, strict: bool = False) -> None:
     """Print the diagnosis and exit."""
     from strands_rollout.dump.terminal import PlainConsole
 
@@ -99,7 +99,7 @@ def check_template(
     findings = template_check.check_template(
         tokenizer, loaded, chat_template=source, tool_parser=tool_parser, episodes=episodes, seed=seed
     )
-    _show(Diagnosis(findings), as_json=as_json)
+    _show_and_exit(Diagnosis(findings), as_json=as_json)
 
 
 def drift(

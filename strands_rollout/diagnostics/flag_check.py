@@ -37,7 +37,7 @@ _TIMEOUT_S: Final = 180.0
 _DRY_RUN_TIMEOUT_S: Final = 60.0
 _MIN_PREFIX: Final = 6
 _MAX_NOTE_CHARS: Final = 160
-_SECRET: Final = re.compile(r"key|token|secret|password")
+_SECRET_FLAG: Final = re.compile(r"key|token|secret|password")
 # Replacements for the flags of SGLang that slime sets itself (slime/backends/sglang_utils).
 _REPLACEMENTS: Final = {
     "--sglang-model-path": "--hf-checkpoint",
@@ -357,30 +357,30 @@ def check_flags(words: Sequence[str], table: FlagTable) -> FlagFindings:
     starts = [at for at, word in enumerate(words) if _is_flag(word)]
     before, *parts = [words[begin:end] for begin, end in pairwise([0, *starts, len(words)])]
     unread = tuple(word for word in before if _PLACEHOLDER.fullmatch(word))
-    uses = [_Use.of(word, following) for word, *following in parts]
+    uses = [_FlagUse.of(word, following) for word, *following in parts]
     problem = "no flag precedes this word; slime silently drops it"
     findings = [FlagFinding("error", word, problem) for word in before if word not in unread]
     findings += [finding for use in uses for finding in _check_use(use, table)]
-    findings += _conflicts(uses)
+    findings += _find_conflicts(uses)
     in_order = sorted(dict.fromkeys(findings), key=lambda finding: finding.severity != "error")
     return FlagFindings(len(uses), tuple(in_order), unread)
 
 
 @dataclass(frozen=True, slots=True)
-class _Use:
+class _FlagUse:
     """A flag in a command, with its values."""
 
     flag: str
     values: tuple[str, ...]  # a value joined to the flag by "=", and the words up to the next flag
 
     @classmethod
-    def of(cls, word: str, following: Sequence[str]) -> "_Use":
+    def of(cls, word: str, following: Sequence[str]) -> "_FlagUse":
         flag, equals, joined = word.partition("=")
         return cls(flag, (joined, *following) if equals else tuple(following))
 
     def shown(self, text: str) -> str:
         """Return a value for a report, masked if its flag may hold a secret."""
-        return "(not shown)" if _SECRET.search(self.flag) else repr(text)
+        return "(not shown)" if _SECRET_FLAG.search(self.flag) else repr(text)
 
     def fault(
         self, problem: str, nearest: str | None = None, *, severity: Literal["error", "warning"] = "error"
@@ -388,7 +388,7 @@ class _Use:
         return FlagFinding(severity, self.flag, problem, nearest)
 
 
-def _check_use(use: _Use, table: FlagTable) -> Iterator[FlagFinding]:
+def _check_use(use: _FlagUse, table: FlagTable) -> Iterator[FlagFinding]:
     if use.flag == "--":
         yield use.fault("argparse reads no flag after this word; remove it")
         return
@@ -399,7 +399,7 @@ def _check_use(use: _Use, table: FlagTable) -> Iterator[FlagFinding]:
         yield use.fault(*_explain_unknown(use.flag, table))
 
 
-def _extra_word_problems(use: _Use, flag: Flag) -> Iterator[str]:
+def _extra_word_problems(use: _FlagUse, flag: Flag) -> Iterator[str]:
     """Yield a problem for each extra word after a flag: a word that the flag's parser does not consume."""
     max_values = flag.nargs if isinstance(flag.nargs, int) else 1 if flag.nargs in (None, "?") else len(use.values)
     for value in use.values[max_values:]:
@@ -426,7 +426,7 @@ def _explain_unknown(name: str, table: FlagTable) -> tuple[str, str | None]:
     return f"no parser knows it, and slime silently drops it{meant}", nearest
 
 
-def _conflicts(uses: Sequence[_Use]) -> Iterator[FlagFinding]:
+def _find_conflicts(uses: Sequence[_FlagUse]) -> Iterator[FlagFinding]:
     """Yield flags that contradict each other or this package, and that slime accepts at its start.
 
     slime itself checks which flags go together (slime_validate_args in slime/utils/arguments.py).
@@ -440,7 +440,7 @@ def _conflicts(uses: Sequence[_Use]) -> Iterator[FlagFinding]:
     yield from _batch_faults(last, values)
 
 
-def _batch_faults(last: Mapping[str, _Use], values: Mapping[str, str]) -> Iterator[FlagFinding]:
+def _batch_faults(last: Mapping[str, _FlagUse], values: Mapping[str, str]) -> Iterator[FlagFinding]:
     """Yield batch sizes that a rollout does not fill, or that Megatron's replicas can't share evenly.
 
     Megatron requires even shares at its start, also with slime's dynamic batch sizes, where the micro batch is 1

@@ -292,7 +292,7 @@ async def run_replay(
         raise DumpError(
             f"{episode.record.where} has images, which replay does not send; choose a sample without images"
         )
-    params = _params(episode, temperature, seed)
+    params = _replay_params(episode, temperature, seed)
     async with served_engine(base_url, model_dir) as url:
         check_is_engine(await fetch_engine_info(url), url)
         recorded = episode.record.tokenizer and episode.record.tokenizer.folder
@@ -321,12 +321,12 @@ async def run_replay(
                 "differ by chance; compare the logprobs instead"
             )
             make_console(stderr=True).print(note, soft_wrap=True)
-        _show(make_console(), report)
+        _print_report(make_console(), report)
         show_next("view", dump, "--text", "--sample", sample)
     return bool(report["same"])
 
 
-def _params(episode: DumpedEpisode, temperature: float | None, seed: int | None) -> dict[str, Json]:
+def _replay_params(episode: DumpedEpisode, temperature: float | None, seed: int | None) -> dict[str, Json]:
     """Return the requested sampling parameters, else the recorded parameters if deterministic, else greedy sampling."""
     own = _recorded_params(episode)
     if _is_deterministic(own) and temperature is None and seed is None:
@@ -371,7 +371,7 @@ def _summarize_gaps(gaps: Sequence[float] | None) -> dict[str, float] | None:
     return {"tokens": len(sizes), "largest_gap": max(sizes), "mean_gap": sum(sizes) / len(sizes)}
 
 
-def _show(console: Console, report: dict[str, Json]) -> None:
+def _print_report(console: Console, report: dict[str, Json]) -> None:
     for turn in report["turns"]:
         gaps, departure = turn["logprobs"], turn["departure"]
         logprobs = "" if gaps is None else f"; logprobs differ by {gaps['largest_gap']:.2g} at most"

@@ -106,7 +106,7 @@ def check_tokenizer(options: DoctorOptions) -> Iterator[Finding]:
     if isinstance(vocab_size, int) and size > vocab_size:  # an id without an embedding crashes a server
         found = f"{folder}: the tokenizer has {size} tokens, but the model's vocab_size in config.json is {vocab_size}"
         yield error("vocabulary", found, fetch)
-    parser = _settings(options).tool_parser
+    parser = _settings_or_defaults(options).tool_parser
     rules = {rule.name: rule for rule in check_template(str(folder), tokenizer, tool_parser=parser)}
     faults = [replace(rule, name=f"chat template: {name}") for name, rule in rules.items() if rule.remedy is not None]
     if not faults:
@@ -115,7 +115,7 @@ def check_tokenizer(options: DoctorOptions) -> Iterator[Finding]:
     yield from faults
 
 
-def _settings(options: DoctorOptions) -> RolloutSettings:
+def _settings_or_defaults(options: DoctorOptions) -> RolloutSettings:
     """Return the configured settings; without valid settings, the defaults with an automatic tool parser."""
     with contextlib.suppress(ConfigError):  # `check_config` reports the error
         if options.config_file or options.changes:
@@ -186,18 +186,18 @@ def check_data(options: DoctorOptions) -> Iterator[Finding]:
     """Check the data files of --data, else the data files of the launch scripts, which only training needs."""
     if options.data:
         for path in options.data:
-            yield from _check_file(path, options, needed=True)
+            yield from _check_data_file(path, options, needed=True)
         return
     if config := options.path_in_env("EVAL_CONFIG"):
         yield _check_eval_config(config)
     sets = "" if config else options.env.get("EVAL_SETS") or "aime-2024"
     evaluated = [options.data_dir / f"{name}.jsonl" for name in sets.split(",") if name]
     for path in (options.path_in_env("PROMPT_DATA") or options.data_dir / "dapo-math-17k.jsonl", *evaluated):
-        yield from _check_file(path, options, needed=options.training)
+        yield from _check_data_file(path, options, needed=options.training)
     # needed by scripts/eval_aime.sh, but not by a training run
     further = options.data_dir / "aime-2025.jsonl"
     if further not in evaluated:
-        yield from _check_file(further, options, needed=False)
+        yield from _check_data_file(further, options, needed=False)
 
 
 def _check_eval_config(path: Path) -> Finding:
@@ -212,7 +212,7 @@ def _check_eval_config(path: Path) -> Finding:
     return good("eval config", f"{path}: {', '.join(data_set.name for data_set in sets)}, each with its data")
 
 
-def _check_file(path: Path, options: DoctorOptions, *, needed: bool) -> Iterator[Finding]:
+def _check_data_file(path: Path, options: DoctorOptions, *, needed: bool) -> Iterator[Finding]:
     """Check that the first rows of a data file can be trained on."""
     from strands_rollout.diagnostics.template_check import load_tokenizer_folder
     from strands_rollout.grading import container_label
@@ -229,7 +229,7 @@ def _check_file(path: Path, options: DoctorOptions, *, needed: bool) -> Iterator
         template = ChatTemplate(load_tokenizer_folder(options.tokenizer_dir))
     except RolloutError:  # `check_tokenizer` reports the error
         template = ChatTemplate(load_tokenizer_folder(diagnostics.SHIPPED_TOKENIZER))
-    settings = _settings(options)
+    settings = _settings_or_defaults(options)
     try:
         rows = list(islice(iter_rows(path, needs_label=settings.needs_labels), _MAX_ROWS))
     except PromptError as e:

@@ -64,7 +64,7 @@ def check_slime(
 ) -> Iterator[Finding]:
     """Check which `slime` an import finds, and which checkout would run."""
     packages = diagnostics.package_folders("slime", find_package)
-    folder = _checkout(options, find_package)
+    folder = _find_checkout(options, find_package)
     if packages and not any(map(_is_slime, packages)):
         found = (
             f"the importable slime at {packages[0]} is not THUDM's: it has no slime.utils.types.Sample. The slime of "
@@ -81,7 +81,7 @@ def check_slime(
         found = f"{folder} is not a complete checkout of THUDM/slime: it has no {', '.join(absent)}"
         yield error("slime", found, _CLONE_REMEDY)
         return
-    version = re.search(r"""\bversion=["']([^"']+)["']""", _text(folder / "setup.py"))
+    version = re.search(r"""\bversion=["']([^"']+)["']""", _read_text(folder / "setup.py"))
     # git refuses a checkout that another user owns, as in a container, unless it is marked as safe
     git = ("git", "-c", "safe.directory=*", "-C", str(folder), "rev-parse", "HEAD")
     answer = (
@@ -98,7 +98,7 @@ def check_megatron(
 
     The launch scripts look in the same places.
     """
-    named, slime = options.megatron_dir or options.path_in_env("MEGATRON_DIR"), _checkout(options, find_package)
+    named, slime = options.megatron_dir or options.path_in_env("MEGATRON_DIR"), _find_checkout(options, find_package)
     importable = (package.parent for package in diagnostics.package_folders("megatron", find_package))
     beside = [slime.absolute().parent / "Megatron-LM"] if slime else []
     folders = [named] if named else [*beside, *importable]
@@ -114,7 +114,7 @@ def check_megatron(
     yield missing("megatron", because, remedy, needed=bool(named) or options.training)
 
 
-def _checkout(options: DoctorOptions, find_package: diagnostics.FindPackage) -> Path | None:
+def _find_checkout(options: DoctorOptions, find_package: diagnostics.FindPackage) -> Path | None:
     """Return the named folder of slime, else the folder of the importable slime; None if there is none."""
     packages = filter(_is_slime, diagnostics.package_folders("slime", find_package))
     named = options.slime_dir or options.path_in_env("SLIME_DIR")
@@ -123,10 +123,12 @@ def _checkout(options: DoctorOptions, find_package: diagnostics.FindPackage) -> 
 
 def _is_slime(package: Path) -> bool:
     has_loop = (package / "rollout" / "sglang_rollout.py").is_file()
-    return has_loop and re.search(r"^class Sample\b", _text(package / "utils" / "types.py"), re.MULTILINE) is not None
+    return (
+        has_loop and re.search(r"^class Sample\b", _read_text(package / "utils" / "types.py"), re.MULTILINE) is not None
+    )
 
 
-def _text(file: Path) -> str:
+def _read_text(file: Path) -> str:
     return file.read_text(errors="replace") if file.is_file() else ""
 
 
@@ -136,7 +138,7 @@ def check_slime_episode(
     timeout_s: float = _TIMEOUT_S,
 ) -> Iterator[Finding]:
     """Check that slime's rollout loop completes an episode; yields nothing without a checkout of slime."""
-    checkout = _checkout(options, find_package)
+    checkout = _find_checkout(options, find_package)
     if checkout is None or not _is_slime(checkout / "slime"):
         return
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), options.env.get("PYTHONPATH")]))
@@ -151,10 +153,10 @@ def check_slime_episode(
         fault = (answer.stderr.splitlines() or [answer.printed])[-1]
         yield error(_NAME, f"slime's loop could not be run: {fault}", _REMEDY)
     else:
-        yield _judge_episode(episode, training=options.training)
+        yield _episode_finding(episode, training=options.training)
 
 
-def _judge_episode(episode: Json, *, training: bool) -> Finding:
+def _episode_finding(episode: Json, *, training: bool) -> Finding:
     if package := episode.get("missing"):
         found = f"no episode was played: slime's rollout needs the package {package!r}, which is not installed"
         return missing(_NAME, found, "run the doctor in slime's image, or install that package", needed=training)

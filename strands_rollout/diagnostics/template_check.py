@@ -361,7 +361,7 @@ class RandomEpisode:
         self._tools = [_tool_function(name) for name in names[: self._rng.integers(len(_TOOLS) + 1)]]
         self._specs = [{**tool, "inputSchema": {"json": tool["parameters"]}} for tool in self._tools]
         self._parser = bind_tool_specs(get_parser(tool_parser), self._specs)
-        self._system = self._text() if "system messages" not in refused and self._rng.integers(2) else ""
+        self._system = self._random_text() if "system messages" not in refused and self._rng.integers(2) else ""
         self._max_user_turns = 1 if self._tools and "more user turns with tools" in refused else 3
 
     async def play(self) -> None:
@@ -374,41 +374,41 @@ class RandomEpisode:
         self.chat += [{"role": "system", "content": self._system}] if self._system else []
         max_rounds = 3 if any(_TOOLS[tool["name"]] for tool in self._tools) else 1
         for _ in range(self._rng.integers(self._max_user_turns) + 1):
-            question = self._text()
+            question = self._random_text()
             self.chat.append({"role": "user", "content": question})
             self._history.append({"role": "user", "content": [{"text": question}]})
             for count in self._rng.integers(self._max_calls, size=self._rng.integers(max_rounds)) + 1:
-                await self._turn(count)
-            await self._turn(0)
+                await self._play_turn(count)
+            await self._play_turn(0)
 
-    async def _turn(self, call_count: int) -> None:
+    async def _play_turn(self, call_count: int) -> None:
         """Play a turn and the results of its calls."""
         mark, template = _MARK.format(len(self.turns)), self.model.template
-        calls = [self._call(mark, is_last=at + 1 == call_count) for at in range(call_count)]
+        calls = [self._random_call(mark, is_last=at + 1 == call_count) for at in range(call_count)]
         try:
-            message, written, end_id = self._message(calls, mark)
+            message, written, end_id = self._write_turn(calls, mark)
         except TemplateError as e:  # a template may write some values in a way that no parser can read
             self.unread = self.unread or str(e)
             calls = [(name, {"note": mark} if "note" in arguments else {}) for name, arguments in calls]
-            message, written, end_id = self._message(calls, mark)
+            message, written, end_id = self._write_turn(calls, mark)
         # another stop token of the model, or a stop string, may end the turn too
         stop = self._choose([*[end_id] * 3, *sorted(template.end_ids), self.model.tokenizer.eos_token_id, written[-1]])
         ids = template.encoder.encode_trusted(written) + ([stop] if isinstance(stop, int) else [])
         self._answer = {"output_ids": ids, "meta_info": {"finish_reason": {"type": "stop", "matched": stop}}}
         answer = await self.model.answer(self._history, self._specs, self._system or None)
-        self._compare()
+        self._compare_tokens()
         self.turns.append(ids)
         self.chat.append(message)
         uses = [block["toolUse"] for block in answer.message["content"] if "toolUse" in block]
         results = []
         for use, call in zip(uses, message.get("tool_calls", ()), strict=True):
-            text, use_id = self._text(), use["toolUseId"]
+            text, use_id = self._random_text(), use["toolUseId"]
             call["id"] = call["id"] or self.model.conversation.branch.calls.shown_ids[use_id]
             self.chat.append({"role": "tool", "name": use["name"], "tool_call_id": call["id"], "content": text})
             results.append({"toolResult": {"toolUseId": use_id, "status": "success", "content": [{"text": text}]}})
         self._history += [answer.message, *([{"role": "user", "content": results}] if results else [])]
 
-    def _call(self, mark: str, *, is_last: bool) -> tuple[str, dict[str, Json]]:
+    def _random_call(self, mark: str, *, is_last: bool) -> tuple[str, dict[str, Json]]:
         """Return a random call of a tool; if the tool has parameters, the argument `note` contains the mark.
 
         The tool of a turn's last call has parameters.
@@ -417,7 +417,7 @@ class RandomEpisode:
         arguments = {key: self._choose(_PARAMETERS[key][1]) for key in _TOOLS[name] if self._rng.integers(3)}
         return name, {**arguments, "note": mark + self._choose(_TURN_TEXTS)} if _TOOLS[name] else {}
 
-    def _message(self, calls: list[tuple[str, dict[str, Json]]], mark: str) -> tuple[ChatMessage, str, int]:
+    def _write_turn(self, calls: list[tuple[str, dict[str, Json]]], mark: str) -> tuple[ChatMessage, str, int]:
         """Return a turn as a message, its sampled text and its end token's id.
 
         The turn has no text if the parser reads the calls only without text beside them.
@@ -438,7 +438,7 @@ class RandomEpisode:
                 return message | ({"tool_calls": tool_calls} if tool_calls else {}), written, end_id
         raise TemplateError(f"tool_parser {self.model.tool_parser!r} does not read the calls {calls} in {written!r}")
 
-    def _compare(self) -> None:
+    def _compare_tokens(self) -> None:
         """Compare the tokens just sent with the tokenizer's rendering, and add the newly sent tokens to `contexts`."""
         template, encoder, number = self.model.template, self.model.template.encoder, len(self.turns)
         tools = [{"type": "function", "function": tool} for tool in self._tools]
@@ -465,7 +465,7 @@ class RandomEpisode:
         self._sent = orjson.loads(request.content)["input_ids"]
         return httpx.Response(200, json=self._answer)
 
-    def _text(self) -> str:
+    def _random_text(self) -> str:
         """Return a random text of a user, tool or system message."""
         tag = self._choose(self._tags)
         return "".join(self._choose((tag, tag[1:], tag[:-1]) * 3 + _TEXTS) for _ in range(self._rng.integers(1, 4)))

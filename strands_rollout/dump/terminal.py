@@ -117,15 +117,15 @@ def print_transcript(console: Console, sample: SampleLike, decode: Callable[[Seq
     pairs = runs_by_kind(sample)
     for kind in dict.fromkeys(kind for kind, _ in pairs):
         count = sum(len(ids) for other, ids in pairs if other == kind)
-        console.print(_line(kind, kind, f"{_TOKEN_KINDS[kind][1]}; {count} tokens"), soft_wrap=True)
+        console.print(_transcript_line(kind, kind, f"{_TOKEN_KINDS[kind][1]}; {count} tokens"), soft_wrap=True)
     console.print()
     for kind, ids in pairs:
         lines = decode(ids).split("\n")
         if len(lines) > 1 and not lines[-1]:
             lines.pop()  # empty, since the run ends with a newline; the next run begins a new line anyway
         for number, line in enumerate(lines):
-            console.print(_line(kind, kind if number == 0 else "", line), soft_wrap=True)
+            console.print(_transcript_line(kind, kind if number == 0 else "", line), soft_wrap=True)
 
 
-def _line(kind: str, label: str, text: str) -> Text:
+def _transcript_line(kind: str, label: str, text: str) -> Text:
     return Text.assemble((f"{label:>{_GUTTER_WIDTH}} | ", "dim"), (printable(text), _TOKEN_KINDS[kind][0]))

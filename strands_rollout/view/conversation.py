@@ -74,7 +74,7 @@ def read_conversation(
         found.append((start, parts))
         if end in contexts:
             calls = [part[1] if part[0] == "call" else part[3] for part in parts if part[0] in ("call", "malformed")]
-            found.append((end, _results(lists.ids[end : contexts[end]], texts, calls)))
+            found.append((end, _result_parts(lists.ids[end : contexts[end]], texts, calls)))
     return found
 
 
@@ -139,7 +139,7 @@ def _begins_in_thought(text: str, parser: ToolParser) -> bool:
     return False
 
 
-def _results(ids: Sequence[int], texts: Mapping[int, bytes], calls: Sequence[str]) -> list[Part]:
+def _result_parts(ids: Sequence[int], texts: Mapping[int, bytes], calls: Sequence[str]) -> list[Part]:
     """Return the results in a context as parts; results are in the order of the calls."""
     tokens = [_bytes_of(token, texts) for token in ids]
     whole = b"".join(tokens)

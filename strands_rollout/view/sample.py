@@ -104,19 +104,19 @@ def _row(analysis: _Analysis) -> dict[str, Any]:
     return {
         "index": values.get("index"),
         "group": _group(values),
-        "set": _text(_evaluated_problem(values).get("data_set")),
+        "set": _as_text(_evaluated_problem(values).get("data_set")),
         "question": _question_id(values),
-        "part": _part(facts),
-        "status": _text(values.get("status")),
-        "stop": _text(facts.stop_reason),
+        "part": _fan_out_part(facts),
+        "status": _as_text(values.get("status")),
+        "stop": _as_text(facts.stop_reason),
         "reward": None if is_missing else _reward(record),
-        "right": None if is_missing else _number(grade.get("acc")),
-        "parts": _parts(grade),
-        "answer": shorten(_text(grade["pred"]), _PREVIEW_CHARS) if "pred" in grade else None,
+        "right": None if is_missing else _as_number(grade.get("acc")),
+        "parts": _reward_parts(grade),
+        "answer": shorten(_as_text(grade["pred"]), _PREVIEW_CHARS) if "pred" in grade else None,
         "turns": len(lists.turns) if facts.turns is None else facts.turns,
         "calls": facts.tool_calls,
         "errors": facts.tool_errors,
-        "tools": _tools(facts),
+        "tools": _tool_counts(facts),
         "length": finite_number(values.get("response_length")),
         "trained": kinds.count("trained"),
         "dropped": sum(kind in _DROPPED for kind in kinds),
@@ -125,8 +125,8 @@ def _row(analysis: _Analysis) -> dict[str, Any]:
         "times": durations_of(facts),
         "versions": sorted({span.version for span in lists.spans if span.version is not None}),
         "asked": shorten(_last_user_text(values.get("prompt")), _PREVIEW_CHARS),
-        "final": shorten(_text(facts.final_text or values.get("response")), _PREVIEW_CHARS),
-        "label": shorten(_text(values.get("label")), _PREVIEW_CHARS),
+        "final": shorten(_as_text(facts.final_text or values.get("response")), _PREVIEW_CHARS),
+        "label": shorten(_as_text(values.get("label")), _PREVIEW_CHARS),
         "where": record.where,
         "source": record.source,
     }
@@ -154,7 +154,7 @@ def _detail(analysis: _Analysis) -> dict[str, Any]:
         "steps": [[step.kind, step.at_s, step.s, step.turn, step.call] for step in steps_of(record.facts)],
         "texts": {str(token): text_or_bytes(text) for token, text in texts.items()},
         "messages": to_plain(values.get("prompt")),
-        "response": _text(values.get("response")) if not texts or not lists.ids else "",
+        "response": _as_text(values.get("response")) if not texts or not lists.ids else "",
         "reward": to_plain(values.get("reward")),
         "label": to_plain(values.get("label")),
         "facts": to_plain(facts),
@@ -164,10 +164,10 @@ def _detail(analysis: _Analysis) -> dict[str, Any]:
 
 def _reward(record: DumpRecord) -> float | None:
     reward, key = record.values.get("reward"), reward_key(record)
-    return _number(reward.get(key) if key is not None and isinstance(reward, Mapping) else reward)
+    return _as_number(reward.get(key) if key is not None and isinstance(reward, Mapping) else reward)
 
 
-def _number(value: object) -> float | None:
+def _as_number(value: object) -> float | None:
     return float(value) if isinstance(value, bool) else finite_number(value)
 
 
@@ -177,19 +177,19 @@ def _grade(record: DumpRecord) -> Mapping[str, Any]:
     return reward if isinstance(reward, Mapping) else record.facts.reward or {}
 
 
-def _parts(grade: Mapping[str, Any]) -> dict[str, float]:
+def _reward_parts(grade: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of a reward besides `score` and `acc`, by name."""
-    numbers = {name: _number(value) for name, value in grade.items() if name not in ("score", "acc")}
+    numbers = {name: _as_number(value) for name, value in grade.items() if name not in ("score", "acc")}
     parts = {str(to_plain(name)).removeprefix("parts/")[:_PART_CHARS]: number for name, number in numbers.items()}
     return {name: number for name, number in list(parts.items())[:_MAX_PARTS] if number is not None}
 
 
-def _tools(facts: EpisodeFacts) -> dict[str, list[int]]:
+def _tool_counts(facts: EpisodeFacts) -> dict[str, list[int]]:
     """Return the number of calls, and of calls that failed or exited with an error, by tool."""
     failed, calls = Counter[str](), Counter[str]()
     for call in facts.calls or ():
         if isinstance(call, Mapping):
-            sandbox, name = call.get("sandbox"), _text(call.get("tool"))
+            sandbox, name = call.get("sandbox"), _as_text(call.get("tool"))
             calls[name] += 1
             has_exit_code = isinstance(sandbox, Mapping) and bool(sandbox.get("exit_code"))
             failed[name] += call.get("status") != "success" or has_exit_code
@@ -220,7 +220,7 @@ def _question_id(values: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest() if text else ""
 
 
-def _part(facts: EpisodeFacts) -> str:
+def _fan_out_part(facts: EpisodeFacts) -> str:
     """Return the sample's part of a fan-out as text; "" without fan-out."""
     part = facts.fan_out
     return f"{part['kind']}, {part['part'] + 1} of {part['of']}" if part and part["of"] > 1 else ""
@@ -229,14 +229,14 @@ def _part(facts: EpisodeFacts) -> str:
 def _last_user_text(prompt: Json) -> str:
     """Return the user's last message, or the prompt if it is a text."""
     if not isinstance(prompt, list):
-        return _text(prompt)
+        return _as_text(prompt)
     user_messages = [message for message in prompt if message.get("role") == "user"]
     content = user_messages[-1].get("content") if user_messages else ""
     parts = content if isinstance(content, list) else [{"text": content}]
-    return " ".join(_text(part["text"]) if "text" in part else f"[{part.get('type')}]" for part in parts)
+    return " ".join(_as_text(part["text"]) if "text" in part else f"[{part.get('type')}]" for part in parts)
 
 
-def _text(value: object) -> str:
+def _as_text(value: object) -> str:
     if value is None:
         return ""
     return str(to_plain(value)) if isinstance(value, str) else json.dumps(to_plain(value), ensure_ascii=False)

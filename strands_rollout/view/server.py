@@ -62,11 +62,11 @@ class LiveDump:
             tag = hashlib.sha256(state.encode()).hexdigest()[:16]
             if self.latest is None or tag != self.latest[1]:
                 self.read_count = 0
-                shown = {name: DumpView.from_samples(self._show_all(path)) for name, path in self._paths.items()}
+                shown = {name: DumpView.from_samples(self._view_all(path)) for name, path in self._paths.items()}
                 self.latest = DumpView.side_by_side(shown), tag
             return self.latest
 
-    def _show_all(self, path: Path) -> list[SampleView]:
+    def _view_all(self, path: Path) -> list[SampleView]:
         habits, before = learn_dump_habits(path, self._retokeniser), self.read_count
         known = self._shown.get(path, {}) if habits == self._habits.get(path) else {}
         shown: dict[tuple[str, bytes], SampleView] = {}

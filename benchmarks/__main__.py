@@ -120,8 +120,8 @@ def gateway(
 ) -> None:
     """Measure the gateway's CPU per turn and its growth, compared with the same episode without a gateway.
 
-    A client in another process sends its whole history with each turn. The JSON has the form of `client`'s, with rows
-    of kind turns.
+    A client in another process sends its whole history with each turn. The JSON has the form of the command `client`,
+    with rows of the kind turns.
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from benchmarks.client import ClientOptions

@@ -148,7 +148,7 @@ async def cpu(player: Player, turns: int, episodes: int, concurrency: int) -> di
 
 
 async def memory(player: Player, turns: int, episodes: int, concurrency: int) -> dict[str, float]:
-    """Measure Python's allocations per episode: the peak while episodes run, and the rest with the finished samples.
+    """Measure Python's allocations per episode: the peak, and the part that stays with the finished samples.
 
     All episodes should run at once, so `episodes` should equal `concurrency`.
     """

@@ -212,7 +212,7 @@ async def traced(job: Job, player: Player, scripts: Sequence[Script]) -> Figures
 
 
 async def profile(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
-    """Measure the loop thread's shares by package and function, and the CPU share of other threads."""
+    """Measure the shares of the loop thread's CPU time by package and function, and the share of other threads."""
     from benchmarks.profiling import profile_figures, start_profile
 
     thread_s, process_s = time.thread_time(), time.process_time()

@@ -20,7 +20,7 @@ HEALTH_CHECK_FLAGS: Final = [
 def server_of(parsed: argparse.Namespace) -> Server:
     """Return the router that the arguments describe."""
     place = ["--host", "127.0.0.1", "--port", str(parsed.port)]
-    # each router also listens on a second port, which must be given
+    # each router also listens on a port for metrics, which must be given
     metrics = ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
     workers = ["--worker-urls", *parsed.worker] if parsed.worker else []
     policy = [] if "--policy" in parsed.flags else POLICIES[parsed.router]

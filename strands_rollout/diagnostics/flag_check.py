@@ -266,7 +266,7 @@ def find_slime_checkout(named: Path | None) -> Path | None:
     Raises:
         ConfigError: The named folder is not a checkout of slime.
     """
-    # PyPI has an unrelated package named slime, so look for files of THUDM's
+    # PyPI has an unrelated package named slime, so look for files of THUDM's slime
     files = (flag_probe.MAIN_ARGUMENTS, flag_probe.SGLANG_ARGUMENTS)
     wanted = named or (Path(os.environ["SLIME_DIR"]) if os.environ.get("SLIME_DIR") else None)
     folders = [wanted] if wanted else [package.parent for package in package_folders("slime")]

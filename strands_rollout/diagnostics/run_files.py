@@ -183,7 +183,10 @@ def _check_names(path: Path | None, settings: RolloutSettings) -> Iterator[Findi
 
 
 def check_data(options: DoctorOptions) -> Iterator[Finding]:
-    """Check the data files of --data, else the data files of the launch scripts, which only training needs."""
+    """Check the data files of --data, else the data files of the launch scripts.
+
+    A missing file is an error only if --data names it, or if a training run needs it.
+    """
     if options.data:
         for path in options.data:
             yield from _check_data_file(path, options, needed=True)

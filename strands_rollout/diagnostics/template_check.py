@@ -530,10 +530,10 @@ def _play_random_episodes(
 
 
 def _add_history(finding: Finding, episode: RandomEpisode, seed: int) -> Finding:
-    """Add the messages and the seed of a failed episode to its finding."""
+    """Return the finding of a failed episode with the episode's messages and seed."""
     arguments = {key: value for key, value in episode.model.template_kwargs.items() if key != "chat_template"}
     lines = [f"\n  {json.dumps(message, ensure_ascii=False):.200}" for message in episode.chat]
     history = f"\n  seed {seed}, template arguments {arguments}, after these messages:{''.join(lines)}"
-    remedy = f"to reproduce it with the full messages: --episodes 1 --seed {seed} --json; {template_advice()}"
+    remedy = f"to reproduce this with the full messages, add: --episodes 1 --seed {seed} --json; {template_advice()}"
     facts = {**finding.facts, "failed_episode": {"seed": seed, "messages": episode.chat}}
     return replace(finding, found=finding.found + history, remedy=remedy, facts=facts)

@@ -2,12 +2,7 @@
 
 from preparation.command_line import DataSet, run
 
+from strands_rollout.evaluation.benchmarks import BENCHMARKS
+
 if __name__ == "__main__":
-    run(
-        DataSet(
-            script="aime_2024.py",
-            hub_id="zhuzilin/aime-2024",
-            id_source="the id in slime's documentation",
-            file_stem="aime-2024",
-        )
-    )
+    run(DataSet.of_benchmark(BENCHMARKS["aime-2024"], "aime_2024.py", "the id in slime's documentation"))

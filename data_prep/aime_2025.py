@@ -2,12 +2,7 @@
 
 from preparation.command_line import DataSet, run
 
+from strands_rollout.evaluation.benchmarks import BENCHMARKS
+
 if __name__ == "__main__":
-    run(
-        DataSet(
-            script="aime_2025.py",
-            hub_id="MathArena/aime_2025",
-            id_source="a common id, not checked against the hub",
-            file_stem="aime-2025",
-        )
-    )
+    run(DataSet.of_benchmark(BENCHMARKS["aime-2025"], "aime_2025.py", "MathArena's copy"))

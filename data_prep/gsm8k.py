@@ -2,14 +2,17 @@
 
 from preparation.command_line import DataSet, run
 
+from strands_rollout.evaluation.benchmarks import BENCHMARKS
+
 if __name__ == "__main__":
     run(
         DataSet(
             script="gsm8k.py",
             hub_id="openai/gsm8k",
-            id_source="a common id and configuration, not checked against the hub",
+            id_source="OpenAI's own",
             file_stem="gsm8k-{split}",
             config="main",
             against=("gsm8k-test",),
+            benchmark=BENCHMARKS["gsm8k"],
         )
     )

@@ -30,6 +30,8 @@ from typer.main import get_command
 from strands_rollout import Sample, StopReason, log_eval, log_rollout
 from strands_rollout.cli.commands import app
 from strands_rollout.diagnostics.template_check import check_template
+from strands_rollout.evaluation.benchmarks import BENCHMARKS
+from strands_rollout.evaluation.protocols import PROTOCOLS
 from strands_rollout.samples import EpisodeFacts
 from strands_rollout.settings import AgentCommand, EpisodeWorkers, Judge, McpServer, RewardSettings, RolloutSettings
 from strands_rollout.slime_plugin import workers
@@ -366,7 +368,25 @@ def families_table() -> str:
     return table(head, rows)
 
 
+def benchmarks_table() -> str:
+    """Return the benchmarks with their data sets, their grading, and the sampling of each protocol."""
+    grading = {"math": "mathematics", "choice": "letter of a choice", "ifeval": "instructions"}
+    rows = []
+    for benchmark in BENCHMARKS.values():
+        config = f", `{benchmark.config}`" if benchmark.config else ""
+        cells = [f"`{benchmark.name}`", str(benchmark.rows), f"`{benchmark.data_set}`{config}, {benchmark.split}"]
+        cells.append(grading[benchmark.grading])
+        for protocol in PROTOCOLS.values():
+            sampling = protocol.sampling_of(benchmark)
+            is_covered = benchmark.grading not in protocol.excluded
+            cells.append(f"{sampling.samples} x {sampling.max_new_tokens:,} tokens" if is_covered else "no")
+        rows.append(cells)
+    head = ["benchmark", "problems", "data set on the hub", "grading", *(f"`{name}`" for name in PROTOCOLS)]
+    return table(head, rows)
+
+
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
+    "benchmarks": benchmarks_table,
     "settings": lambda: settings_table(RolloutSettings),
     "reward": lambda: settings_table(RewardSettings),
     "judge": lambda: settings_table(Judge),

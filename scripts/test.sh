@@ -68,7 +68,7 @@ fi
 if [[ "${1:-}" == "--environments" ]]; then
   shift
   venv="${STRANDS_ROLLOUT_ENVIRONMENTS_VENV:-$repository/.venv-environments}"
-  extras="reasoning-gym,search,strands-env,verifiers"
+  extras="ifeval,reasoning-gym,search,strands-env,verifiers"
   make_environment "$venv"
   # an old pip takes many minutes to resolve these extras
   with_progress "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25"

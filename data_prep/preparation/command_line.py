@@ -3,6 +3,8 @@
 The report goes to stdout, with --json as one line of JSON; warnings, errors and progress go to stderr.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from preparation.prepare import prepare
 from preparation.report import report_lines, warning_lines
 from preparation.request import HUB, Request
 from strands_rollout.cli.options import run_command
+from strands_rollout.evaluation.benchmarks import BENCHMARKS, Benchmark, find_benchmark
 
 DATA_DIR: Final = Path(__file__).resolve().parents[2] / "data"
 
@@ -31,6 +34,7 @@ class DataSet:
         file_stem: Name of the file in the data folder; `{split}` stands for the split.
         config: Configuration within the repository; None for its default configuration.
         against: Stems of the prepared evaluation files whose problems the data set should not contain.
+        benchmark: The benchmark that the data set's split is; None if it is none.
     """
 
     script: str
@@ -39,6 +43,19 @@ class DataSet:
     file_stem: str
     config: str | None = None
     against: tuple[str, ...] = ()
+    benchmark: Benchmark | None = None
+
+    @classmethod
+    def of_benchmark(cls, benchmark: Benchmark, script: str, id_source: str) -> DataSet:
+        """Return the defaults of a script that prepares a benchmark."""
+        return cls(
+            script=script,
+            hub_id=benchmark.data_set,
+            id_source=id_source,
+            file_stem=benchmark.file_stem,
+            config=benchmark.config,
+            benchmark=benchmark,
+        )
 
     def out(self, folder: Path, split: str) -> Path:
         """Return the default file of a split."""
@@ -52,9 +69,15 @@ class DataSet:
 
 def run(data_set: DataSet) -> None:
     """Run the script of a data set and exit."""
-    run_command(_command(data_set), f"python data_prep/{data_set.script}")
+    run_command(_command(data_set, data_set.script), f"python data_prep/{data_set.script}")
 
 
+def run_any_benchmark(script: str) -> None:
+    """Run a script that prepares any benchmark, and exit."""
+    run_command(_command(None, script), f"python data_prep/{script}")
+
+
+_Name = Annotated[str, typer.Argument(help=f"One of {', '.join(BENCHMARKS)}.", metavar="NAME")]
 _DataDir = Annotated[
     Path,
     typer.Option(
@@ -65,22 +88,42 @@ _Force = Annotated[bool, typer.Option("--force", help="Prepare the file again ev
 _Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")]
 
 
-def _command(data_set: DataSet) -> Callable[..., None]:
-    """Return the command of a script, with its defaults and help."""
+def _command(only: DataSet | None, script: str) -> Callable[..., None]:
+    """Return the command of a script for a data set, or for any benchmark, with its defaults and help."""
 
-    def command(*, data_dir: Path, force: bool, as_json: bool, **options: Any) -> None:  # noqa: ANN401 - fields of `Request`
-        split = options["split"]
+    def command(
+        *,
+        benchmark: str | None = None,
+        data_dir: Path,
+        force: bool,
+        as_json: bool,
+        **options: Any,  # noqa: ANN401 - fields of `Request`
+    ) -> None:
+        data_set = only or DataSet.of_benchmark(find_benchmark(str(benchmark)), script, "")
+        own = data_set.benchmark
+        options["dataset"] = options["dataset"] or data_set.hub_id
+        options["config"] = options["config"] or data_set.config
+        options["split"] = split = options["split"] or (own.split if own and only is None else "train")
         options["endpoint"] = (options["endpoint"] or HUB).rstrip("/")
         options["out"] = options["out"] or data_set.out(data_dir, split)
         options["against"] = options["against"] or data_set.evaluation_files(data_dir, split)
-        _prepare(Request(**options), force=force, as_json=as_json)
+        is_benchmark = own is not None and split.partition("[")[0] == own.split
+        request = Request(**options, benchmark=own.name if own and is_benchmark else None)
+        _prepare(request, force=force, as_json=as_json)
 
-    command.__doc__ = _help(data_set)
+    command.__doc__ = _any_benchmark_help(script) if only is None else _help(only)
     # Typer reads a command's options from its signature
-    defaults = {"dataset": data_set.hub_id, "config": data_set.config, "out": None}
-    parameters = [
+    parameters = [] if only else [_option("benchmark", _Name, Parameter.empty)]
+    defaults = (
+        {"dataset": only.hub_id, "config": only.config, "out": None}
+        if only
+        else dict.fromkeys(("dataset", "config", "split", "out"))
+    )
+    hidden = {"benchmark"} if only is None else {"benchmark", "seed"}
+    parameters += [
         _option(name, Annotated[field.annotation, *field.metadata], defaults.get(name, field.default))
         for name, field in Request.model_fields.items()
+        if name not in hidden
     ]
     for name, annotation, default in (
         ("data_dir", _DataDir, DATA_DIR),
@@ -120,4 +163,18 @@ def _help(data_set: DataSet) -> str:
     Exit codes: 0 ok, 1 failed, 2 wrong usage.
 
     Example: python data_prep/{data_set.script} --from ~/Downloads/{data_set.hub_id.rpartition("/")[2]} --json
+    """
+
+
+def _any_benchmark_help(script: str) -> str:
+    return f"""Prepare a benchmark as JSONL for `strands-rollout eval --protocol` and slime.
+
+    Writes data/NAME.jsonl (gsm8k-test.jsonl for gsm8k), with lines {{"prompt": [...], "label": "34", "metadata": ...}},
+    and a manifest. The metadata names the benchmark and how its answers are graded: mathematics, the letter of a
+    choice, or the instructions of IFEval. gpqa-diamond is gated: accept its terms on its page on the hub, then log in
+    with `hf auth login` or HF_TOKEN. An existing file with the same settings and an unchanged checksum is kept.
+
+    Exit codes: 0 ok, 1 failed, 2 wrong usage.
+
+    Example: python data_prep/{script} math-500
     """

@@ -7,12 +7,13 @@ compare them with evaluation files.
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import orjson
 
+from preparation.benchmarks import converted, marked
 from preparation.contamination import Finding, find_contamination
 from preparation.duplicates import Choice, Survey
 from preparation.files import atomic_write, sha256_of
@@ -23,6 +24,7 @@ from preparation.request import MAX_REJECTED_SHARE, Request, check_usage
 from preparation.rows import Columns, PreparationError, column_of, find_columns, to_chat, value_of
 from preparation.source import Source, input_sha256, open_source
 from strands_rollout import __version__
+from strands_rollout.evaluation.benchmarks import Benchmark, find_benchmark
 
 FORMAT: Final = 1
 """Version of the manifest's format."""
@@ -54,7 +56,10 @@ def prepare(request: Request, *, force: bool = False) -> Prepared:
     finished = None if force else _finished_manifest(request, arguments)
     if finished is not None:
         return Prepared(finished, done_before=True)
+    benchmark = None if request.benchmark is None else find_benchmark(request.benchmark)
     source = open_source(request)
+    if benchmark is not None:
+        source = replace(source, rows=converted(source.rows, benchmark, request.seed))
     columns = find_columns(source.rows.features, request.prompt_column, request.label_column)
     survey, differences = _survey_rows(source, columns)
     choice = survey.decide(keep_duplicates=request.keep_duplicates)
@@ -72,7 +77,8 @@ def prepare(request: Request, *, force: bool = False) -> Prepared:
         "beyond_limit": len(choice.kept) - len(dropped) - len(written),
         "label_differences": differences,
         "contamination": _contamination_facts(findings, request),
-        **_write_rows(source, columns, written, request),
+        **_write_rows(source, columns, written, request, benchmark),
+        "benchmark_rows": benchmark and benchmark.rows,
         "arguments": arguments,
         "strands_rollout": __version__,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -167,22 +173,28 @@ def _compare_rows(source: Source, columns: Columns, choice: Choice, request: Req
     return find_contamination(problems, present, request.ngram_words)
 
 
-def _write_rows(source: Source, columns: Columns, numbers: Sequence[int], request: Request) -> dict[str, Any]:
+def _write_rows(
+    source: Source, columns: Columns, numbers: Sequence[int], request: Request, benchmark: Benchmark | None
+) -> dict[str, Any]:
     """Write the rows with these numbers to the data file; return its part of the manifest."""
     count = InstructionCount(removing=request.instruction == "remove")
+    is_math = benchmark is None or benchmark.grading == "math"  # other prompts and labels are not mathematics
     names, labels_in_words, system_messages, digest = dict[str, None](), list[str](), 0, hashlib.sha256()
     with atomic_write(request.out) as file:
         for row in progress(source.rows.select(numbers), "writing", len(numbers)):
-            chat, label = count.apply(to_chat(value_of(row, columns.prompt))), normalize(value_of(row, columns.label))
+            chat, label = to_chat(value_of(row, columns.prompt)), normalize(value_of(row, columns.label))
+            chat = count.apply(chat) if is_math else chat
             prompt_and_label = {"prompt": chat, "label": label}
             # prompt and label stand first in the line, and replace the row's own columns of these names
             prepared = {**prompt_and_label, **row, **prompt_and_label}
+            if benchmark is not None:
+                prepared["metadata"] = marked(row, benchmark)
             line = _json_line(prepared)
             file.write(line)
             digest.update(line)
             names |= dict.fromkeys(prepared)
             system_messages += chat[0]["role"] == "system"
-            labels_in_words += [] if is_number(label) else [label]
+            labels_in_words += [] if is_number(label) or not is_math else [label]
     return {
         "columns": list(names),
         "own_system_messages": system_messages,

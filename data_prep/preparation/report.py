@@ -48,6 +48,11 @@ def warning_lines(facts: dict[str, Any], request: Request) -> Iterator[str]:
         yield f"{facts['rejected']} rows were rejected ({kinds}); {request.rejected_file} says why"
     if facts["beyond_limit"]:
         yield f"the file holds {facts['rows']} of {facts['rows'] + facts['beyond_limit']} rows, because of --limit"
+    if facts["benchmark_rows"] not in (None, facts["rows"]):
+        yield (
+            f"the file holds {facts['rows']} of the {facts['benchmark_rows']} problems of {request.benchmark}; its "
+            "numbers can't be compared with published ones"
+        )
     yield from _label_warnings(facts, request)
     if facts["own_system_messages"]:
         yield (

@@ -18,10 +18,15 @@ MAX_REJECTED_SHARE: Final = 0.01
 
 
 class Request(BaseModel):
-    """The source, the output and the options of a preparation. A column that is None is detected by its name."""
+    """The source, the output and the options of a preparation. A column that is None is detected by its name.
+
+    Rows are marked as rows of the benchmark, if there is one; it decides how they are converted and graded.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    benchmark: str | None = None
+    seed: Annotated[int, Option(help="Seed of the order of choices, for gpqa-diamond.")] = 0
     dataset: Annotated[str, Option(help="Repository on the Hugging Face Hub.")]
     config: Annotated[str | None, Option(help="Configuration of the repository.")] = None
     split: Annotated[str, Option(help="Split of the data set.")] = "train"

@@ -20,7 +20,8 @@ _TIMEOUT_S: Final = 10.0
 _OFFLINE_REASON: Final = "HF_HUB_OFFLINE is set: read from the cache of an earlier download"
 _MESSAGES_BY_ERROR: Final = {
     "GatedRepoError": (
-        "{what} at {where} is gated: accept its terms on its page, then log in with `hf auth login` or HF_TOKEN"
+        "{what} at {where} is gated: accept its terms on {where}/datasets/{what}, then log in with `hf auth login` or "
+        "HF_TOKEN"
     ),
     "RepositoryNotFoundError": (
         "{where} has no data set {what}, or the data set is private; name another data set with --dataset, or log in "
@@ -126,6 +127,9 @@ def _load_hub(request: Request, revision: str | None, *, is_offline: bool) -> An
             request.dataset, request.config, split=request.split, revision=revision or request.revision
         )
     except Exception as e:  # `datasets` raises errors of many libraries; its HTTP library differs between versions
+        if "gated" in str(e).lower():  # the hub describes a gated data set to anyone, and refuses its files only
+            message = _MESSAGES_BY_ERROR["GatedRepoError"]
+            raise PreparationError(message.format(what=request.dataset, where=request.shown_endpoint)) from e
         if is_offline:
             raise PreparationError(
                 f"HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) is set, and the cache of earlier downloads does not have "

@@ -10,6 +10,7 @@ import secrets
 import signal
 import time
 from contextlib import suppress
+from dataclasses import fields
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +27,7 @@ from strands_rollout.cli.options import (
     build_options,
     check_engine_options,
     config,
+    is_given,
     run,
     set_help_format,
 )
@@ -285,6 +287,7 @@ def demo(values: OptionValues) -> None:
 def evaluate(
     values: OptionValues,
     *,
+    context: typer.Context,
     k: Annotated[
         str | None,
         typer.Option(
@@ -313,12 +316,18 @@ def evaluate(
     ks = None if k is None else _parse_ks(k)
     from strands_rollout.evaluation.run import run_evaluation
 
+    overrides = {
+        field.name: values[field.name]
+        for field in fields(Sampling)
+        if values.get(field.name) is not None and is_given(context, field.name)
+    }
     defaults = _SERVER_DEFAULTS if values["base_url"] is not None else _EMBEDDED_DEFAULTS
     values |= {name: values[name] or default for name, default in defaults.items()}
     values["data"] = values["data"] or []
     values["out"] = values["out"] or Path("eval_results") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     sampling = build_options(Sampling, values)
-    raise typer.Exit(run_evaluation(build_options(EvalOptions, values, sampling=sampling, ks=ks)))
+    options = build_options(EvalOptions, values, sampling=sampling, sampling_overrides=overrides, ks=ks)
+    raise typer.Exit(run_evaluation(options))
 
 
 def _parse_ks(text: str) -> list[int]:

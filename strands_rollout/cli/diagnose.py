@@ -285,6 +285,9 @@ def view(
         raise typer.BadParameter("got --out with --text or --port; expected only one of them")
     if sample and not text:
         raise typer.BadParameter("got --sample without --text; expected both")
+    from strands_rollout.evaluation.protocols import refuse_several_protocols
+
+    refuse_several_protocols(dumps)
     retokeniser = _load_retokeniser(tokenizer, dumps)
     if text:
         _print_dumps(_name_dumps(dumps), set(sample or ()), retokeniser)

@@ -35,7 +35,7 @@ _OPTION_GROUPS: Final = {
     "Engine and model": "base-url api-base api-model model model-name tokenizer max-context-length host port",
     "Agent and reward": "config set reward reward-key group-rm",
     "Data": "data eval-config held-out input-key label-key prompt-key limit row answer",
-    "Sampling": "samples samples-per-problem k concurrency temperature top-p top-k max-new-tokens seed",
+    "Sampling": "protocol samples samples-per-problem k concurrency temperature top-p top-k max-new-tokens seed",
     "Steps": "steps prompts samples-per-prompt extra-prompts async eval-every save-every",
     "Update": "learning-rate lr-decay updates clip-low clip-high loss-mean tis-clip kl entropy threads",
     "Output": "out dump save-tokens audit show text sample json wandb",
@@ -182,6 +182,12 @@ Options = TypeVar("Options")
 def build_options(kind: type[Options], values: OptionValues, **more: object) -> Options:
     """Build the dataclass `kind` from the values of its fields, and from `more`."""
     return kind(**{field.name: values[field.name] for field in fields(kind) if field.name in values}, **more)  # type: ignore[arg-type]
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Return whether the user has given the option with this parameter name, rather than left it at its default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def check_engine_options(base_url: str | None, model: Path | None) -> None:

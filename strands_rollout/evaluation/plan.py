@@ -23,12 +23,15 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from strands_rollout.errors import ConfigError, PromptError
+from strands_rollout.evaluation.benchmarks import benchmark_of
+from strands_rollout.evaluation.protocols import Measurement, Protocol
 from strands_rollout.files.yaml_files import yaml_text
 from strands_rollout.grading import label_texts
 from strands_rollout.play.options import EvalOptions, Sampling
 from strands_rollout.play.rows import Row, json_line, load_rows, shipped_rows
 from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.inputs import to_episode_prompt, with_row_settings
+from strands_rollout.slime_plugin.reward import check_row_grading
 from strands_rollout.validation import explain_errors
 
 DEFAULT_KS: Final = (1, 4, 8, 16)
@@ -69,13 +72,14 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class EvalSet:
-    """A loaded data set: its file and digest, its problems, and the sampling of each problem."""
+    """A loaded data set: its file and digest, its problems, the sampling of each problem, and the protocol, if any."""
 
     file: DataFile
     rows: Sequence[Row]
     sha256: str
     sampling: Sampling
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    measurement: Measurement | None = None
 
     @classmethod
     def load(
@@ -123,8 +127,8 @@ class EvalSet:
 
     @property
     def name(self) -> str:
-        """Name of the data set in results and reports."""
-        return self.file.name
+        """Name of the data set in results and reports; carries the protocol, as in "aime-2024@qwen3"."""
+        return self.file.name if self.measurement is None else f"{self.file.name}@{self.measurement.label}"
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -140,6 +144,38 @@ class EvalSet:
             "sampling_params": self.sampling.params,
             "chat_template_kwargs": dict(self.template_kwargs),
         }
+
+    def under(self, protocol: Protocol, settings: RolloutSettings, overrides: Mapping[str, Any]) -> EvalSet:
+        """Return the data set with the protocol's sampling and prompts.
+
+        Args:
+            protocol: The protocol of the run.
+            settings: The settings of the run.
+            overrides: Fields of `Sampling` that the user has given, which override the protocol's.
+
+        Raises:
+            ConfigError: The protocol can't measure the rows.
+        """
+        benchmark = benchmark_of([row.metadata for row in self.rows])
+        sampling = replace(protocol.sampling_of(benchmark), **overrides)
+        changes = [*protocol.sampling_changes(sampling, benchmark), *protocol.setting_changes(settings)]
+        if benchmark and len(self.rows) != benchmark.rows:
+            changes.append(f"{len(self.rows)} of {benchmark.rows} problems")
+        rows = [protocol.with_instruction(row) for row in self.rows]
+        return replace(self, rows=rows, sampling=sampling, measurement=Measurement(protocol, benchmark, tuple(changes)))
+
+    def check_grading(self) -> None:
+        """Check that each row's answer can be graded.
+
+        Raises:
+            ConfigError: A library that the grading needs is missing.
+            PromptError: A row names an unknown grading or instruction, or has no letter as the label of a choice.
+        """
+        for row in self.rows:
+            try:
+                check_row_grading(row.label, row.metadata)
+            except PromptError as e:
+                raise PromptError(f"{self.file.path}:{row.line}: {e}") from e
 
     def check_settings(self, settings: RolloutSettings) -> None:
         """Raise ConfigError, which names the line, if a row's own settings don't fit the run's settings."""
@@ -318,16 +354,21 @@ def validated(model: type[_Model], value: object, where: str) -> _Model:
         raise ConfigError(f"{where}: {explain_errors(e, model)}") from e
 
 
-def load_sets(options: EvalOptions, settings: RolloutSettings, on_note: Callable[[str], None]) -> list[EvalSet]:
+def load_sets(
+    options: EvalOptions, settings: RolloutSettings, on_note: Callable[[str], None], protocol: Protocol | None = None
+) -> list[EvalSet]:
     """Load the requested data sets; `on_note` receives a sentence for each ignored key of the `--eval-config` file.
 
     Raises:
-        ConfigError: No data set is named, two have the same name, or the `--eval-config` file can't be used.
+        ConfigError: No data set is named, two have the same name, or the protocol or the `--eval-config` file can't be
+            used.
         PromptError: A data file can't be used.
     """
     if options.eval_config is not None:
         if options.data:
             raise ConfigError("got --data and --eval-config; expected one of them")
+        if protocol is not None:
+            raise ConfigError("got --protocol and --eval-config, which has its own sampling; expected one of them")
         if options.label_key is not None or options.input_key != "prompt":
             raise ConfigError("got --input-key or --label-key; expected input_key and label_key in the --eval-config")
         return read_eval_config(
@@ -349,4 +390,5 @@ def load_sets(options: EvalOptions, settings: RolloutSettings, on_note: Callable
             f"got the data sets {', '.join(names)}; expected files with different names, or --eval-config"
         )
     needs_labels = settings.needs_labels
-    return [EvalSet.load(file, options.sampling, limit=limit, needs_labels=needs_labels) for file in files]
+    sets = [EvalSet.load(file, options.sampling, limit=limit, needs_labels=needs_labels) for file in files]
+    return sets if protocol is None else [each.under(protocol, settings, options.sampling_overrides) for each in sets]

@@ -11,7 +11,6 @@ they count in no share and no mean.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import math
 from collections import Counter
@@ -26,22 +25,24 @@ from strands_rollout import __version__
 from strands_rollout.client.client import ServerInfo
 from strands_rollout.errors import ConfigError
 from strands_rollout.evaluation.plan import EvalSet, SampleKey
+from strands_rollout.evaluation.protocols import settings_identity
 from strands_rollout.files.json_files import describe_differences, read_json, write_json
 from strands_rollout.files.json_log import JsonLog, complete_lines
 from strands_rollout.grading import NO_ANSWER
 from strands_rollout.grading.comparison import compare
 from strands_rollout.play.options import EvalOptions
 from strands_rollout.play.rows import json_line
-from strands_rollout.samples import parts_of
-from strands_rollout.secret_mask import mask_settings
+from strands_rollout.samples import PART_PREFIX, parts_of
 from strands_rollout.settings import RolloutSettings
+from strands_rollout.slime_plugin.reward import FOLLOWED_PART, INSTRUCTIONS_PART
 from strands_rollout.validation import explain_fault
 
 _RUN_FORMAT: Final = 1
 _REPORT_FORMAT: Final = 1
 _CONFIDENCE: Final = 0.95
 _DIGITS: Final = 6  # of shares and means in the report
-_WITHOUT_ANSWERS: Final = frozenset({"environment", "function", "parts"})  # methods that need not extract an answer
+# methods that need not extract an answer
+_WITHOUT_ANSWERS: Final = frozenset({"environment", "function", "parts", "instructions"})
 _NO_ANSWERS: Final = frozenset({"", NO_ANSWER})
 FINISHED_STATUSES: Final = frozenset({"completed", "truncated"})
 """Statuses of samples that measure the policy; all other statuses are faults of the infrastructure."""
@@ -53,6 +54,7 @@ def run_identity(
     """Return everything that a run's results depend on, as JSON, without the engine's address and the concurrency."""
     return {
         "strands_rollout": __version__,
+        "protocol": options.protocol,
         "model": info.model_path,
         "weight_version": info.weight_version,
         "tokenizer": str(tokenizer_dir.resolve()),
@@ -61,25 +63,6 @@ def run_identity(
         "settings": settings_identity(settings),
         "data_sets": {eval_set.name: eval_set.identity for eval_set in sets},
     }
-
-
-def settings_identity(settings: RolloutSettings) -> dict[str, Any]:
-    """Return all settings that results depend on, without secrets.
-
-    The options of executors and tools are hashed, and secrets in `reward` are masked.
-    """
-
-    def hash_options(entry: object) -> object:
-        if not isinstance(entry, dict):
-            return entry
-        options = json.dumps({key: value for key, value in entry.items() if key != "name"}, sort_keys=True)
-        return {"name": entry.get("name"), "options_sha256": hashlib.sha256(options.encode()).hexdigest()}
-
-    without_effect = {"dump_dir", "dump_samples", "episode_workers", "journal_dir", "mismatch_check"}
-    values = settings.model_dump(mode="json", exclude=without_effect)
-    values["reward"] = mask_settings(values["reward"])
-    tools = {name: [hash_options(tool) for tool in values[name]] for name in ("tools", "row_tools")}
-    return {**values, "executor": hash_options(values["executor"]), **tools}
 
 
 class _ResultModel(BaseModel):
@@ -428,6 +411,7 @@ def _data_set_report(eval_set: EvalSet, results: Results, ks: Sequence[int]) -> 
     mean, error, interval = accuracy_of(counts)
     ks = [k for k in ks if k <= samples]
     return {
+        "protocol": eval_set.measurement and eval_set.measurement.to_json(),
         "problems": len(eval_set.rows),
         "problems_scored": sum(bool(total) for _, total in counts),
         "samples_per_problem": samples,
@@ -443,6 +427,7 @@ def _data_set_report(eval_set: EvalSet, results: Results, ks: Sequence[int]) -> 
         "pass_at_k_problems": {str(k): sum(total >= k for _, total in counts) for k in ks},
         "maj_at_n": _mean([problem["majority_score"] for problem in problems if problem["scored"]]),
         **_reward_means(scored),
+        "instruction_accuracy": _instruction_accuracy(scored),
         "without_answer": sum(not has_answer(result.answer) for result in scored),
         "status": _count(result.status for result in played),
         "stop_reasons": _count(result.stop_reason for result in played),
@@ -492,6 +477,16 @@ def _reward_means(scored: Sequence[SampleResult]) -> dict[str, Any]:
             name: _mean(values) for name, values in parts_of(reward.model_extra or {} for reward in rewards).items()
         },
     }
+
+
+def _instruction_accuracy(scored: Sequence[SampleResult]) -> float | None:
+    """Return the share of all instructions of IFEval that were followed; None without such samples."""
+    rewards = [(result.reward.model_extra or {}) if result.reward else {} for result in scored]
+    followed, given = (
+        sum(reward.get(f"{PART_PREFIX}{part}", 0.0) for reward in rewards)
+        for part in (FOLLOWED_PART, INSTRUCTIONS_PART)
+    )
+    return _round(followed / given) if given else None
 
 
 def _drift_totals(scored: Sequence[SampleResult]) -> dict[str, Any] | None:

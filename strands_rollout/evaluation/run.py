@@ -32,6 +32,7 @@ from strands_rollout.dump.terminal import make_console, print_transcript, progre
 from strands_rollout.errors import ConfigError, DumpError
 from strands_rollout.evaluation.evaluate import RunPlan, Summary, evaluate
 from strands_rollout.evaluation.plan import DEFAULT_KS, EvalSet, SampleKey, load_sets
+from strands_rollout.evaluation.protocols import find_protocol
 from strands_rollout.evaluation.results import (
     ResultsFile,
     SampleResult,
@@ -112,11 +113,16 @@ def run_evaluation(options: EvalOptions) -> int:
 async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) -> dict[str, Any]:
     changes = merge_changes(options.changes, options.reward)
     settings = await load_settings(options.config, changes, options.base_url, options.model_dir)
-    sets = load_sets(options, settings, note)
+    protocol = None if options.protocol is None else find_protocol(options.protocol)
+    if protocol is not None:
+        settings = protocol.apply_to(settings)
+    sets = load_sets(options, settings, note, protocol)
     if limits := shipped_model_note(settings, options.config, options.base_url, options.model_dir):
         note(limits)
     for eval_set in sets:
         eval_set.check_settings(settings)
+        if settings.needs_labels:
+            eval_set.check_grading()
         samples = eval_set.sampling.samples
         for k in options.ks or ():
             if k > samples:
@@ -125,6 +131,7 @@ async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) 
     async with served_engine(options.base_url, model_dir) as base_url:
         info = await fetch_engine_info(base_url)
         tokenizer_dir = options.tokenizer_dir or tokenizer_folder(info, base_url)
+        check_response_fits(sets, options.max_context_tokens or info.context_length)
         with ResultsFile(options.out, run_identity(options, sets, settings, info, tokenizer_dir)) as file:
             note(f"engine at {redacted(parse_base_url(base_url))}, results in {options.out}")
             session = EvaluationSession(options, settings, sets, file, note)
@@ -132,6 +139,7 @@ async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) 
                 await session.play(base_url, tokenizer_dir, log)
             results_report = evaluation_report(sets, session.results, options.ks or DEFAULT_KS)
             report = {
+                "protocol": options.protocol,
                 **results_report,
                 "notes": report_notes(results_report, info.weight_version),
                 "model": info.model_path,
@@ -146,6 +154,19 @@ async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) 
     for message in [*stopped, *errors, *report["notes"]]:
         note(message)
     return report
+
+
+def check_response_fits(sets: Sequence[EvalSet], context_tokens: int | None) -> None:
+    """Raise a ConfigError if the responses of a protocol don't fit into the context; None for an unknown context."""
+    for eval_set in sets:
+        length = eval_set.sampling.max_new_tokens
+        if eval_set.measurement and context_tokens is not None and length >= context_tokens:
+            raise ConfigError(
+                f"{eval_set.name}: got responses of up to {length} tokens and a context of {context_tokens} tokens; "
+                "expected a context that holds the prompt and the response. Serve the model with a longer context "
+                "(SGLang's --context-length), or shorten the responses with --max-new-tokens, which modifies the "
+                "protocol"
+            )
 
 
 class EvaluationSession:
@@ -553,6 +574,7 @@ def _total_lines(name: str, data_set: Mapping[str, Any]) -> Iterator[str]:
         return "" if problems == data_set["problems"] else f" over {problems} of {data_set['problems']} problems"
 
     over_scored = over(data_set["problems_scored"])
+    protocol = data_set["protocol"]
     pass_at_k = ", ".join(
         f"pass@{k} {_percent(value)}{over(data_set['pass_at_k_problems'][k])}"
         for k, value in data_set["pass_at_k"].items()
@@ -562,6 +584,15 @@ def _total_lines(name: str, data_set: Mapping[str, Any]) -> Iterator[str]:
     yield f"\n{name}: avg@{samples} {_percent(data_set['avg_at_n'])}{over_scored}{interval_text}{majority}"
     if pass_at_k:
         yield pass_at_k
+    if data_set["instruction_accuracy"] is not None:
+        yield (
+            f"IFEval, strict: by prompt {_percent(data_set['avg_at_n'])}, by instruction "
+            f"{_percent(data_set['instruction_accuracy'])}"
+        )
+    if protocol is not None:
+        modified = f", modified: {', '.join(protocol['modified'])}" if protocol["modified"] else ""
+        yield f"protocol {protocol['name']} ({protocol['source']}){modified}"
+        yield protocol["comparability"]
     if data_set["mean_reward"] is not None:
         parts = [f"{part.removeprefix(PART_PREFIX)} {value:.4g}" for part, value in data_set["mean_parts"].items()]
         yield f"mean reward {data_set['mean_reward']:.4g}{over_scored}{': ' * bool(parts)}{', '.join(parts)}"

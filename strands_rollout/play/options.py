@@ -231,6 +231,7 @@ class EvalOptions:
     """Options of the command `eval`. If an option is None, the default in its help applies.
 
     Attributes:
+        sampling_overrides: Fields of `sampling` that the user has given, which override the protocol's.
         ks: The k of pass@k; None for `DEFAULT_KS` of evaluation/plan.py.
     """
 
@@ -245,6 +246,14 @@ class EvalOptions:
     input_key: InputKey = "prompt"
     label_key: LabelKey = None
     reward: RewardPath = None
+    protocol: Annotated[
+        str | None,
+        Option(
+            help="Conditions of the measurement, for numbers that can be compared: qwen3 (of Qwen3's technical report, "
+            "without tools) or tool (this package's, with the code tool). Options that you give override it.",
+            metavar="NAME",
+        ),
+    ] = None
     eval_config: Annotated[
         Path | None,
         Option(
@@ -262,6 +271,7 @@ class EvalOptions:
     ] = None
     changes: Changes = None
     sampling: Sampling
+    sampling_overrides: Mapping[str, Any] = field(default_factory=dict)
     concurrency: Annotated[
         int, Option(help="Maximum episodes at once. Default: 64, or 16 on the embedded engine.", min=1)
     ]

@@ -15,11 +15,13 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, cast, get_args
 
-from strands_rollout.errors import EnvironmentFaultError, FailedGroupsError, RolloutError
+from strands_rollout.errors import EnvironmentFaultError, FailedGroupsError, PromptError, RolloutError
 from strands_rollout.exits import exits_as_errors
 from strands_rollout.grading import Grade, grade, last_assistant_text, slime_example_grade, spoken_text
+from strands_rollout.grading.choices import grade_choice, letter_of
+from strands_rollout.grading.ifeval import Instructions
 from strands_rollout.log_once import log_once
 from strands_rollout.samples import (
     FAILED_METHODS,
@@ -31,6 +33,7 @@ from strands_rollout.samples import (
     add_facts,
     facts_of,
     fan_out_part,
+    question_of,
     rollout_id_of,
     statuses_of,
     take_fact,
@@ -48,6 +51,12 @@ _LOGGER = logging.getLogger(__name__)
 _GRADING_THREADS: Final = 2  # not the event loop's default threads, which tools may occupy for long
 _MAX_SHOWN_CHARS: Final = 200
 _MAX_LIST_DEPTH: Final = 8
+GRADING_KEY: Final = "strands_rollout_grading"
+"""Key of a row's metadata with the grading of its answer: a value of `Grading`; without it, "math"."""
+Grading: TypeAlias = Literal["math", "choice", "ifeval"]
+INSTRUCTIONS_PART: Final = "instructions"
+FOLLOWED_PART: Final = "instructions_followed"
+"""Parts of the reward of a row of IFEval, whose sums over all samples give the accuracy by instruction."""
 _CUT_REASONS: Final = frozenset({"turn_length", "response_length", "context_length"})
 _CUT_STATUSES: Final = frozenset({"truncated", "aborted"})
 
@@ -281,14 +290,17 @@ def _result_as_dict(settings: RewardSettings, result: RewardResult, sample: obje
 
 
 async def _default_reward(settings: RewardSettings, sample: object) -> RewardDict:
-    """Compare the sample's answer with its label."""
+    """Grade the sample's answer as its row says: compare it with the label, or check the row's instructions."""
     loop = asyncio.get_running_loop()
-    verdict = await loop.run_in_executor(_grading_pool(os.getpid()), _grade_sample, sample, settings.symbolic_timeout_s)
+    verdict, parts = await loop.run_in_executor(
+        _grading_pool(os.getpid()), _grade_sample, sample, settings.symbolic_timeout_s
+    )
     score = settings.correct if verdict.correct else settings.wrong
     if settings.tool_shaping and not verdict.correct:
         # as slime's strands example shapes failures: negative below two tool iterations
         score += min(MAX_TOOL_SHAPING, (_tool_iterations(sample) - 2) / 2 * 0.1)
-    return _reward_dict(score, verdict, "the sample has no label" if verdict.method == "no_label" else "")
+    error = "the sample has no label" if verdict.method == "no_label" else ""
+    return {**_reward_dict(score, verdict, error), **{f"{PART_PREFIX}{name}": value for name, value in parts.items()}}
 
 
 @functools.cache
@@ -297,8 +309,46 @@ def _grading_pool(_pid: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_GRADING_THREADS, thread_name_prefix="grading")
 
 
-def _grade_sample(sample: object, cpu_s: float) -> Grade:
-    return grade(answer_text(sample), getattr(sample, "label", None), cpu_s, is_cut=is_cut_answer(sample))
+def grading_of(metadata: object) -> Grading:
+    """Return the grading that a row's metadata names under `GRADING_KEY`.
+
+    Raises:
+        PromptError: There is no such grading.
+    """
+    name = metadata.get(GRADING_KEY, "math") if isinstance(metadata, Mapping) else "math"
+    if name not in get_args(Grading):
+        raise PromptError(
+            f"got {GRADING_KEY}={name!r:.80} in a row's metadata; expected one of {', '.join(get_args(Grading))}"
+        )
+    return cast("Grading", name)
+
+
+def check_row_grading(label: object, metadata: Mapping[str, Any]) -> None:
+    """Check that the answer of a row can be graded as its metadata says.
+
+    Raises:
+        ConfigError: A library that the grading needs is missing.
+        PromptError: The grading or an instruction is unknown, or the label of a choice is not a letter.
+    """
+    grading = grading_of(metadata)
+    if grading == "ifeval":
+        Instructions.of(metadata).check_usable()
+    if grading == "choice" and not (isinstance(label, str) and letter_of(label)):
+        raise PromptError(f"got the label {label!r:.80}; expected the letter of the right choice, such as C")
+
+
+def _grade_sample(sample: object, cpu_s: float) -> tuple[Grade, Mapping[str, float]]:
+    """Return the verdict on a sample's answer, and the parts of its reward."""
+    text, label, is_cut = answer_text(sample), getattr(sample, "label", None), is_cut_answer(sample)
+    metadata = getattr(sample, "metadata", None)
+    grading = grading_of(metadata)
+    if grading == "choice":
+        return grade_choice(text, label, is_cut=is_cut), {}
+    if grading == "ifeval":
+        followed = Instructions.of(metadata or {}).followed(text, question_of(getattr(sample, "prompt", None) or ""))
+        verdict = Grade(correct=all(followed), pred="", label=_display_text(label), method="instructions")
+        return verdict, {INSTRUCTIONS_PART: float(len(followed)), FOLLOWED_PART: float(sum(followed))}
+    return grade(text, label, cpu_s, is_cut=is_cut), {}
 
 
 def is_cut_answer(sample: object) -> bool:

@@ -21,6 +21,7 @@ class Hub:
     repository: str
     files: dict[str, Path]
     refusal: Reply
+    gated: bool = False  # if true, describes its files and refuses to give them
     base_url: str = ""
     asked: list[str] = field(default_factory=list)
 
@@ -36,6 +37,8 @@ class Hub:
         name = path.removeprefix(resolve).partition("/")[2] if path.startswith(resolve) else ""
         if name not in self.files:
             return ABSENT
+        if self.gated:
+            return 403, b"{}", {"X-Error-Code": "GatedRepo"}
         content = self.files[name].read_bytes()
         return 200, content, {"ETag": f'"{len(content):040x}"', "X-Repo-Commit": REVISION}
 
@@ -57,10 +60,10 @@ def _json(value: object) -> Reply:
 
 @contextmanager
 def served(
-    dataset: str = "", files: dict[str, Path] | None = None, status: int = 404, error: str = ""
+    dataset: str = "", files: dict[str, Path] | None = None, status: int = 404, error: str = "", *, gated: bool = False
 ) -> Iterator[Hub]:
     """Serve the files as the repository `dataset`, or answer all requests with `status` and the hub's error code."""
-    hub = Hub(dataset, files or {}, (status, b"{}", {"X-Error-Code": error} if error else {}))
+    hub = Hub(dataset, files or {}, (status, b"{}", {"X-Error-Code": error} if error else {}), gated)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -85,6 +88,8 @@ def served(
         hub.base_url = f"http://127.0.0.1:{server.server_port}"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield hub
-        server.shutdown()
-        thread.join()
+        try:
+            yield hub
+        finally:
+            server.shutdown()
+            thread.join()

@@ -22,7 +22,7 @@ from stand_in_hub import REVISION, served
             "RepoNotFound",
             "has no data set someone/problems, or the data set is private; name another data set with --dataset",
         ),
-        (403, "GatedRepo", "is gated: accept its terms on its page, then log in"),
+        (403, "GatedRepo", "is gated: accept its terms on http://.*/datasets/someone/problems, then log in"),
         (
             500,
             "",
@@ -69,3 +69,15 @@ def test_prepare_from_a_mirror_then_offline_from_the_cache(tmp_path: Path) -> No
     facts = json.loads(stdout)
     assert (facts["revision"], facts["rows"]) == (None, 2)
     assert "HF_HUB_OFFLINE" in facts["revision_reason"]
+
+
+def test_prepare_error_of_a_gated_data_set_names_its_page(tmp_path: Path) -> None:
+    """The hub describes a gated data set to anyone, and refuses its files."""
+    (tmp_path / "file").write_text("Question\n?\n")
+    files = dict.fromkeys(("README.md", "gpqa_diamond.csv"), tmp_path / "file")
+    with served("Idavidrein/gpqa", files, gated=True) as hub:
+        arguments = ("gpqa-diamond", "--mirror", hub.base_url, "--out", str(tmp_path / "out.jsonl"))
+        code, _, stderr = in_a_process(tmp_path / "home", "benchmark.py", *arguments)
+    assert code == 1
+    said = f"is gated: accept its terms on {hub.base_url}/datasets/Idavidrein/gpqa, then log in with `hf auth login`"
+    assert said in stderr

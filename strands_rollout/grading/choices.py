@@ -1,0 +1,64 @@
+r"""Grade multiple choice by letter, as in GPQA: the letter is read, and nothing is compared as mathematics.
+
+A letter may stand in a box, in an `"answer"` field of JSON (the form that Qwen3's model card asks for), after
+`Answer:`, or after "the answer is".
+"""
+
+import re
+from typing import Final
+
+from strands_rollout.grading import Grade, extract_answer
+from strands_rollout.grading.extraction import last_boxed
+
+_JSON_FIELD: Final = re.compile(r'"answer"\s*:\s*"(?P<answer>[^"\n]*)"', re.IGNORECASE)
+_SENTENCE: Final = re.compile(
+    r"\banswer\s+is\s*:?[\s*_$]*(?:(?:option|choice)\s+)?(?P<answer>\([A-Z]\)|(?-i:[A-Z])(?=[\s*_$]*(?:[.,;:)\n]|$)))",
+    re.IGNORECASE,
+)
+_STYLE: Final = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mathit|rm|bf)(?![A-Za-z])")
+_MARKUP: Final = " \t\n$*_`'\"{}[]"
+_CHOICE: Final = re.compile(
+    r"(?:(?:option|choice)\s+)?(?:\((?P<inner>[A-Z])\)|(?P<plain>[A-Z])(?:[).:](?!\w)|$))", re.IGNORECASE
+)
+
+
+def grade_choice(text: str, label: object, *, is_cut: bool = False) -> Grade:
+    """Read the letter in an assistant's text and compare it with the label's letter, in any case.
+
+    A box takes precedence over a JSON field, and this over `Answer:` and "the answer is"; the last of each counts.
+    Several letters, or a letter within a formula or word, are no answer.
+
+    Args:
+        text: The assistant's last text, as `spoken_text` or `last_assistant_text` gives them.
+        label: The letter of the right choice; None or "" makes every answer wrong, with the method "no_label".
+        is_cut: Whether the text ends in the middle; see `extract_answer`.
+
+    Raises:
+        ValueError: The label is not a letter.
+    """
+    right = letter_of(str(label)) if label else ""
+    if label and not right:
+        raise ValueError(f"got the label {label!r:.80}; expected the letter of the right choice, such as C")
+    chosen = _chosen_letter(text, is_cut=is_cut)
+    method = "choice" if chosen and right else "empty" if right else "no_label"
+    return Grade(correct=bool(chosen) and chosen == right, pred=chosen, label=right, method=method)
+
+
+def letter_of(answer: str) -> str:
+    r"""Return the letter that an answer begins with, as in "C", "(C) 12 m", "c." or "\text{C}"; "" if there is none."""
+    match = _CHOICE.match(_STYLE.sub("", answer).strip(_MARKUP))
+    return (match["inner"] or match["plain"]).upper() if match else ""
+
+
+def _chosen_letter(text: str, *, is_cut: bool) -> str:
+    extracted = extract_answer(text, is_cut=is_cut)  # a box, else an "Answer:" line
+    if boxed := last_boxed(text):
+        return letter_of(boxed) if extracted == boxed else ""
+    fields = list(_JSON_FIELD.finditer(text))
+    if fields:
+        return letter_of(fields[-1]["answer"])
+    if extracted:
+        return letter_of(extracted)
+    # at the end of a cut text, "is A" may be the beginning of "is A proton"
+    sentences = [found for found in _SENTENCE.finditer(text) if not is_cut or found.end() < len(text)]
+    return letter_of(sentences[-1]["answer"]) if sentences else ""

@@ -9,7 +9,7 @@ from prep_support import lines_of, write_parquet
 from stand_in_hub import REVISION, served
 from test_hub import in_a_process
 
-from strands_rollout.environments.question_answering import gold_answers
+from strands_rollout.environments.question_answering import label_answers
 
 SCRIPT = "question_answering.py"
 
@@ -48,7 +48,7 @@ def test_question_answering_writes_questions_and_answers(main, tmp_path: Path) -
         "metadata": {"data_source": "nq", "id": "train_1"},
     }
     assert second["metadata"]["data_source"] == "hotpotqa"
-    assert gold_answers(first["label"]) == ["Ferry 1", "The 1"]
+    assert label_answers(first["label"]) == ["Ferry 1", "The 1"]
 
 
 def test_question_answering_leaves_out_held_out_questions(main, tmp_path: Path) -> None:

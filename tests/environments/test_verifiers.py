@@ -1,5 +1,6 @@
 """Episodes of verifiers environments: its harness, tools, scoring and errors, over the recorded endpoint."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ from strands_rollout.slime_plugin.inputs import find_load_errors
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 pytest.importorskip("verifiers", reason="needs verifiers: pip install 'strands-rollout[verifiers]'")
+import uvicorn
 from typer.testing import CliRunner
 
 from strands_rollout.cli.commands import app
@@ -274,6 +276,58 @@ async def test_play_plays_rows_of_nemo_gym(shipped_tokenizer, tmp_path):
     assert (played.facts["stop_reason"], played.facts["error"]) == ("completed", None)
     assert [name for name, _ in asked] == ["seed_session", "count", "verify"]
     assert '{"words": 2}' in played.context_after(0)
+    assert played.facts["environment_score"]["score"] == 1.0
+    assert_all_sampled_tokens_are_trained(played)
+
+
+@asynccontextmanager
+async def openenv_server() -> AsyncIterator[str]:
+    """Serve an environment of OpenEnv in which the policy doubles a number until it is 8; yield the URL."""
+    from openenv.core.env_server import Action, Environment, Observation, State, create_app
+
+    class Guess(Action):
+        number: int
+
+    class Asked(Observation):
+        text: str
+
+    class Doubling(Environment):
+        number = 2
+
+        def reset(self, seed: int | None = None, episode_id: str | None = None, **_more: Any) -> Asked:
+            return Asked(text="double 2")
+
+        def step(self, action: Guess, timeout_s: float | None = None, **_more: Any) -> Asked:
+            is_right = action.number == 2 * self.number
+            self.number = action.number
+            return Asked(text=f"double {self.number}", reward=0.5 * is_right, done=self.number >= 8)
+
+        @property
+        def state(self) -> State:
+            return State()
+
+    config = uvicorn.Config(create_app(Doubling, Guess, Asked), host="127.0.0.1", port=0, log_level="error")
+    server = uvicorn.Server(config)
+    task = asyncio.ensure_future(server.serve())
+    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+        await asyncio.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await task
+
+
+async def test_play_plays_an_environment_of_openenv(shipped_tokenizer, tmp_path):
+    """The environment is the user: its observations follow the policy's actions."""
+    pytest.importorskip("openenv", reason="needs OpenEnv: pip install 'verifiers[openenv]'")
+    seat = {"harness": {"id": "null"}, "runtime": SUBPROCESS}
+    path = tmp_path / "env.toml"
+    async with openenv_server() as url:
+        path.write_text(to_toml({"taskset": {"id": "openenv", "base_url": url}, "player": seat}), encoding="utf-8")
+        played = await play(shipped_tokenizer, path, ["4<|im_end|>", '{"number": 8}<|im_end|>'])
+    assert (played.facts["stop_reason"], played.facts["error"]) == ("completed", None)
+    assert "double 4" in played.context_after(0)
     assert played.facts["environment_score"]["score"] == 1.0
     assert_all_sampled_tokens_are_trained(played)
 

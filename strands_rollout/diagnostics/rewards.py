@@ -48,7 +48,7 @@ from strands_rollout.samples import (
 )
 from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.inputs import ROW_SETTINGS_KEY, SLIME_TOOLS_KEY, with_row_settings
-from strands_rollout.slime_plugin.reward import reward_func
+from strands_rollout.slime_plugin.reward import check_row_grading, grading_of, reward_func
 from strands_rollout.user_code import add_config_folder
 
 ANSWER_FORMS: Final = ("\\boxed{{label}}", "Answer: {label}")
@@ -282,10 +282,12 @@ async def run_validate(
     unreadable = [(number, error) for number, error in lines if isinstance(error, PromptError)]
     faults = [RowFault(number, None, str(error).removeprefix(f"{path}:{number}: ")) for number, error in unreadable]
     readable = [row for _, row in lines if isinstance(row, Row)]
-    invalid = [(row, reason) for row in readable if (reason := _row_settings_fault(row, reward.settings))]
+    invalid = [(row, reason) for row in readable if (reason := _row_fault(row, reward))]
     faults += [RowFault(row.line, row.label, reason) for row, reason in invalid]
     invalid_lines = {row.line for row, _ in invalid}
-    rows = [row for row in readable if row.line not in invalid_lines]
+    valid = [row for row in readable if row.line not in invalid_lines]
+    # the label of a row of IFEval names instructions, and is no answer
+    rows = [row for row in valid if not reward.grades_labels or grading_of(row.metadata) != "ifeval"]
     failures: list[RowFault] = []
     with counter("ground truths") as on_done:
         on_done(len(faults))
@@ -334,6 +336,22 @@ async def run_validate(
         )
     print(f"{right} of {len(lines)} ground truths are right" + (f", {len(unscored)} not scored" if unscored else ""))
     return ok
+
+
+def _row_fault(row: Row, reward: RewardCall) -> str:
+    """Return the reason why the row's settings or its grading are invalid; "" if they are valid.
+
+    Raises:
+        ConfigError: A library that the grading needs is missing.
+    """
+    if reason := _row_settings_fault(row, reward.settings):
+        return reason
+    try:
+        if reward.grades_labels:
+            check_row_grading(row.label, row.metadata)
+    except PromptError as e:
+        return str(e)
+    return ""
 
 
 def _row_settings_fault(row: Row, settings: RolloutSettings | None) -> str:

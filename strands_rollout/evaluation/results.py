@@ -246,11 +246,17 @@ class ResultsFile:
             write_json(identity_path, identity)
         elif not identity_path.exists():
             raise ConfigError(f"{self.path} has no {identity_path.name} next to it; choose another --out")
-        elif differing := describe_differences(read_json(identity_path), identity):
+        elif differing := _run_differences(read_json(identity_path), identity):
             raise ConfigError(
                 f"{identity_path.parent} holds another run: {differing}. Use the values that the run began with, or "
                 "choose another --out"
             )
+
+
+def _run_differences(recorded: Mapping[str, Any], requested: Mapping[str, Any]) -> str:
+    """Return the differences of two runs as text; of runs under different protocols, the protocols alone."""
+    protocols = ({"protocol": run.get("protocol")} for run in (recorded, requested))
+    return describe_differences(*protocols) or describe_differences(recorded, requested)
 
 
 def accuracy_of(

@@ -1,5 +1,6 @@
 """IFEval's instructions, checked by lm-evaluation-harness: strict accuracy by prompt and by instruction."""
 
+import asyncio
 import json
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from fake_sglang import Reply
 from harness import ids_of
 
 from strands_rollout import Sample, reward_func
+from strands_rollout.diagnostics.rewards import load_reward, run_validate
 from strands_rollout.errors import ConfigError, PromptError
 from strands_rollout.evaluation.benchmarks import BENCHMARK_KEY
 from strands_rollout.grading import ifeval
@@ -142,3 +144,15 @@ async def test_eval_reports_both_accuracies(library, tmp_path, shipped_tokenizer
     assert "IFEval, strict: by prompt 50.0%, by instruction 62.5%" in capsys.readouterr().out
     prompt = shipped_tokenizer.decode(ended.fake.requests[0].input_ids)
     assert "Write.<|im_end|>" in prompt, "nothing is appended"
+
+
+def test_validate_checks_the_instructions_of_ifeval(library, tmp_path, capsys):
+    unknown = ("punctuation:no_colon", {})
+    rows = [{"prompt": "Write.", "label": "a", "metadata": metadata_of(one)} for one in (NO_COMMA, WORDS, unknown)]
+    data = tmp_path / "ifeval.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    reward = load_reward(None, None, ["score"])
+    assert asyncio.run(run_validate(data, reward, prompt_key="prompt", label_key="label")) is False
+    out = capsys.readouterr().out
+    assert f"{data}:3: label \"a\": got the instruction 'punctuation:no_colon'" in out
+    assert out.endswith("2 of 3 ground truths are right\n")

@@ -110,7 +110,7 @@ async def test_protocol_tool_is_the_default_agent(measure, shipped_tokenizer):
 
 async def test_protocols_do_not_mix_in_a_folder_or_a_comparison(measure, tmp_path):
     first = await measure("qwen3", sampling_overrides=SMALL, limit=2)
-    with pytest.raises(ConfigError, match="holds another run: protocol was 'qwen3' and is 'tool'"):
+    with pytest.raises(ConfigError, match=r"holds another run: protocol was 'qwen3' and is 'tool'\. Use the values"):
         await measure("tool", sampling_overrides=SMALL, limit=2)
     with pytest.raises(ConfigError, match="holds another run: protocol was 'qwen3' and is None"):
         await measure(None, limit=2)

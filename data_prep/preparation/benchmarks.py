@@ -9,7 +9,7 @@ instruction_id_list and kwargs.
 
 import hashlib
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from preparation.rows import PreparationError
@@ -39,10 +39,9 @@ def converted(rows: Any, benchmark: Benchmark, seed: int) -> Any:  # noqa: ANN40
             f"the source has no {', '.join(missing)}: got the columns {', '.join(rows.column_names)}; expected "
             f"{', '.join(needed)}, as {benchmark.data_set} has them"
         )
-    convert: Callable[[Mapping[str, Any]], dict[str, Any]] = _instructions_row
-    if benchmark.grading == "choice":
-        convert = lambda row: _choice_row(row, seed)  # noqa: E731
-    return type(rows).from_list([convert(row) for row in rows.select_columns(list(needed))])
+    source = rows.select_columns(list(needed))
+    is_choice = benchmark.grading == "choice"
+    return type(rows).from_list([_choice_row(row, seed) if is_choice else _instructions_row(row) for row in source])
 
 
 def marked(row: Mapping[str, Any], benchmark: Benchmark) -> dict[str, Any]:

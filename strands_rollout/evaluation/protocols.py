@@ -1,6 +1,6 @@
 r"""Protocols: the conditions under which a benchmark's numbers are measured, so that they can be compared.
 
-A protocol fixes the sampling, the agent's settings and what is appended to the prompt. Numbers of different protocols
+A protocol fixes the sampling, the agent's settings and the text that is appended to the prompt. Numbers of different protocols
 are never shown as one: the names of data sets in results and reports carry the protocol.
 
 Sources of "qwen3": Qwen3 Technical Report (arXiv:2505.09388), section 4.6, for the sampling parameters, the maximum
@@ -27,7 +27,7 @@ from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.reward import Grading, grading_of
 
 _REWARD_SETTINGS: Final = ("function", "evaluator", "parts", "style")
-# settings of the machine and of the reward's scale, which change no accuracy
+# settings of the machine and the model, which change no accuracy
 _NOT_FIXED: Final = frozenset({"executor", "model_name", "tool_parser", "engine_patience_s", "max_failed_groups"})
 
 
@@ -36,14 +36,14 @@ class Protocol:
     """The conditions of a measurement.
 
     Attributes:
-        source: Where the conditions are from.
+        source: Origin of the conditions.
         sampling: Sampling of data sets without an entry in `own_sampling`.
         own_sampling: By benchmark: fields of `Sampling` that differ.
         settings: Settings of the agent; all others have their defaults.
         instructions: By grading: the text that is appended to the last message of the prompt.
         excluded: By grading: the reason why the protocol can't measure such rows.
         published: By benchmark: numbers that were reported under these conditions, in percent, by model.
-        published_in: Where these numbers are.
+        published_in: The publication that has these numbers.
     """
 
     name: str
@@ -80,7 +80,10 @@ class Protocol:
         if isinstance(row.prompt, str):
             return replace(row, prompt=f"{row.prompt}\n{instruction}")
         *earlier, last = row.prompt
-        return replace(row, prompt=[*earlier, {**last, "content": f"{last['content']}\n{instruction}"}])
+        content = last["content"]  # a text, or parts with images
+        is_text = isinstance(content, str)
+        extended = f"{content}\n{instruction}" if is_text else [*content, {"type": "text", "text": instruction}]
+        return replace(row, prompt=[*earlier, {**last, "content": extended}])
 
     def setting_changes(self, settings: RolloutSettings) -> list[str]:
         """Return the settings that differ from the protocol's, as text."""

@@ -131,7 +131,8 @@ async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) 
     async with served_engine(options.base_url, model_dir) as base_url:
         info = await fetch_engine_info(base_url)
         tokenizer_dir = options.tokenizer_dir or tokenizer_folder(info, base_url)
-        check_response_fits(sets, options.max_context_tokens or info.context_length)
+        known_limits = [limit for limit in (options.max_context_tokens, info.context_length) if limit is not None]
+        check_response_fits(sets, min(known_limits, default=None))
         with ResultsFile(options.out, run_identity(options, sets, settings, info, tokenizer_dir)) as file:
             note(f"engine at {redacted(parse_base_url(base_url))}, results in {options.out}")
             session = EvaluationSession(options, settings, sets, file, note)

@@ -54,6 +54,7 @@ _MAX_LIST_DEPTH: Final = 8
 GRADING_KEY: Final = "strands_rollout_grading"
 """Key of a row's metadata with the grading of its answer: a value of `Grading`; without it, "math"."""
 Grading: TypeAlias = Literal["math", "choice", "ifeval"]
+"""Comparison with the label as mathematics, by the letter of a choice, or a check of IFEval's instructions."""
 INSTRUCTIONS_PART: Final = "instructions"
 FOLLOWED_PART: Final = "instructions_followed"
 """Parts of the reward of a row of IFEval, whose sums over all samples give the accuracy by instruction."""
@@ -83,6 +84,7 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
             `final_in_reasoning` and `tool_parser`; without that fact, from the end of `response`. An answer at the end
             of a cut turn does not count (see `grading.extract_answer`): a turn is cut if the fact `final_is_cut` says
             so or, without facts, if the status is TRUNCATED. `label` may be any value that `grading.label_texts` takes.
+            `metadata["strands_rollout_grading"]` may choose another grading than mathematics; see `Grading`.
         kwargs: Ignored; slime may pass more.
 
     Returns:

@@ -18,6 +18,7 @@ from strands_rollout.evaluation.benchmarks import BENCHMARK_KEY, BENCHMARKS
 from strands_rollout.evaluation.protocols import PROTOCOLS, find_protocol, refuse_several_protocols
 from strands_rollout.evaluation.run import run_evaluation
 from strands_rollout.play.options import EvalOptions
+from strands_rollout.play.rows import Row
 from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.reward import GRADING_KEY
 
@@ -156,6 +157,14 @@ def test_protocols_name_known_benchmarks_and_valid_settings():
         assert bool(protocol.published) == bool(protocol.published_in)
     assert find_protocol("qwen3").sampling_of(BENCHMARKS["gpqa-diamond"]).samples == 10
     assert find_protocol("qwen3").sampling_of(None).max_new_tokens == 32_768
+
+
+def test_with_instruction_extends_texts_and_parts():
+    protocol = find_protocol("qwen3")
+    assert protocol.with_instruction(Row("2 + 2?", "4")).prompt == f"2 + 2?\n{QWEN3_BOX}"
+    image = {"type": "image", "image": "a.png"}
+    (message,) = protocol.with_instruction(Row([{"role": "user", "content": [image]}], "4")).prompt
+    assert message == {"role": "user", "content": [image, {"type": "text", "text": QWEN3_BOX}]}
 
 
 def test_eval_command_tells_given_options_from_defaults(tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
-r"""Protocols: the conditions under which a benchmark's numbers are measured, so that they can be compared.
+"""Protocols: the conditions under which a benchmark's numbers are measured, so that they can be compared.
 
-A protocol fixes the sampling, the agent's settings and the text that is appended to the prompt. Numbers of different protocols
-are never shown as one: the names of data sets in results and reports carry the protocol.
+A protocol fixes the sampling, the agent's settings and the text that is appended to the prompt. Numbers of different
+protocols are never shown as one: the names of data sets in results and reports carry the protocol.
 
 Sources of "qwen3": Qwen3 Technical Report (arXiv:2505.09388), section 4.6, for the sampling parameters, the maximum
 lengths and the number of samples; Qwen3's model cards (huggingface.co/Qwen/Qwen3-8B, Best Practices) for the texts

@@ -52,7 +52,7 @@ if [[ "${1:-}" == "--slime" ]]; then
     checkouts[at]="$(cd -- "${checkouts[at]}" >/dev/null && pwd)"
   done
   venv="${STRANDS_ROLLOUT_SLIME_VENV:-$repository/.venv-slime}"
-  prepare_environment "$venv" "dev,tools"
+  prepare_environment "$venv" "dev,reasoning-gym,tools"
   with_progress "$venv/bin/python" -m pip install --quiet --disable-pip-version-check torch pybase64 pylatexenc tqdm \
     ${STRANDS_ROLLOUT_TEST_WORKERS:+"ray>=2.40"}
   failed=()

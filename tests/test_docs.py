@@ -248,7 +248,7 @@ def options_of(command: str) -> set[str]:
         command = "demo"
     if "/" not in command:
         return set(options_in(get_command(app).commands[command]).split())  # type: ignore[attr-defined]
-    if command == "data_prep/reasoning_gym.py":
+    if command in ("data_prep/reasoning_gym.py", "data_prep/question_answering.py"):
         names = re.findall(r"^    (\w+): ", (REPOSITORY / command).read_text(), re.MULTILINE)
         return {"--set", "--json", *(f"--{name.replace('_', '-')}" for name in names)}
     if command.startswith("data_prep/"):  # all others have these options, most of them named like a parameter

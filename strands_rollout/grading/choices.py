@@ -10,9 +10,11 @@ from typing import Final
 from strands_rollout.grading import Grade, extract_answer
 from strands_rollout.grading.extraction import last_boxed
 
-_JSON_FIELD: Final = re.compile(r'"answer"\s*:\s*"(?P<answer>[^"\n]*)"', re.IGNORECASE)
+# possessive quantifiers keep the search linear in the text
+_JSON_FIELD: Final = re.compile(r'"answer"\s*+:\s*+"(?P<answer>[^"\n]*+)"', re.IGNORECASE)
 _SENTENCE: Final = re.compile(
-    r"\banswer\s+is\s*:?[\s*_$]*(?:(?:option|choice)\s+)?(?P<answer>\([A-Z]\)|(?-i:[A-Z])(?=[\s*_$]*(?:[.,;:)\n]|$)))",
+    r"\banswer\s++is[\s:*_$]*+(?:(?:option|choice)\s++)?"
+    r"(?P<answer>\([A-Z]\)|(?-i:[A-Z])(?=[ \t*_$]*+(?:[.,;:)\n]|$)))",
     re.IGNORECASE,
 )
 _STYLE: Final = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mathit|rm|bf)(?![A-Za-z])")
@@ -52,8 +54,9 @@ def letter_of(answer: str) -> str:
 
 def _chosen_letter(text: str, *, is_cut: bool) -> str:
     extracted = extract_answer(text, is_cut=is_cut)  # a box, else an "Answer:" line
-    if boxed := last_boxed(text):
-        return letter_of(boxed) if extracted == boxed else ""
+    boxed = last_boxed(text)
+    if boxed and (is_cut or extracted == boxed):  # an unfinished end of a cut text revokes the box
+        return letter_of(extracted)
     fields = list(_JSON_FIELD.finditer(text))
     if fields:
         return letter_of(fields[-1]["answer"])

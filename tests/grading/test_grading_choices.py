@@ -61,5 +61,8 @@ def test_grade_choice_needs_a_letter_as_the_label() -> None:
 
 
 def test_grade_choice_is_linear_in_the_text() -> None:
-    for text in ('"answer": "', "the answer is ", r"\boxed{", "answer is: * _ "):
-        assert not grade_choice(text * 20_000, "C").correct
+    parts = ('"answer": "', "the answer is ", r"\boxed{", "answer is: * _ ")
+    spaces = " " * 200_000
+    texts = (f"the answer is{spaces}x", f"the answer is C{spaces}x", f'"answer"{spaces}C', f"the answer{spaces}C")
+    for text in (*(part * 20_000 for part in parts), *texts):
+        assert not grade_choice(text, "C").correct

@@ -65,7 +65,7 @@ _MODULES = {
     "TokenLimits": "model.sampling",
     "ToolLimiter": "agent.limits",
     "Trajectory": "record.tokens",
-    "create_client": "client.client",
+    "create_client": "client.transport",
     "current_task": "agent.environment",
     "execute_python_code": "code_tool.tool",
     "generate": "slime_plugin.generate",

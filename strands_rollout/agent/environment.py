@@ -354,8 +354,8 @@ async def _open_environment(
     tools = await context.call_guarded(f"{what}.tools", _environment_tools, environment)
     if not any(hasattr(environment, name) for name in ("tools", "prepare", "answer", "score", "play")):
         raise errors.EnvironmentFaultError(
-            f"{what} is a {type(environment).__name__} without tools, prepare, answer and score; define at least one "
-            "of them"
+            f"{what} is a {type(environment).__name__} without tools, prepare, answer, score and play; define at least "
+            "one of them"
         )
     refuse_missing_model(tools)
     return replace(context, task=replace(task, environment=environment, tools=[*task.tools, *tools]))

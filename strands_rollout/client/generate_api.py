@@ -208,7 +208,7 @@ _FINISH_TYPES: Final = ("stop", "length", "abort")
 _NUMBERS: Final = frozenset({float, int})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FinishReason:
     """The reason why sampling ended.
 
@@ -227,7 +227,7 @@ class FinishReason:
     status_code: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Generation:
     """A checked answer of the engine.
 
@@ -377,10 +377,13 @@ def _check_ids(ids: object, *, vocab_size: int | None, completion_tokens: object
         raise EngineResponseError(f"output_ids is {_shown(ids)}; expected a list of ints")
     if ids and ((not are_ids and min(ids) < 0) or (vocab_size is not None and max(ids) >= vocab_size)):
         position = next(n for n, i in enumerate(ids) if i < 0 or (vocab_size is not None and i >= vocab_size))
-        raise EngineResponseError(
-            f"output id {ids[position]} at position {position} is outside the vocabulary of {vocab_size} tokens; "
-            "the engine serves a model with another vocabulary than this client's vocab_size"
+        reason = (
+            "is negative; check that the URL is that of an SGLang server"
+            if ids[position] < 0
+            else f"is outside the vocabulary of {vocab_size} tokens; the engine serves a model with another vocabulary "
+            "than this client's vocab_size"
         )
+        raise EngineResponseError(f"output id {ids[position]} at position {position} {reason}")
     if completion_tokens is not None and completion_tokens != len(ids):
         raise EngineResponseError(f"got {len(ids)} output ids; meta_info.completion_tokens says {completion_tokens!r}")
 

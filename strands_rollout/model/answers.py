@@ -30,7 +30,7 @@ StreamEvent = dict[str, Any]
 _LETTERS: Final = "cdefghijklmnopqrstuvwxyzab"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReadTurn:
     """A turn as text.
 
@@ -82,7 +82,7 @@ def _split_turn(
         return [ParseFailure(text, f"the turn can't be read: {type(e).__name__}")]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AnswerReader:
     """Reads the turns of one conversation: their calls, text and reasoning, and calls that can't be parsed.
 

@@ -97,7 +97,7 @@ def unknown_name_message(what: str, got: str, known: Mapping[str, Any]) -> str:
     return f"got the unknown {what} {got!r}; expected one of {', '.join(sorted(known))}.{hint}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SamplingRequest:
     """One turn to be sampled.
 
@@ -455,7 +455,7 @@ DEFAULT_CONFIG: Final[SGLangModelConfig] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RemainingBudget:
     """Tokens left for the sum of new context and the next turn.
 

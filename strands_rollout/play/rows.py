@@ -219,7 +219,7 @@ def _parse_row(
     if not isinstance(metadata, dict):
         raise PromptError(
             f"{where}: got metadata={raw_metadata!r:.80}; expected {'a JSON' if is_csv else 'an'} object, such as "
-            '{"source": "mine"}; or rename the column'
+            f'{{"source": "mine"}}; or rename the {"column" if is_csv else "key"}'
         )
     return Row(prompt, None if label is _ABSENT else label, number, metadata)
 

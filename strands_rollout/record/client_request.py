@@ -34,7 +34,7 @@ Call = Mapping[str, Any]
 _MAX_SHOWN_CHARS: Final = 80
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ClientMatch(Match):
     """Extent to which a client's history follows a branch.
 

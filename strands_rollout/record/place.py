@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from strands_rollout.record.branch import Branch, Conversation, ConversationKind, Node, StrandsMessages
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Match:
     """Extent to which a request follows a branch.
 
@@ -37,7 +37,7 @@ class Match:
     length: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RepeatTurn:
     """The policy has answered this very request: nothing is sampled.
 
@@ -52,7 +52,7 @@ class RepeatTurn:
     node: Node
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ExtendBranch:
     """The request continues where a branch ends.
 
@@ -71,7 +71,7 @@ class ExtendBranch:
     match: Match
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BeginBranch:
     """The request has a history that no branch has, and begins a new branch.
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from strands_rollout.model.images import PlacedImage
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Part:
     """One accepted answer of the engine, with at least one sampled token.
 

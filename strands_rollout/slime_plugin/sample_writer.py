@@ -190,7 +190,7 @@ def write_trajectory(
     if trajectory.images:
         sample.multimodal_train_inputs = train_inputs_of(trajectory.images)
     sample.response = model.template.encoder.decode(sample.tokens[len(sample.tokens) - sample.response_length :])
-    if sum(trajectory.loss_mask) < trajectory.sampled_length:  # slime has masked tokens of a resumed sample
+    if trajectory.loss_mask.count(1) < trajectory.sampled_length:  # slime has masked tokens of a resumed sample
         _mask(sample, [at for at, mask in enumerate(trajectory.loss_mask[trajectory.prompt_length :]) if not mask])
     return _mask_stale(sample, trajectory, max_staleness)
 

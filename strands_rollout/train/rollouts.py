@@ -251,8 +251,10 @@ def held_out_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 
 def error_summary(samples: Sequence[Sample]) -> str:
     """Return the first few distinct errors of episodes and their rewards as text; say so if there are no episodes."""
-    errors = sorted({str(facts_of(sample).error or reward_details(sample).get("error")) for sample in samples})
-    return "; ".join(errors[:_MAX_ERRORS]) or "no episode has finished"
+    if not samples:
+        return "no episode has finished"
+    errors = {facts_of(sample).error or reward_details(sample).get("error") for sample in samples} - {None}
+    return "; ".join(sorted(map(str, errors))[:_MAX_ERRORS]) or "no episode reported an error"
 
 
 @dataclass(frozen=True, slots=True)

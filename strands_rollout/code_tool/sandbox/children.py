@@ -237,8 +237,16 @@ class ForkServerLink:
         """Set the child's soft RLIMIT_NPROC, unless it has ended."""
         self._post({"do": "limit", "slot": child.slot, "threads": number})
 
+    @property
+    def is_forking(self) -> bool:
+        """True until the fork server has reported the process of each child."""
+        return any(child.pid is None for child in self._children.values())
+
     def orphans(self) -> set[int]:
-        """List processes that code has started and that have lost their parent; the fork server has adopted them."""
+        """List processes that code has started and that have lost their parent; the fork server has adopted them.
+
+        While `is_forking`, the list may contain new children.
+        """
         pid = self._process.pid
         try:
             listed = Path(f"/proc/{pid}/task/{pid}/children").read_bytes().split()

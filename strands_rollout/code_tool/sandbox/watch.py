@@ -306,7 +306,8 @@ class DiskWatch:
                 except HiddenFilesError:
                     if child.user is not None:
                         raise
-                    if orphan in self._fork_server.orphans():  # it has not ended meanwhile
+                    # while a fork is not reported yet, the process may be the new child of another run
+                    if orphan in self._fork_server.orphans() and not self._fork_server.is_forking:
                         os.kill(orphan, signal.SIGKILL)
                 await asyncio.sleep(0)
         return files

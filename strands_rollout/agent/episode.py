@@ -69,7 +69,7 @@ class ProgramOutcome:
     dropped_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Episode:
     """A finished episode; its tokens are in `model.trajectory`.
 
@@ -125,7 +125,7 @@ class Journal(Protocol):
         """Store that the episode can't be continued from later steps, with the reason."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class EpisodeSetup:
     """The agent of an episode and its limits, hooks and control.
 

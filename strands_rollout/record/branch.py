@@ -31,7 +31,7 @@ StrandsMessages = Sequence[Mapping[str, Any]]
 role_and_content: Final = itemgetter("role", "content")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Head:
     """The system prompt and the tools, which the chat template renders at the start of a first prompt."""
 
@@ -39,7 +39,7 @@ class Head:
     tools: Sequence[Mapping[str, Any]] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer:
     """A turn of the policy as an agent's loop gets it.
 

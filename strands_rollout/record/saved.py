@@ -28,7 +28,7 @@ from strands_rollout.template.messages import to_chat_messages, tool_result_text
 VERSION: Final = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EpisodeProgress:
     """The state of an agent between two steps of its episode.
 

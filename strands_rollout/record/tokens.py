@@ -50,7 +50,7 @@ class Part:
     at_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Turn:
     """One turn of the policy: consecutive parts with nothing between them.
 

@@ -16,7 +16,7 @@ NOT_COMPARABLE: Final = math.inf
 """Staleness of weights from before a restart, which is above every limit."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WeightSpan:
     """A stretch of sampled tokens of one weight version.
 

@@ -437,7 +437,7 @@ def _engine_grace_s(args: SlimeArgs, settings: RolloutSettings, sent_at: float) 
     return grace_s if slime_adapter.was_sent_before_abort(args, sent_at) else min(grace_s, ABORT_GRACE_S)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RolloutJob:
     """An episode to play: a call of `generate`, its settings, and the state that it starts from.
 

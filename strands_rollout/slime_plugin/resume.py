@@ -42,7 +42,7 @@ _NEW_FIELDS: Final[dict[str, Callable[[], object]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EpisodeStart:
     """The state that an episode starts from, and the counts of earlier attempts at its sample."""
 

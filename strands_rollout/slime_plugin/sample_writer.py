@@ -53,7 +53,7 @@ TRUNCATED_REASONS: Final = frozenset(
 TRAINED_REASONS: Final = TRUNCATED_REASONS | {StopReason.COMPLETED}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EndedEpisode:
     """An episode that has ended, with its models and the results of its tools and its environment.
 
@@ -80,7 +80,7 @@ class EndedEpisode:
     gateway: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WritingRules:
     """The form in which slime takes an episode's samples.
 

@@ -167,21 +167,21 @@ def random_id() -> str:
     return f"call_{secrets.token_hex(16)}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reasoning:
     """Reasoning of the model, without its tags. Calls inside it are drafts and stay text."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Text:
     """Text for the user: outside reasoning and calls."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ToolCall:
     """A call that follows the format.
 
@@ -199,7 +199,7 @@ class ToolCall:
     written_id: str | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ParseFailure:
     """An attempted call that does not follow the format.
 

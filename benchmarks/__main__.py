@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast, get_args
 
 import typer
 from rich.console import Console
@@ -237,10 +237,9 @@ def workers(
     from benchmarks.workers import measure, table
 
     check_writable(out)
-    worker_counts = [int(name) for name in _split_names(counts) if name.isdecimal()]
     with _progress_bar() as on_step:
         found = measure(
-            worker_counts,
+            _parse_numbers("--counts", counts, minimum=0),
             _parse_numbers("--sizes", sizes),
             turns=turns,
             rounds=repeats,
@@ -289,7 +288,7 @@ def checkouts(
         rounds=repeats,
         episodes=episodes,
         agent=_check_choices("--agent", [agent], AGENTS)[0],
-        settings=json.loads(settings),
+        settings=_parse_settings(settings),
         tokenizer_dir=_tokenizer_dir(tokenizer).resolve(),
         measure=_check_choices("--measure", [measure], MEASURES)[0],
     )
@@ -355,11 +354,23 @@ def _split_names(given: str) -> list[str]:
     return [name.strip() for name in given.split(",") if name.strip()]
 
 
-def _parse_numbers(option: str, given: str) -> tuple[int, ...]:
+def _parse_numbers(option: str, given: str, *, minimum: int = 1) -> tuple[int, ...]:
     names = _split_names(given)
-    if not names or not all(name.isdecimal() and int(name) > 0 for name in names):
-        raise typer.BadParameter(f"got {option} {given!r}; expected numbers above 0, as in 1,5,20")
+    if not names or not all(name.isdecimal() and int(name) >= minimum for name in names):
+        raise typer.BadParameter(f"got {option} {given!r}; expected numbers of at least {minimum}, as in 1,5,20")
     return tuple(int(name) for name in names)
+
+
+def _parse_settings(given: str) -> dict[str, Any]:
+    try:
+        settings = json.loads(given)
+    except ValueError:
+        settings = None
+    if not isinstance(settings, dict):
+        raise typer.BadParameter(
+            f"got --settings {given!r}; expected a JSON object, such as '{{\"tool_timeout_s\": 60}}'"
+        )
+    return settings
 
 
 def _check_choices(option: str, names: list[str], known: tuple[str, ...]) -> list[str]:

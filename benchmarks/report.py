@@ -9,6 +9,7 @@ _LABELS: Final = {
     "ours-hook": "with a hook of all events",
     "ours-plugin": "with an agent factory and a plugin",
     "ours-factory": "with an agent factory",
+    "ours-journal": "with a journal",
     "one-model": "sub-agents on one model",
     "own-model": "sub-agents, each on its own model",
     **{f"gateway-{api}": f"the gateway, {api}" for api in ("chat", "responses", "messages")},

@@ -425,7 +425,8 @@ def check_proxies(options: DoctorOptions) -> Iterator[Finding]:
     hosts = list(dict.fromkeys(["127.0.0.1", own or "127.0.0.1"]))
     proxied = [host for host in hosts if host not in excepted]
     if not used or "*" in excepted or not proxied:
-        yield good("proxies", f"{used} set, and no_proxy has {', '.join(hosts)}" if used else "none is set")
+        exceptions = "*" if "*" in excepted else ", ".join(hosts)
+        yield good("proxies", f"{used} set, and no_proxy has {exceptions}" if used else "none is set")
         return
     problem = f"{used} set without no_proxy for {', '.join(proxied)}"
     found = f"{problem}: slime's engines would contact their router through the proxy"

@@ -209,7 +209,7 @@ def learn_habits(records: Sequence[DumpRecord], controls: frozenset[int] | None 
     common = {token for token, count in context_counts.items() if count > _MAJORITY * len(contexts)}
     sampled = frozenset(token for turn in turns for token in controls.intersection(turn)) - common - ends
     habits = TurnHabits(ends, _message_opening(contexts, controls), sampled)
-    broken = sum(any(habits.forged_positions(context)) for context in contexts)
+    broken = sum(1 for context in contexts if next(iter(habits.forged_positions(context)), None) is not None)
     return TurnHabits(ends) if broken > _MAJORITY * len(contexts) else habits
 
 

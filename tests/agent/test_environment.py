@@ -238,4 +238,4 @@ async def test_environment_prepared_prompt_is_visible_to_tools(shipped_tokenizer
 async def test_environment_without_any_method_is_refused(shipped_tokenizer: Any) -> None:
     settings = {"environment": "user_environments.Empty", "tools": []}
     played = await run(shipped_tokenizer, [], settings=settings, sample=row())
-    assert "without tools, prepare, answer and score" in played.facts["error"]
+    assert "without tools, prepare, answer, score and play" in played.facts["error"]

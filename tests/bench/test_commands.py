@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from bench_stage import SHIPPED_TOKENIZER
+from typer.testing import CliRunner
 
 from benchmarks import client
+from benchmarks.__main__ import app
 from benchmarks.checkouts import table
 from benchmarks.client import playable_variants
 from strands_rollout.errors import ConfigError
@@ -29,6 +31,20 @@ def test_client_benchmark_leaves_out_missing_package(monkeypatch: pytest.MonkeyP
     assert sentences == ["openai is left out; to measure it: pip install 'strands-rollout[bench]'"]
     with pytest.raises(ConfigError, match="got no variant that can play; openai is left out"):
         playable_variants(["openai"])
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["workers", "--counts", "two"], "got --counts 'two'; expected numbers of at least 0"),
+        (["workers", "--sizes", "0"], "got --sizes '0'; expected numbers of at least 1"),
+        (["checkouts", ".", "--settings", "{tool}"], "got --settings '{tool}'; expected a JSON object"),
+    ],
+)
+def test_commands_name_invalid_values(command: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.replace("│", " ").split())
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """`DiskWatch` and `RunWatch`: disk limits, the ended run on a full disk, and ending a run."""
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ from strands_rollout.code_tool.sandbox import scratch
 from strands_rollout.code_tool.sandbox import watch as disk_watch
 from strands_rollout.code_tool.sandbox import watch as run_watch
 from strands_rollout.code_tool.sandbox.children import RunningChild
-from strands_rollout.code_tool.sandbox.watch import DiskWatch, RunWatch
+from strands_rollout.code_tool.sandbox.watch import DeletedFiles, DiskWatch, HiddenFilesError, RunWatch
 
 MEBIBYTE = 1 << 20
 PLENTY = 1 << 40
@@ -61,6 +63,28 @@ async def test_find_exceeded_limit_names_the_limit(
     watch, child = make_watch(disk), disk.put(0, mebibytes, files)
     with watch.watching(0):
         assert await watch.find_exceeded_limit(child) == message
+
+
+@pytest.mark.parametrize("is_forking", [True, False])
+async def test_hidden_orphan_is_killed_unless_a_fork_is_pending(
+    disk: StandInDisk, monkeypatch: pytest.MonkeyPatch, is_forking: bool
+) -> None:
+    def hide(self: DeletedFiles, pid: int, user: int | None, root: str, within: str | None = None) -> None:
+        if within is not None:  # an orphan, of which only its files show the run
+            raise HiddenFilesError
+
+    process = await asyncio.create_subprocess_exec("sleep", "60")
+    monkeypatch.setattr(DeletedFiles, "add", hide)
+    fork_server: Any = SimpleNamespace(orphans=lambda: {process.pid}, is_forking=is_forking)
+    watch = DiskWatch({"disk_mb": 64, "max_files": 100}, str(disk.root), lambda _slot: None, fork_server)
+    child = disk.put(0, 1)
+    child.pid = os.getpid()
+    with watch.watching(0):
+        await watch.find_exceeded_limit(child)
+    if is_forking:
+        assert process.returncode is None
+        process.kill()
+    assert await process.wait() == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("short_of", ["bytes", "files"])

@@ -232,7 +232,7 @@ ROWS: dict[str, Row] = {
         partial(agent, structured_output_model=Fact), lambda *_: tool_call("Fact", value=34)
     ),
     "`ModelRouter` of one model": Row(_router, needs=ROUTING),
-    "`ModelRouter` of several": Row(
+    "`ModelRouter` of several models": Row(
         lambda model: _router(model, sub_agent_model()), needs=ROUTING, text="ModelRouter with other models"
     ),
     "`callback_handler=`": Row(_with(callback_handler=lambda: lambda **_event: None)),

@@ -134,6 +134,15 @@ def test_find_problems_accepts_valid_episodes(shipped_tokenizer: Any, habits: Tu
         assert problems(shipped_tokenizer, made.sample, habits) == []
 
 
+def test_learn_habits_drops_rules_broken_at_position_zero(
+    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [record(shipped_tokenizer, whole_episode(shipped_tokenizer).sample) for _ in range(3)]
+    assert learn_habits(records).opening is not None
+    monkeypatch.setattr(TurnHabits, "forged_positions", lambda *_: iter([0]))
+    assert learn_habits(records).opening is None
+
+
 def test_view_sample_marks_drift_with_replacement(shipped_tokenizer: Any, habits: TurnHabits) -> None:
     made = record(shipped_tokenizer, respelled_sample(shipped_tokenizer))
     row, detail = view_sample(made, habits, Retokeniser(shipped_tokenizer))

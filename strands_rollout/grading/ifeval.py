@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from strands_rollout.errors import ConfigError, PromptError
 
 METADATA_KEY: Final = "ifeval"
 """Key of a row's metadata with its instructions, as google/IFEval has them: `instruction_id_list` and `kwargs`."""
+MAX_RESPONSE_CHARS: Final = 50_000
+"""Maximum characters of a response; some checkers take quadratic time, as for a response of 50,000 brackets."""
 _USING_PUNKT: Final = frozenset({"length_constraints:number_sentences", "change_case:capital_word_frequency"})
 
 
@@ -69,10 +72,14 @@ class Instructions:
     def followed(self, response: str, prompt: str) -> list[bool]:
         """Return, for each instruction, whether the response follows it as it is (IFEval's strict accuracy).
 
+        A response of more than `MAX_RESPONSE_CHARS` follows none.
+
         Raises:
             ConfigError, PromptError: See `check_usable`.
         """
         self.check_usable()
+        if len(response) > MAX_RESPONSE_CHARS:
+            return [False] * len(self.ids)
         return [self._is_followed(number, response, prompt) for number in range(len(self.ids))]
 
     def _is_followed(self, number: int, response: str, prompt: str) -> bool:
@@ -100,6 +107,7 @@ def _library() -> Any:  # noqa: ANN401 - a module without type information
             f"grading IFEval needs {e.name!r}, which is not installed; run: pip install 'strands-rollout[ifeval]'"
         ) from e
     langdetect.DetectorFactory.seed = 0  # the same language for the same text
+    logging.getLogger("lm_eval.tasks.ifeval").setLevel(logging.CRITICAL)  # it logs whole responses
     return utils
 
 

@@ -95,8 +95,10 @@ async def test_reward_func_counts_followed_instructions(library):
 
 async def test_reward_func_takes_responses_that_break_a_checker_as_wrong(library):
     assert (await reward_of('{"a": 1}', JSON))["acc"] == 1.0
-    deep = await reward_of("[" * 100_000, JSON)
+    deep = await reward_of("[" * 40_000, JSON)
     assert (deep["acc"], deep["error"]) == (0.0, "")
+    endless = await reward_of("x" * (ifeval.MAX_RESPONSE_CHARS + 1), NO_COMMA)
+    assert (endless["acc"], endless["error"]) == (0.0, "")
 
 
 async def test_reward_func_reports_a_row_that_can_not_be_checked(library):

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests. Arguments go to pytest.
 #   bash scripts/test.sh                              the default suite, in one process per CPU, four at most
+#   bash scripts/test.sh --end-to-end                 the tests that run whole commands, such as the tutorial's
 #   bash scripts/test.sh --real                       the tests on the real SGLang and the real routers, and with agents on Node
 #                                                     if npm is installed; installs all of these (Linux on x86_64)
 #   bash scripts/test.sh --environments               the tests of other libraries' environments, which conflict with the extra
@@ -22,8 +23,14 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 venv="${STRANDS_ROLLOUT_TEST_VENV:-$repository/.venv-test}"
 extras="${STRANDS_ROLLOUT_TEST_EXTRAS:-dev,tools,evals,harness,a2a}"
 chosen=()
+parallel=(-n auto --maxprocesses 4 --dist loadfile)
 if [[ $# -eq 0 ]]; then
-  chosen=(-n auto --maxprocesses 4 --dist loadfile)
+  chosen=("${parallel[@]}")
+fi
+
+if [[ "${1:-}" == "--end-to-end" ]]; then
+  shift
+  chosen=(-m end_to_end "${parallel[@]}")
 fi
 
 if [[ "${1:-}" == "--real" ]]; then

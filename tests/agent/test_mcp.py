@@ -150,6 +150,7 @@ runpy.run_module("strands_rollout.cli", run_name="__main__", alter_sys=True)
 """
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize(
     ("server", "ends_by"),
     [("refuses", "itself"), ("speaks", "itself"), ("silent", "Ctrl-C"), ("accepts", "Ctrl-C")],

@@ -65,6 +65,7 @@ def test_client_benchmark_measures_everything(tmp_path: Path) -> None:
     assert (requests, result["tokenizer"]["name"]) == ({(1, 2), (2, 3)}, "shipped")
 
 
+@pytest.mark.end_to_end
 def test_gateway_benchmark_compares_with_direct_turns() -> None:
     few = ["--turns", "3", "--concurrency", "2", "--repeats", "1", "--tokenizer", str(SHIPPED_TOKENIZER), "--json"]
     done = run("gateway", *few)
@@ -80,6 +81,7 @@ def test_gateway_benchmark_compares_with_direct_turns() -> None:
     assert [(one["ratio"], one["value"]) for one in result["ratios"]] == [("gateway-chat / ours", pytest.approx(ratio))]
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize(("agent", "measure"), [("plain", "memory"), ("hook", "cpu"), ("gateway", "cpu")])
 def test_checkouts_benchmark_uses_package_of_each(agent: str, measure: str, tmp_path: Path) -> None:
     other = tmp_path / "before"

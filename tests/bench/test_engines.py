@@ -20,6 +20,7 @@ def rows() -> list[EngineRow]:
     return run_engine_benchmark(PLAN, ComparedEngines())
 
 
+@pytest.mark.end_to_end
 def test_engine_benchmark_has_a_row_per_workload(rows):
     assert [row.workload for row in rows] == PLAN.workloads(2048)
     for row in rows:

@@ -220,6 +220,7 @@ def test_commands_end_with_the_next_command(arguments, following, tmp_path, monk
     assert said == ([] if following is None else [f"next: strands-rollout {following}"])
 
 
+@pytest.mark.end_to_end
 def test_demo_samples_can_be_replayed(tmp_path, monkeypatch, capsys) -> None:
     """Each sample has its own seed, even when no seed is given."""
     monkeypatch.chdir(tmp_path)
@@ -227,6 +228,7 @@ def test_demo_samples_can_be_replayed(tmp_path, monkeypatch, capsys) -> None:
     assert exit_code(monkeypatch, "replay", "demo_dump", "--sample", "1") == 0, capsys.readouterr().out
 
 
+@pytest.mark.end_to_end
 async def test_demo_prints_table_transcript_and_one_json_line(shipped_tokenizer, tmp_path) -> None:
     def reply(request: dict[str, Any], number: int) -> Reply:
         seen = shipped_tokenizer.decode(request["input_ids"], skip_special_tokens=False)

@@ -37,6 +37,7 @@ def configured(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
+@pytest.mark.end_to_end
 def test_config_finds_modules_beside_the_file(configured: Callable[..., Path]) -> None:
     done = strands_rollout("config", str(configured()), cwd=Path("/"))
     assert (done.returncode, "my_agent_tools.look_up" in done.stdout) == (0, True), done.stderr
@@ -46,6 +47,7 @@ def test_config_finds_modules_beside_the_file(configured: Callable[..., Path]) -
     assert done.stderr.count("not checked") == 2
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("command", ["config", "eval --config", "train --config"])
 def test_config_bad_names_are_errors_before_the_start(configured, command, tmp_path) -> None:
     if command.startswith("train"):

@@ -44,6 +44,7 @@ def shell(*lines: str, cwd: Path) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.end_to_end
 def test_tutorial_commands_run_as_written(tmp_path: Path) -> None:
     walk = [line for line in tutorial() if not TRAINING.search(line)]
     assert [line.split()[0] for line in walk[:4]] == ["strands-rollout", "cd", "pytest", "strands-rollout"]
@@ -53,6 +54,7 @@ def test_tutorial_commands_run_as_written(tmp_path: Path) -> None:
         assert words in shown, shown
 
 
+@pytest.mark.end_to_end
 def test_minimal_agent_of_the_overview_plays(tmp_path: Path) -> None:
     section = (REPOSITORY / "docs/index.md").read_text().partition("## A minimal agent")[2].partition("\n## ")[0]
     files = dict(re.findall(r"```\w+\n# (\w+\.\w+)\n(.*?)```", section, re.DOTALL))
@@ -82,6 +84,7 @@ def test_tutorial_training_raises_the_reward(tmp_path: Path) -> None:
 NEEDS = {"program": "openai", "harness": "strands_harness"}
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("kind", [kind for kind in get_args(Kind) if kind != "tools"])  # the tutorial covers `tools`
 def test_init_project_of_each_kind_plays_its_turns(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if kind in NEEDS:

@@ -48,6 +48,7 @@ def in_a_process(home: Path, script: str, *arguments: str, **env: str) -> tuple[
     return finished.returncode, finished.stdout, finished.stderr
 
 
+@pytest.mark.end_to_end
 def test_prepare_from_a_mirror_then_offline_from_the_cache(tmp_path: Path) -> None:
     parquet = write_parquet([dapo_row(2), dapo_row(3)], tmp_path / "served.parquet")
     arguments = ("--dataset", "someone/problems", "--out", str(tmp_path / "out.jsonl"), "--json")

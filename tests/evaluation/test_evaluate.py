@@ -101,6 +101,7 @@ async def test_run_demo_explains_failed_episodes(shipped_tokenizer, tmp_path, ca
     assert json.loads(out.splitlines()[-1])["completed"] == 0
 
 
+@pytest.mark.end_to_end
 async def test_run_demo_on_the_embedded_engine(shipped_tokenizer, tmp_path):
     made = options(tmp_path, shipped_tokenizer, tokenizer_dir=None, samples=4)
     summary = await asyncio.to_thread(run_demo, made)

@@ -113,6 +113,7 @@ async def wait_until_deleted(path: str) -> None:
     await wait_until(lambda: not os.path.lexists(path))
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("transient", ["segment", pytest.param("keep", marks=pytest.mark.slow)])
 async def test_harness_trains_each_token_of_a_long_episode_once(shipped_tokenizer, transient, capsys):
     policy, made = Policy(), []  # type: ignore[var-annotated]

@@ -363,6 +363,7 @@ asyncio.run(generate(SimpleNamespace(**args), Sample.from_dict(sample), params))
 """
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("repeats", [True, False], ids=["repeated", "not repeated"])
 async def test_journal_dir_resumes_episodes_of_killed_run(shipped_tokenizer, tmp_path, repeats) -> None:
     turns = (TWO_CALLS, call_text("die", "work"), call_text("c", "work"), ANSWER)
@@ -389,6 +390,7 @@ async def test_journal_dir_resumes_episodes_of_killed_run(shipped_tokenizer, tmp
 ROW = {"strands_rollout_settings": {"max_tool_calls": 9}, "task": 1}
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize(
     ("metadata", "params", "resumes"),
     [
@@ -443,6 +445,7 @@ def test_episode_conditions_cover_settings_and_code(shipped_tokenizer, tmp_path,
     assert digests[0] != digests[1]
 
 
+@pytest.mark.end_to_end
 async def test_journal_resume_masks_tokens_before_restart(shipped_tokenizer, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(KNOWN_VERSIONS, "newest", None)
     turns = (call_text("die", "work"), ANSWER)

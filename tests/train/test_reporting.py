@@ -95,6 +95,7 @@ def child(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.end_to_end
 @needs_wandb
 def test_wandb_log_gets_steps_and_no_secret(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()

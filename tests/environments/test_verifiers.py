@@ -219,7 +219,10 @@ async def test_play_records_each_seat_as_a_conversation(shipped_tokenizer, tmp_p
     solver, checker = sum(len(reply.ids) for reply in played.replied[:2]), len(played.replied[2].ids)
     assert [sum(sample.loss_mask) for sample in samples] == ([checker, solver] if fan_out else [checker])
     assert (facts["dropped_sampled_tokens"] or 0) == (0 if fan_out else solver)
-    assert played.fake.violations == []
+    on_wire = [played.fake.requests[n].input_ids + list(played.replied[n].ids) for n in (2, 1)]
+    assert [sample.tokens for sample in samples] == on_wire[: len(samples)]
+    first = played.fake.requests[0].input_ids + list(played.replied[0].ids)
+    assert played.fake.requests[1].input_ids[: len(first)] == first
 
 
 async def test_play_fails_if_the_seats_get_different_rewards(shipped_tokenizer, tmp_path):

@@ -15,7 +15,9 @@ from evaluation_stage import options_for, write_problems
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, ids_of
 from processes import wait_until
+from typer.testing import CliRunner
 
+from strands_rollout.cli.commands import app
 from strands_rollout.evaluation.run import run_evaluation
 from strands_rollout.play.options import Sampling
 
@@ -113,14 +115,10 @@ async def test_eval_sigint_and_sigterm_exit_with_130(
 
 @pytest.mark.parametrize(("base_url", "expected"), [("http://127.0.0.1:1", (16, 16384, 64)), (None, (4, 1024, 16))])
 def test_eval_defaults_depend_on_the_engine(base_url, expected, monkeypatch) -> None:
-    from typer import Exit
-
-    from strands_rollout.cli.commands import evaluate
-
     seen: list[Any] = []
     monkeypatch.setattr("strands_rollout.evaluation.run.run_evaluation", lambda options: seen.append(options) or 0)
-    with pytest.raises(Exit):
-        evaluate(base_url=base_url)
+    ended = CliRunner().invoke(app, ["eval", *(["--base-url", base_url] if base_url else [])])
+    assert ended.exit_code == 0, ended.output
     (options,) = seen
     assert (options.sampling.samples, options.sampling.max_new_tokens, options.concurrency) == expected
     assert (options.sampling.temperature, options.sampling.top_p, options.sampling.top_k) == (1.0, 1.0, -1)

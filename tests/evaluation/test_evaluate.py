@@ -49,7 +49,7 @@ async def test_evaluate_returns_graded_samples_in_order(shipped_tokenizer):
     assert len(fake.requests) == 4
 
 
-def test_read_rows_refuses_empty_missing_and_pipe_files(tmp_path):
+def test_take_rows_refuses_empty_missing_and_pipe_files(tmp_path):
     (tmp_path / "empty.jsonl").touch()
     os.mkfifo(tmp_path / "pipe.jsonl")
     for name, words in (

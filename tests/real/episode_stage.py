@@ -14,7 +14,7 @@ from harness import args_for
 from strands_rollout import Sample, generate
 from strands_rollout.play.audit import WireRecorder, record_wire, tito_violations
 from strands_rollout.play.options import slime_sampling_params
-from strands_rollout.play.rows import read_rows, shipped_rows
+from strands_rollout.play.rows import take_rows, shipped_rows
 from strands_rollout.slime_plugin.reward import reward_func
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 
@@ -174,7 +174,7 @@ async def episodes_on(engine_url: str, tokenizer: Any, **args: Any) -> AsyncIter
 
 
 def new_samples(count: int) -> list[Sample]:
-    rows = enumerate(read_rows(shipped_rows(), count))
+    rows = enumerate(take_rows(shipped_rows(), count))
     return [
         Sample(prompt=r.prompt, label=r.label, index=n, group_index=n, session_id=uuid.uuid4().hex) for n, r in rows
     ]

@@ -14,7 +14,7 @@ from episode_stage import GREEDY, SAMPLED, episodes_on, facts_of, new_samples, t
 from strands_rollout import Sample
 from strands_rollout.engine import engine_process
 from strands_rollout.evaluation.evaluate import RunPlan, Summary, evaluate
-from strands_rollout.play.rows import read_rows, shipped_rows
+from strands_rollout.play.rows import take_rows, shipped_rows
 
 pytestmark = pytest.mark.real
 
@@ -64,7 +64,7 @@ def mean_accuracy(samples: Sequence[Sample]) -> float:
 
 
 async def test_eval_accuracy_is_equal_on_both_engines(sglang, embedded, shipped_tokenizer, report_row) -> None:
-    rows = read_rows(shipped_rows(), ROWS)
+    rows = take_rows(shipped_rows(), ROWS)
     found: dict[str, Summary] = {}
     for engine, url in (("SGLang", sglang), ("embedded", embedded)):
         outcomes = await evaluate(rows, RunPlan(url, Path(shipped_tokenizer.name_or_path), SAMPLED, concurrency=64))

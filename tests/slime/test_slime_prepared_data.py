@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from strands_rollout.play.rows import read_rows
+from strands_rollout.play.rows import take_rows
 from strands_rollout.settings import SYSTEM_PROMPT
 from strands_rollout.slime_plugin.inputs import EpisodePrompt, to_episode_prompt
 from strands_rollout.template.chat_template import ChatTemplate
@@ -50,5 +50,5 @@ def test_prepared_data_is_read_alike_by_slime_and_package(prepared, shipped_toke
     sample = samples[0]
     started = to_episode_prompt(sample.prompt, SYSTEM_PROMPT, ChatTemplate(shipped_tokenizer))
     assert started == EpisodePrompt(SYSTEM_PROMPT, [{"role": "user", "content": [{"text": PROBLEMS[0]}]}])
-    (row,) = read_rows(prepared, 1)
+    (row,) = take_rows(prepared, 1)
     assert (row.prompt, row.label) == (sample.prompt, sample.label)

@@ -14,7 +14,7 @@ from harness import args_for
 from strands_rollout import Sample, generate
 from strands_rollout.play.audit import WireRecorder, record_wire, tito_violations
 from strands_rollout.play.options import slime_sampling_params
-from strands_rollout.play.rows import take_rows, shipped_rows
+from strands_rollout.play.rows import shipped_rows, take_rows
 from strands_rollout.slime_plugin.reward import reward_func
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 

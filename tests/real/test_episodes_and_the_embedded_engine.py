@@ -14,7 +14,7 @@ from episode_stage import GREEDY, SAMPLED, episodes_on, facts_of, new_samples, t
 from strands_rollout import Sample
 from strands_rollout.engine import engine_process
 from strands_rollout.evaluation.evaluate import RunPlan, Summary, evaluate
-from strands_rollout.play.rows import take_rows, shipped_rows
+from strands_rollout.play.rows import shipped_rows, take_rows
 
 pytestmark = pytest.mark.real
 

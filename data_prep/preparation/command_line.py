@@ -25,7 +25,7 @@ DATA_DIR: Final = Path(__file__).resolve().parents[2] / "data"
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """The defaults of a script.
+    """A data set, with the defaults of the script that prepares it.
 
     Attributes:
         script: The script's file name.
@@ -34,7 +34,7 @@ class DataSet:
         file_stem: Name of the file in the data folder; `{split}` stands for the split.
         config: Configuration within the repository; None for its default configuration.
         against: Stems of the prepared evaluation files whose problems the data set should not contain.
-        benchmark: The benchmark that the data set's split is; None if it is none.
+        benchmark: The benchmark that one split of the data set forms; None if no split is a benchmark.
     """
 
     script: str
@@ -62,7 +62,8 @@ class DataSet:
         return folder / f"{self.file_stem.format(split=split)}.jsonl"
 
     def evaluation_files(self, folder: Path, split: str) -> list[Path]:
-        """Return the files of `against` in a folder, without the split's own file."""
+        """Return the files of `against` in a folder, except the file that holds this split itself, whole or sliced."""
+        # a split may be sliced and joined: "train[:90%]+test"
         stems = {self.file_stem.format(split=part.partition("[")[0].strip()) for part in split.split("+")}
         return [folder / f"{stem}.jsonl" for stem in self.against if stems != {stem}]
 

@@ -92,7 +92,9 @@ def _load_interpreter(path: str) -> object:
     try:
         return resolve(path if "." in path else f"{_CAMEL_MODULE}.{path}")
     except ToolError as e:
-        raise ConfigError(f"there is no interpreter {path!r}: {e}") from e
+        raise ConfigError(
+            f"interpreter is {path!r}; expected the name of a class in {_CAMEL_MODULE}, or a dotted path: {e}"
+        ) from e
 
 
 def _check_no_confirmation(interpreter: Interpreter) -> None:

@@ -240,12 +240,19 @@ class ResultsFile:
         return SampleResult.from_line(line)
 
     def _claim(self, identity_path: Path, identity: dict[str, Any]) -> None:
-        """Write the identity of a run that begins; raise ConfigError if the folder holds results of another run."""
+        """Write the run's identity into a folder without results; otherwise check that the results are this run's.
+
+        Raises:
+            ConfigError: The results belong to another run, or the file that says so is missing.
+        """
         if self._log.is_empty:
             # an earlier run without results may be replaced
             write_json(identity_path, identity)
         elif not identity_path.exists():
-            raise ConfigError(f"{self.path} has no {identity_path.name} next to it; choose another --out")
+            raise ConfigError(
+                f"{self.path} has results, but {identity_path.name}, which says what run they belong to, is missing; "
+                "choose another --out"
+            )
         elif differing := _run_differences(read_json(identity_path), identity):
             raise ConfigError(
                 f"{identity_path.parent} holds another run: {differing}. Use the values that the run began with, or "

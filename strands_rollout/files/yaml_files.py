@@ -31,16 +31,16 @@ def yaml_text(path: Path) -> str:
     except OSError as e:
         raise ConfigError(f"can't read {path}: {e.strerror}") from e
     except (yaml.YAMLError, ValueError, RecursionError) as e:
-        raise ConfigError(f"{path} is not valid YAML: {e}") from e
+        raise ConfigError(f"{path} can't be read as YAML: {e}") from e
     if count > _MAX_VALUES:
         raise ConfigError(f"{path} has {count} values after its aliases are expanded; expected at most {_MAX_VALUES}")
     return text
 
 
 def _expanded_size(root: yaml.Node) -> int:
-    """Count the values of a document with all references expanded.
+    """Count the values of a document with all aliases expanded.
 
-    Each node is visited once, which takes little time even for a document that would expand without end.
+    Each node is visited once, so counting is fast even if the expanded document would not fit into memory.
 
     Raises:
         ValueError: A node contains itself, or nodes are nested deeper than _MAX_DEPTH.
@@ -55,7 +55,7 @@ def _expanded_size(root: yaml.Node) -> int:
         if key in entered:
             raise ValueError("an alias refers to a value that contains it")
         if len(entered) >= _MAX_DEPTH:
-            raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")
+            raise ValueError(f"values are nested more than {_MAX_DEPTH} levels deep")
         entered.add(key)
         values = () if isinstance(node.value, str) else node.value
         # a mapping's items are pairs

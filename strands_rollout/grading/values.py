@@ -220,7 +220,11 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """Conditions joined by `kind`: one holds ("or"), all hold ("and"), or the first and not the second ("without")."""
+    """Conditions or sets joined by `kind`.
+
+    Attributes:
+        kind: "or" (at least one), "and" (all) or "without" (the first but not the second).
+    """
 
     kind: str
     parts: tuple[Key, ...]

@@ -116,7 +116,11 @@ async def test_camel_finds_interpreter_by_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("interpreter", "options", "words"),
     [
-        ("NoInterpreter", None, "there is no interpreter 'NoInterpreter'"),
+        (
+            "NoInterpreter",
+            None,
+            "interpreter is 'NoInterpreter'; expected the name of a class in camel.interpreters",
+        ),
         ("SubprocessInterpreter", {"timeout": 3}, "takes no option 'timeout'"),
         ("SubprocessInterpreter", {"require_confirm": True}, "wait on stdin"),
         (3, None, "expected a name, class, function or instance"),

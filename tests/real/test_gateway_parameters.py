@@ -85,7 +85,9 @@ async def test_routers_drop_parameters_silently(router, shipped_tokenizer, repor
 
 
 @pytest.mark.parametrize(("router", "status"), [("smg", "completed"), ("sglang-router", "failed")])
-async def test_routed_experts_dropped_by_router_fail_sample(router: str, status: str, shipped_tokenizer: Any) -> None:
+async def test_sample_fails_if_router_drops_return_routed_experts(
+    router: str, status: str, shipped_tokenizer: Any
+) -> None:
     replay = {"use_rollout_routing_replay": True, "num_layers": 1, "moe_router_topk": 1}
     sample, fake = await answered_by_a_stand_in(router, shipped_tokenizer, SAMPLED, **replay)
     assert (sample.status.value, sample.remove_sample) == (status, status == "failed")

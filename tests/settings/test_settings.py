@@ -130,7 +130,7 @@ def test_shipped_eval_config_uses_data_dir(monkeypatch: pytest.MonkeyPatch) -> N
         ("strands_rollout: {tols: []}", "unknown setting strands_rollout.tols; did you mean 'tools'"),
         ("strands_rolout: {}", "has no key strands_rollout:; did you mean 'strands_rollout' by 'strands_rolout'"),
         ("- a\n", "contains a list; expected a mapping with the key strands_rollout:"),
-        ("strands_rollout: [\n", "is not valid YAML: "),
+        ("strands_rollout: [\n", "can't be read as YAML: "),
         ("strands_rollout: 3\n", "expected a mapping of settings under the key"),
     ],
 )

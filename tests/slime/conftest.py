@@ -142,7 +142,7 @@ async def start(chat_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 async def begin(chat_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Begin]:
-    """Yield the same with an interruptible policy: `await begin(plans, tasks, disturb, **args)`."""
+    """Yield a function like `start`, with an interruptible policy: `await begin(plans, tasks, disturb, **args)`."""
     async with AsyncExitStack() as stack:
         yield _watched(functools.partial(set_up_scene, stack, chat_tokenizer, tmp_path), monkeypatch)
 

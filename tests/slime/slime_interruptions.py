@@ -151,10 +151,19 @@ async def set_up_scene(
     rows: Sequence[Mapping[str, Any]] = (),
     **slime_arguments: Any,
 ) -> Scene:
-    """Start everything; `stack` ends it.
+    """Start a fake engine with an interruptible policy, and build slime's rollouts on it; `stack` stops the engine.
 
-    The prompts are `rows`, or one for each task. `disturb` chooses the engine's faults; `forgets` removes fields of a
-    request before it reaches the policy.
+    Args:
+        stack: Stack that the engine is entered into.
+        tokenizer: Tokenizer of the policy.
+        folder: Folder for the data set and the dumps.
+        plans: The policy's turns by task name.
+        tasks: Tasks of the prompts, one prompt each. Ignored if `rows` are given.
+        disturb: Function that chooses the engine's fault for a request; None from it for no fault.
+        settings: Settings of this package in addition to the recorded tools.
+        forgets: Function that removes fields of a request before it reaches the policy, as a router might.
+        rows: The data set's rows.
+        **slime_arguments: Arguments of slime that differ from the tests' defaults; `context_length` is the engine's.
     """
     policy = InterruptiblePolicy(tokenizer, plans, disturb)
     engine = await stack.enter_async_context(

@@ -14,7 +14,7 @@ from slime_run import CONTEXT_LENGTH, Rollouts, arguments, chat_row, write_rows
 
 @dataclass(frozen=True)
 class Stage:
-    """The engine, the rollouts, and their records."""
+    """The objects of a test: the engine, its policy, slime's rollouts, and the tokenizer."""
 
     engine: FakeSGLang
     policy: Policy
@@ -36,10 +36,19 @@ async def set_up(
     context_length: int = CONTEXT_LENGTH,
     **slime_arguments: Any,
 ) -> Stage:
-    """Start everything; `stack` ends it.
+    """Start a fake engine with a scripted policy, and build slime's rollouts on it; `stack` stops the engine.
 
-    The prompts are `rows`, or one for each task, by default one for each plan. A rollout takes each prompt twice,
-    unless slime's arguments change that.
+    A rollout takes each prompt twice, unless `slime_arguments` set `n_samples_per_prompt`.
+
+    Args:
+        stack: Stack that the engine is entered into.
+        tokenizer: Tokenizer of the policy.
+        folder: Folder for the data set and the dumps.
+        plans: The policy's turns by task name.
+        tasks: Tasks of the prompts, one prompt each; empty for one prompt for each plan. Ignored if `rows` are given.
+        rows: The data set's rows.
+        context_length: The engine's context length in tokens.
+        **slime_arguments: Arguments of slime that differ from the tests' defaults.
     """
     policy = Policy(tokenizer, dict(plans))
     fake = FakeSGLang(policy, context_length=context_length, vocab_size=len(tokenizer), router=True)

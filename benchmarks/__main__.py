@@ -251,7 +251,7 @@ def workers(
     print(json.dumps(found) if json_only else table(found), flush=True)
 
 
-@app.command(epilog="Example: git worktree add ../before v0.3.0; python -m benchmarks checkouts ../before .")
+@app.command(epilog="Example: git worktree add ../before HEAD~1; python -m benchmarks checkouts ../before .")
 def checkouts(
     folders: Annotated[list[Path], typer.Argument(help="Checkouts of this repository; ratios are to the first.")],
     turns: Annotated[str, typer.Option(help="Tool turns of an episode, comma-separated.")] = "5,20,80",

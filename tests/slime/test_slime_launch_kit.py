@@ -92,7 +92,7 @@ def test_doctor_reports_slimes_version(slime_package: Path, tmp_path: Path) -> N
     git = subprocess.run(["git", "-C", str(slime_package), "rev-parse", "HEAD"], capture_output=True, text=True)
     assert found.status == "ok"
     assert f"slime 0.{2 if '0.2' in found.found else 3}" in found.found
-    assert (git.stdout.strip()[:8] or "not known") in found.found
+    assert (git.stdout.strip()[:8] or "unknown") in found.found
 
 
 def test_doctor_trial_episode_completes(slime_package: Path, tmp_path: Path) -> None:

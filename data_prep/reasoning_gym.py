@@ -138,7 +138,7 @@ def _draw_entries(
 
 
 def _check_storable(name: str, data_set: Any) -> None:  # noqa: ANN401 - a generator of reasoning-gym
-    """Raise ConfigError if storing a row of the task as JSON fails, or changes the score of the row's own answer."""
+    """Raise ConfigError if storing the task's first row as JSON fails, or changes the score of the row's own answer."""
     entry = data_set[0]
     expected = data_set.score_answer(answer=entry["answer"], entry=entry)
     try:

@@ -26,7 +26,7 @@ _COLUMNS: Final = {
 
 
 def converted(rows: Any, benchmark: Benchmark, seed: int) -> Any:  # noqa: ANN401 - a datasets.Dataset
-    """Return the rows with a prompt, a label and metadata; rows of mathematics unchanged.
+    """Return rows with a prompt and a label, and for IFEval metadata; return rows of mathematics unchanged.
 
     Raises:
         PreparationError: The source lacks a column.

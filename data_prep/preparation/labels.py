@@ -98,8 +98,8 @@ def _tidy_number(text: str) -> str:
 def rejection_reasons(rows: Mapping[Label, int]) -> dict[Label, str]:
     """Return the reason why each label can't be used, "" if it can; `rows` has the number of rows of each label.
 
-    Each label is graded as an answer to itself. If half of the rows have the marker `####`, labels without it are
-    rejected.
+    Each label is graded as an answer to itself. If at least half of the rows have the marker `####`, labels without
+    it are rejected.
     """
     reasons = {label: label.reason for label in rows}
     if sum(count for label, count in rows.items() if label.is_marked) >= max(1, _MARKED_SHARE * sum(rows.values())):

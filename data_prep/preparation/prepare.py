@@ -44,7 +44,7 @@ class Prepared:
 
 
 def prepare(request: Request, *, force: bool = False) -> Prepared:
-    """Write the file, unless it exists and was made with the same arguments.
+    """Write the data file, its manifest and the rejected rows, unless a data file with the same arguments is unchanged.
 
     Raises:
         ConfigError: An option is wrong, or a file that must not be overwritten is in the way.
@@ -89,7 +89,7 @@ def prepare(request: Request, *, force: bool = False) -> Prepared:
 
 
 def arguments_of(request: Request) -> dict[str, Any]:
-    """Return everything that determines a file's content: settings and checksums of its inputs."""
+    """Return the arguments that identify a data file: settings, and checksums of local inputs and evaluation files."""
     against = {str(path): sha256_of(path) if path.is_file() else None for path in request.against}
     return {**request.arguments(), "input_sha256": input_sha256(request.path), "against": against}
 

@@ -20,7 +20,7 @@ def progress(rows: Iterable[_T], stage: str, total: int | None = None) -> Iterab
 
 
 def report_lines(facts: dict[str, Any], request: Request, *, done_before: bool) -> Iterator[str]:
-    """Return lines with the counts of rows that were read, left out and written."""
+    """Yield the report: source, columns, counts of rows, overlaps with evaluation files, and the files written."""
     if done_before:
         yield f"{request.out} exists already, made with these settings on {facts['created']}; --force makes it again"
     revision = facts["revision"]

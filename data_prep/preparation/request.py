@@ -20,7 +20,7 @@ MAX_REJECTED_SHARE: Final = 0.01
 class Request(BaseModel):
     """The source, the output and the options of a preparation. A column that is None is detected by its name.
 
-    Rows are marked as rows of the benchmark, if there is one; it decides how they are converted and graded.
+    `benchmark` decides how the rows are converted and graded, and the rows are marked with its name.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -103,7 +103,9 @@ class Request(BaseModel):
 
 
 def check_usage(request: Request, *, force: bool) -> None:
-    """Check that no input and no file of another origin would be overwritten, and that the options agree.
+    """Check that no input and no file of another origin would be overwritten.
+
+    If the hub is read, also check its URL, and that no local path has the data set's name.
 
     Raises:
         ConfigError: A check fails; the message has the remedy.

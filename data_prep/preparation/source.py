@@ -39,7 +39,7 @@ class Source:
     Attributes:
         kind: "hub", "mirror" or "local".
         revision: The commit that is read; None if it is unknown.
-        revision_reason: The reason why the commit is unknown.
+        revision_reason: The reason why the commit is unknown; "" if it is known.
         rows: A `datasets.Dataset`.
     """
 

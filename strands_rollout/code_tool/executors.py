@@ -137,7 +137,7 @@ def record_executor_fault(reason: str) -> SandboxError:
 def check_run_arguments(
     executor: str, code: object, timeout_s: float, session: str | None, *, keeps_sessions: bool
 ) -> None:
-    """Raise ConfigError for arguments of `run` that no backend accepts."""
+    """Raise ConfigError for arguments that the executor's `run` does not accept."""
     if not isinstance(code, str):
         raise ConfigError(f"{executor}.run got code of type {type(code).__name__}: {code!r:.80}; expected a string")
     check_positive(timeout_s=timeout_s)

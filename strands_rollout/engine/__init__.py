@@ -52,7 +52,7 @@ class EngineSettings:
             None for a random seed.
 
     Raises:
-        ConfigError: A number is not positive, or the context length is less than 8.
+        ConfigError: A maximum is not positive, or the context length is less than 8.
     """
 
     model_dir: Path = SHIPPED_MODEL_DIR
@@ -103,7 +103,7 @@ async def running_engine(
         The base URL, such as "http://127.0.0.1:43211".
 
     Raises:
-        ConfigError: The model folder is missing or can't be used, or the port is in use.
+        ConfigError: The model folder is missing or can't be used, a setting is invalid, or the port can't be used.
     """
     from aiohttp import web
 
@@ -141,6 +141,8 @@ def serve(
     **options: Unpack[EngineOptions],
 ) -> None:
     """Serve an engine until SIGINT or SIGTERM; if it doesn't stop within 4 s, the process is killed.
+
+    Sets the process's number of BLAS threads (in environment variables that are not set) and thread switch interval.
 
     `on_ready` is called with the base URL when requests are accepted; None logs the URL. For the other arguments, see
     `running_engine`.

@@ -243,7 +243,8 @@ class Engine:
         Unless paused, this waits until all generations in flight have ended; new ones are held back until then.
 
         Returns:
-            False if the cache could not be emptied, because generations are in flight (paused in place).
+            False if the cache could not be emptied, because generations are in flight (paused in place). The new
+            weights are used all the same, but `weight_version` and `model_path` keep their values.
 
         Raises:
             ConfigError: The new weights can't be used; the old weights stay.

@@ -56,7 +56,8 @@ async def score(args: Any, sample: Any) -> dict[str, float | str]:  # noqa: ANN4
     """Score the final answer of a sample with the scorer of its task, from 0 to 1.
 
     Args:
-        args: slime's args. Options of a `local` executor in the setting `executor` apply, such as its isolation.
+        args: slime's args. Of a `local` executor in the setting `executor`, the options `isolation`, `memory_mb`,
+            `max_concurrency`, `scratch_dir` and `disabled_layers` apply.
         sample: An episode of a row as `reasoning_gym_row` returns it.
 
     Returns:

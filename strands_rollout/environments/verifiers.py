@@ -54,7 +54,7 @@ async def play(task: Task, endpoint: Endpoint) -> dict[str, Any]:
     Raises:
         ConfigError: The configuration, the row or a seat can't be played.
         SandboxError: The runtime failed.
-        EnvironmentFaultError: A task's code, a tool server, a judge or a harness failed.
+        EnvironmentFaultError: A task's code, a tool server, a judge or a harness failed, or a stage timed out.
         RuntimeError: A harness failed after an answer that a limit cut, which is the policy's fault.
     """
     row = _row_of(task)
@@ -240,7 +240,11 @@ class _Seats:
             raise self.error
 
     def score(self, episode: Any) -> dict[str, Any]:  # noqa: ANN401
-        """Return the episode's reward as `score`, with the rewards and metrics of its seats as further numbers."""
+        """Return the episode's reward as `score`, with the rewards and metrics of its seats as further numbers.
+
+        Raises:
+            ConfigError: No seat is the policy, or the policy's seats got different rewards.
+        """
         traces = [trace for trace in episode.traces if self._is_policy(trace)]
         if not traces:
             raise errors.ConfigError("no seat of the environment is the policy: each has a `client` of its own")

@@ -63,7 +63,7 @@ class Summary:
 
     @property
     def ok(self) -> bool:
-        """Return whether a sample was completed and no check failed."""
+        """Return whether at least one sample was completed and no check failed."""
         return self.completed > 0 and not self.tito_violations and not self.contract_violations
 
     def to_dict(self) -> dict[str, int | float]:

@@ -94,8 +94,8 @@ class EvalSet:
         """Read a data file, at most `limit` problems; with `needs_labels`, require labels that an answer can equal.
 
         Raises:
-            PromptError: The file can't be read, or a selected row has a prompt that an agent can't answer or lacks the
-                required label.
+            PromptError: The file can't be read, or a selected row has a prompt that an agent can't answer, or
+                has no label that an answer can equal although labels are required.
             ConfigError: No row is selected.
         """
         keys = {"prompt_key": file.prompt_key, "label_key": file.label_key}
@@ -132,7 +132,7 @@ class EvalSet:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Return everything that the results depend on, as JSON."""
+        """The data set's part of the values that identify a run, as JSON, without the protocol."""
         return {
             "file": self.file.path.resolve().name,
             "sha256": self.sha256,

@@ -1,7 +1,7 @@
 """Results of an evaluation: a line of JSON per sample (`results.jsonl`), and the report.
 
-A folder of results belongs to a single run, whose `run.json` records everything that the results depend on. A run with
-other values must use another folder, so that results of different runs never mix.
+A folder of results belongs to a single run: `run.json` has the values that identify the run, such as model, settings
+and data sets. A run with other values must use another folder, so that results of different runs don't mix.
 
 The report depends on the results only, not on their order. It has the accuracy with its uncertainty, pass@k, the
 majority's answer, and counts. Samples that failed or could not be graded because of the infrastructure are missing:
@@ -51,7 +51,7 @@ FINISHED_STATUSES: Final = frozenset({"completed", "truncated"})
 def run_identity(
     options: EvalOptions, sets: Sequence[EvalSet], settings: RolloutSettings, info: ServerInfo, tokenizer_dir: Path
 ) -> dict[str, Any]:
-    """Return everything that a run's results depend on, as JSON, without the engine's address and the concurrency."""
+    """Return the values that identify a run, as JSON; a run can be resumed only with the same values."""
     return {
         "strands_rollout": __version__,
         "protocol": options.protocol,
@@ -342,7 +342,7 @@ def majority_vote(votes: Iterable[tuple[str, bool]]) -> tuple[list[str], float]:
 
 
 def has_answer(answer: str) -> bool:
-    """Return whether the grader found an answer."""
+    """Return whether an extracted answer is one: neither blank nor the grader's mark for a missing answer."""
     return answer.strip() not in _NO_ANSWERS
 
 

@@ -158,7 +158,7 @@ async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) 
 
 
 def check_response_fits(sets: Sequence[EvalSet], context_tokens: int | None) -> None:
-    """Raise a ConfigError if the responses of a protocol don't fit into the context; None for an unknown context."""
+    """Raise a ConfigError if a protocol's responses leave no room for a prompt; None stands for an unknown context."""
     for eval_set in sets:
         length = eval_set.sampling.max_new_tokens
         if eval_set.measurement and context_tokens is not None and length >= context_tokens:

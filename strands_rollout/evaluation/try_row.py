@@ -78,7 +78,7 @@ AgentRequest: TypeAlias = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[st
 
 
 class Transcript(HookProvider):
-    """Strands hooks that print the messages of the main agents."""
+    """Strands hooks that print the main agents' messages, and hold their last request for the policy."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -314,7 +314,11 @@ class HostedModel:
     api: ChatApi
 
     async def turn(self, request: AgentRequest | None) -> WrittenTurn:
-        """Return the API's answer to the conversation; raise PolicyEndedError if it gives none."""
+        """Return the API's answer to the conversation.
+
+        Raises:
+            PolicyEndedError: The API gives no answer that can be used, or a sub-agent calls its model.
+        """
         if request is None:
             raise PolicyEndedError("a sub-agent calls its model; --api-base can only play the main agent")
         messages, tools = request
@@ -405,7 +409,11 @@ class PolicyServer:
         return web.json_response({"text": "", "output_ids": ids, "meta_info": meta})
 
     def _write_turn(self, turn: WrittenTurn) -> tuple[str, int]:
-        """Return a turn as the template writes it, and its end token; raise PolicyEndedError if it can't be parsed."""
+        """Return a turn as the template writes it, and its end token.
+
+        Raises:
+            PolicyEndedError: The tool parser does not read all calls of the turn.
+        """
         text, end_id = self._template.write_turn(turn.text, [(call.name, call.arguments) for call in turn.calls])
         segments = self._parser.segments(text, self._template.opens_reasoning)
         if sum(isinstance(segment, ToolCall) for segment in segments) < len(turn.calls):

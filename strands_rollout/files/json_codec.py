@@ -1,4 +1,4 @@
-"""Encode and decode JSON, with integers of any size and lone surrogates."""
+"""Encode and decode JSON, with integers of up to 4,300 digits and lone surrogates."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _LONG_INTEGER: Final = b"0" * 19  # shorter numbers have no more than 64 bits
 
 
 def encode_json(value: Json) -> bytes:
-    """Return the JSON text of a value or dataclass; integers may have any size, strings may have lone surrogates.
+    """Return the JSON text of a value or dataclass; integers may exceed 64 bits, strings may have lone surrogates.
 
     Raises:
-        TypeError, ValueError: The value has no form in JSON, is nested too deeply, or has an integer of more than 4,300
-            digits.
+        TypeError, ValueError: The value has no form in JSON, or has an integer of more than 4,300 digits.
+        RecursionError: The value is nested too deeply.
     """
     import orjson  # imported on use: the code tool imports this module, and runs without third-party libraries
 
@@ -31,7 +31,7 @@ def encode_json(value: Json) -> bytes:
 
 
 def decode_json(text: bytes | str, *, is_finite: bool = True) -> Json:
-    """Return the value of a JSON text; integers may have any size, strings may have lone surrogates.
+    """Return the value of a JSON text; integers may exceed 64 bits, strings may have lone surrogates.
 
     Args:
         text: The JSON text; bytes are UTF-8.

@@ -97,7 +97,7 @@ def write_all(file: io.RawIOBase | io.BufferedIOBase, data: bytes) -> None:
 
 @contextlib.contextmanager
 def atomic_replacement(path: Path) -> Iterator[Path]:
-    """Yield a temporary path whose file replaces `path` if the block ends without an error."""
+    """Yield a temporary path; its file replaces `path` if the block ends without an error, and is removed otherwise."""
     temporary = path.with_name(f".{path.name}.part")
     try:
         yield temporary

@@ -90,9 +90,10 @@ class Budget:
 
 
 def are_equal(first: Expression, second: Expression, budget: Budget) -> bool:
-    """Return whether two formulas have the same value wherever both have a value.
+    """Return whether two formulas have the same value at all tried points at which both have a value.
 
-    `log` without a base may be natural or decimal, but the same in both formulas.
+    Formulas with variables need at least two such points. `log` without a base may be natural or decimal, but the same
+    in both formulas.
     """
     min_points = _MIN_POINTS if first.symbols() | second.symbols() else 1
     for pairs in _interpretations(first, second, budget):

@@ -79,7 +79,7 @@ class Player:
     reward: Reward | None = None
 
     async def play(self, sample: Sample, sampling_params: Mapping[str, Any]) -> Outcome:
-        """Play a new sample, and grade it with its siblings unless it was aborted.
+        """Play a new sample, grade it with its siblings unless it was aborted, and check them if `audited`.
 
         With this package's own functions, only CancelledError is raised: faults are in the sample.
         """
@@ -129,8 +129,8 @@ async def open_player(
 ) -> AsyncIterator[Player]:
     """Yield a player on an engine until the block ends.
 
-    slime's args hold only a host and a port. An engine at any other URL is reached through the recording proxy, even
-    without an audit.
+    slime's args hold only a host and a port. An engine whose URL is not http, or has a path or a user, is reached
+    through the recording proxy, even without an audit.
 
     Args:
         base_url: The engine's URL.

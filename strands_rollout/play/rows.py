@@ -109,7 +109,10 @@ def iter_rows(
 
 
 def is_hub_name(path: Path) -> bool:
-    """Return whether the path is not a file and has the form `OWNER/NAME[:CONFIG][@SPLIT]`."""
+    """Return whether a path names a data set of the hub: `OWNER/NAME[:CONFIG][@SPLIT]`.
+
+    An existing path, or a path with the suffix of a data file, is not the name of a data set.
+    """
     is_file = path.suffix in (".jsonl", *_TABLE_SUFFIXES) or path.exists()
     return not is_file and _HUB.fullmatch(str(path)) is not None
 

@@ -1,9 +1,9 @@
 """Render a tokenizer's chat template incrementally and token-exactly: new messages to new token ids.
 
 Only new messages are rendered: the first prompt, and later the text between the last sampled token and the next
-generation prompt. Most templates insert tool results unchanged. A test with texts that a template might treat specially
-finds this out once; then even tool results are not rendered: the turn has a `TurnShape`, with constant ids and the
-texts around each result. `ChatTemplate` probes the template when it is built (see `probe`).
+generation prompt. Most templates insert tool results unchanged. `ChatTemplate` tests this with texts that a template
+might treat specially. If the template passes, tool results are encoded without rendering them: a `TurnShape` has the
+constant ids and the texts around each result. `ChatTemplate` probes the template when it is built (see `probe`).
 """
 
 from __future__ import annotations

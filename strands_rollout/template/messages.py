@@ -76,8 +76,8 @@ def system_text(system_prompt: str | None, blocks: Sequence[Mapping[str, Any]] |
 def to_chat_tools(tool_specs: Iterable[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
     """Convert Strands tool specifications to OpenAI's `tools`, which chat templates read.
 
-    Specifications are not edited, including the `"description": "Property x"` that Strands adds to properties without
-    a description. A lone surrogate becomes a question mark, except in a name.
+    A lone surrogate becomes a question mark. Nothing else is edited: the `"description": "Property x"` that Strands
+    adds to properties without a description stays.
 
     Raises:
         PromptError: A tool's name contains a lone surrogate, so that no policy can call the tool.

@@ -354,7 +354,7 @@ class TaggedParser(BaseParser):
 
 
 def decode_arguments(text: JSONSource, start: int, name: str) -> tuple[dict[str, Any], int]:
-    """Decode the JSON object of a call's arguments, after optional white space; return it and the position after it.
+    """Decode a call's arguments, a JSON object after optional white space; return them and the position after them.
 
     Raises:
         MalformedError: There is no valid object.

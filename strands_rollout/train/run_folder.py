@@ -365,8 +365,8 @@ class TrainingProgress:
 class WandbLog:
     """A run in wandb, which is resumed if the same folder was logged before. A context manager.
 
-    Only the options, the records and the summary are logged; see `start_run`. The options must hold no secret. wandb
-    writes its own files to the run's folder `out`, unless WANDB_DIR is set.
+    Only the options, the steps' records and the summary are logged; see `start_run`. The options must hold no secret.
+    wandb writes its own files to the run's folder `out`, unless WANDB_DIR is set.
 
     Raises:
         ConfigError: wandb can't start a run.

@@ -167,7 +167,7 @@ def _view_or_raise(record: DumpRecord, habits: TurnHabits, retokeniser: Retokeni
 
 
 def json_bytes(value: object) -> bytes:
-    """Write values of a sample as JSON; `to_plain` converts values that JSON can't hold."""
+    """Return values of a sample as JSON; `to_plain` converts values that JSON can't hold."""
     try:
         return orjson.dumps(value)
     except TypeError:

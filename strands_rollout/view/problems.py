@@ -39,7 +39,10 @@ class Problem(NamedTuple):
 
 
 def find_problems(record: DumpRecord, lists: TokenLists, habits: TurnHabits) -> list[Problem]:
-    """Return all problems, violations of slime's contract first."""
+    """Return all problems: violations of slime's contract first, violations that the dump reports last.
+
+    For a sample without tokens, return only the violations that the dump reports.
+    """
     violations = [Problem("violation", text) for text in record.violations]
     if not record.has_tokens:
         return violations
@@ -79,7 +82,7 @@ def _contract_problems(record: DumpRecord, lists: TokenLists) -> Iterator[Proble
 
 
 def reward_key(record: DumpRecord) -> str | None:
-    """Return the key of the number in a sample's reward; None if the reward is a number."""
+    """Return the key of the number in a sample's reward; None if the reward is not a mapping."""
     reward = record.values.get("reward")
     if not isinstance(reward, dict):
         return None

@@ -72,9 +72,9 @@ def view_sample(
     """Return a sample's row and details as JSON values.
 
     Args:
-        record: The sample.
+        record: The sample's record in the dump.
         habits: Habits of the sample's dump.
-        retokeniser: Marks drift and knows texts of tokens; None shows the record's own texts, without drift.
+        retokeniser: Marks drift and knows texts of tokens; None shows the texts in the dump, without drift.
     """
     lists = TokenLists.from_record(record)
     marks = retokeniser.marks(lists) if retokeniser is not None and record.has_tokens else None
@@ -178,7 +178,7 @@ def _grade(record: DumpRecord) -> Mapping[str, Any]:
 
 
 def _reward_parts(grade: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a reward besides `score` and `acc`, by name."""
+    """Return up to 12 numbers of a reward other than `score` and `acc`, by name."""
     numbers = {name: _as_number(value) for name, value in grade.items() if name not in ("score", "acc")}
     parts = {str(to_plain(name)).removeprefix("parts/")[:_PART_CHARS]: number for name, number in numbers.items()}
     return {name: number for name, number in list(parts.items())[:_MAX_PARTS] if number is not None}

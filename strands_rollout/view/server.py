@@ -1,7 +1,7 @@
 """Serve a dump to a browser on this machine, and follow a run that is still writing.
 
-The server answers only under the URL that it printed, which has a random part. It checks Host and Origin, so that pages
-of other sites can't reach it.
+The server answers only below the URL that `live_server` yields, which has a random part. It checks Host and Origin, so
+that pages of other sites can't reach it.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class TurnSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenLists:
-    """The token lists of a record; a value that is not a list is read as absent.
+    """The token lists of a dump's record; a value that is not a list is read as absent.
 
     Attributes:
         ids: Ids of prompt plus response.
@@ -59,7 +59,7 @@ class TokenLists:
 
     @classmethod
     def from_record(cls, record: DumpRecord) -> TokenLists:
-        """Read the lists of a record."""
+        """Read the lists of a dump's record."""
         values = record.values
         ids, length = _list_of(values.get("tokens"), int), values.get("response_length")
         prompt_length = min(max(len(ids) - (length if isinstance(length, int) else 0), 0), len(ids))

@@ -32,7 +32,7 @@ _NARROW_FLAGS = ("--max-running-requests", "1", "--chunked-prefill-size", "16", 
 
 @pytest.fixture(scope="session")
 def embedded_server() -> Iterator[str]:
-    """Return the URL of the embedded engine that all tests share; leave it as it was."""
+    """Return the URL of the embedded engine that all tests share; a test must leave the engine as it was."""
     with run_on_thread(running_engine()) as url:
         yield url
 

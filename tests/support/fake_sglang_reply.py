@@ -85,12 +85,12 @@ class Reply:
 
     @classmethod
     def reset(cls) -> Self:
-        """Close the connection before a response."""
+        """Return a reply that closes the connection before a response."""
         return cls("reset")
 
     @classmethod
     def hang(cls, partial: Sequence[int] = ()) -> Self:
-        """Answer nothing until the request is aborted by its rid; then an abort with the `partial` ids."""
+        """Return a reply that comes only when the request is aborted by its rid: an abort with the `partial` ids."""
         return cls("hang", ids=tuple(partial))
 
     def after(self, delay_s: float) -> Self:

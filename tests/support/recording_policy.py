@@ -75,6 +75,7 @@ async def play_agent(
     policy: type[RecordingPolicy] = RecordingPolicy,
     **settings: Any,
 ) -> tuple[Any, RecordingPolicy]:
+    """Play an episode of `factory`'s agent on the fake SGLang; return the result of `generate`, and the policy."""
     user_agents.factories_of_the_test[:] = [factory]
     answering = policy(tokenizer, script)
     async with FakeSGLang(answering, context_length=context_length) as fake:

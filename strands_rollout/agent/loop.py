@@ -97,7 +97,10 @@ class DirectLoop(hooks.HookProvider):
         return await agent.invoke_async(prompt, limits=cast("Any", self._limits))
 
     def _before_invocation(self, event: hooks.BeforeInvocationEvent) -> None:
-        """Add this loop's middleware last, after the middleware that hooks add, so that all others see its events."""
+        """Add this loop's middleware once, unless this release of Strands lacks a name that the loop uses.
+
+        It comes after the middleware that hooks add, so that all other middleware sees this loop's events.
+        """
         if not self._is_middleware_added and not missing_loop_names(event.agent):
             self._is_middleware_added = True
             event.agent.add_middleware(AgentStreamStage, self._run_cycles)

@@ -179,7 +179,8 @@ class SGLangClient:
             EngineRejectedError: The engine refuses the request.
             EngineResponseError: The answer is not a valid generation of this request. An answer that is not JSON is
                 retried once, other invalid answers are not.
-            EngineUnavailableError: Every attempt failed until `patience_s` was over.
+            EngineUnavailableError: No attempt succeeded within `patience_s` and `max_attempts`; or an attempt reached
+                the read timeout, and the engine did not confirm its abort.
             EngineAbortedError: An attempt failed, and `should_abort` returned True.
             ConfigError: `sampling_params` or `extra` can't be sent, or the client belongs to another event loop.
         """
@@ -260,7 +261,7 @@ class SGLangClient:
         """Abort a request, or all requests, at the engine.
 
         Returns:
-            True if the engine confirmed within 5 s; False behind a router, which has no such endpoint (404).
+            True if the engine confirmed within 5 s; else False, as behind a router, which lacks the endpoint (404).
 
         Raises:
             ConfigError: Neither an rid nor `abort_all` was given.

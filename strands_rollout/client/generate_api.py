@@ -389,7 +389,7 @@ def _check_ids(ids: object, *, vocab_size: int | None, completion_tokens: object
 
 
 def _check_matches_request(request: GenerateRequest, meta: dict[str, Any], finish: FinishReason, count: int) -> None:
-    """Raise EngineResponseError if the answer belongs to another request or prompt, or has too many tokens."""
+    """Raise EngineResponseError if the answer is to another request or a prompt of another length, or is too long."""
     answered_rid, read = meta.get("id"), meta.get("prompt_tokens")
     if answered_rid is not None and answered_rid != request.rid:
         raise EngineResponseError(
@@ -398,13 +398,13 @@ def _check_matches_request(request: GenerateRequest, meta: dict[str, Any], finis
         )
     # SGLang reports no count for an abort in the queue, and the count of a placeholder prompt if an error aborts a
     # request before its first token
-    is_used = count > 0 or finish.type != "abort"
+    has_read_prompt = count > 0 or finish.type != "abort"
     prompt_length, max_new_tokens = request.prompt_length, request.max_new_tokens
-    if prompt_length is not None and read is not None and is_used and _int_or_none(read) != prompt_length:
+    if prompt_length is not None and read is not None and has_read_prompt and _int_or_none(read) != prompt_length:
         raise EngineResponseError(
-            f"the engine read {read!r} tokens of a prompt of {prompt_length}; expected all of them, since a sample "
-            "must not be trained on a prompt that the policy did not read. A retry does not help. SGLang truncates "
-            "long prompts if it runs with --allow-auto-truncate: start it without that flag, or limit the prompts "
+            f"the engine read {read!r} prompt tokens; expected {prompt_length}, since a sample must not be trained "
+            "on a prompt that the policy did not read. A retry does not help. SGLang truncates long prompts if it runs "
+            "with --allow-auto-truncate: start it without that flag, or limit the prompts "
             "(--rollout-max-context-len and --eval-max-context-len, or context_window_limit)."
         )
     if isinstance(max_new_tokens, int) and count > max_new_tokens:

@@ -146,7 +146,7 @@ def _is_flag(word: str) -> bool:
 
 
 class Flag(BaseModel, frozen=True):
-    """A flag of argparse with all its names; rows of the record leave out fields that have their default value."""
+    """A flag of argparse with all its names; rows of the recorded file lack fields that have their default value."""
 
     names: tuple[str, ...]
     system: str  # package that declares the flag: a key of TITLES

@@ -73,7 +73,7 @@ def read_episode(path: Path, number: int) -> DumpedEpisode:
 
 
 def to_episode(record: DumpRecord, number: int) -> DumpedEpisode | None:
-    """Return the episode of a record; None if nothing was sampled or its tokens were not saved.
+    """Return the episode of a dump record; None if nothing was sampled or its tokens were not saved.
 
     Turns come from the episode's facts; in a sample without facts, each run of trained tokens is a turn.
 
@@ -219,7 +219,8 @@ async def recorded_gaps(
 
     Uses SGLang's `logprob_start_len`: the engine reads the whole episode and returns the logprob of each input token
     (`meta_info.input_token_logprobs`, sglang/srt/managers/tokenizer_manager.py). Returns None if no logprobs were
-    recorded, or if the engine refuses the request or returns no logprobs, like the embedded engine. Ids must be below
+    recorded, if no token precedes the first sampled token, or if the engine refuses the request or returns no logprobs,
+    like the embedded engine. Ids must be below
     `vocab_size`; None skips this check.
 
     Raises:
@@ -250,10 +251,11 @@ async def recorded_gaps(
 def _input_logprobs(answer: Json, tokens: Sequence[int], vocab_size: int | None) -> dict[int, float] | None:
     """Return the logprobs of the last input tokens by position; None if there are none.
 
-    Raises EngineResponseError if the answer's entries do not belong to the tokens.
-
     SGLang 0.5.23 reports the vocabulary's last id as 0 here, with the logprob of the last id
     (sglang/srt/managers/scheduler_components/logprob_result_processor.py).
+
+    Raises:
+        EngineResponseError: The answer's entries are malformed, or do not belong to the tokens.
     """
     try:
         entries = [(entry[0], entry[1]) for entry in answer["meta_info"].get("input_token_logprobs") or ()]
@@ -263,12 +265,15 @@ def _input_logprobs(answer: Json, tokens: Sequence[int], vocab_size: int | None)
     last_id = None if vocab_size is None else vocab_size - 1
     pairs = zip(entries, tokens[max(first, 0) :], strict=False)
     if first < 0 or any(reported not in (token, 0 if token == last_id else token) for (_, reported), token in pairs):
-        raise EngineResponseError("got input logprobs of other tokens; expected logprobs of the tokens that were sent")
+        raise EngineResponseError(
+            f"got {len(entries)} input logprobs that do not belong to the {len(tokens)} tokens sent; check that no "
+            "proxy or cache in front of the engine mixes up answers"
+        )
     return {first + at: logprob for at, (logprob, _) in enumerate(entries) if logprob is not None} or None
 
 
 def _recorded_logprobs(episode: DumpedEpisode) -> list[float]:
-    """Return one logprob per token, prompt included; empty if none were recorded."""
+    """Return one logprob per token, prompt included; empty if none were recorded, or all are 0."""
     recorded = episode.sample.rollout_log_probs
     if not recorded or not any(recorded):  # a sample that is excluded from training has zeros
         return []

@@ -52,6 +52,7 @@ _STORAGE_DTYPES: Final = {
 _NUMBER_KINDS: Final = "biufc"  # NumPy's kind codes of booleans and numbers
 _MAX_CODE_CHARS: Final = 16
 _LEGACY_MAGIC: Final = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)  # torch/serialization.py's MAGIC_NUMBER
+_SUPPORTED: Final = "samples hold plain values, tensors and NumPy arrays"
 _NUMPY_CORES: Final = ("numpy.core.multiarray", "numpy._core.multiarray")
 
 
@@ -87,7 +88,7 @@ class UnreadSample:
 
     Attributes:
         key: Identifies the sample by its position and content.
-        read: Returns the record, or None for an incomplete last line; raises DumpError for a broken line.
+        read: Returns the dump record, or None for an incomplete last line; raises DumpError for a broken line.
     """
 
     key: tuple[str, bytes]
@@ -218,7 +219,7 @@ class DumpWriter:
             raise self._write_error(e) from e
 
     def write(self, sample: SampleLike | DumpRecord, token_texts: Mapping[int, bytes] | None = None) -> None:
-        """Write a sample, or a record of another dump.
+        """Write a sample, or a dump record of another dump.
 
         Args:
             sample: A sample, finished or not.
@@ -310,15 +311,16 @@ class _PlainUnpickler(pickle.Unpickler):
         if module == "torch" and name in _STORAGE_DTYPES:
             return _AllowedName(name)
         if (module, name) not in _ALLOWED_NAMES:
-            expected = "samples hold plain values, tensors and NumPy arrays"
-            raise _UnsupportedError(f"it names {module}.{name}, which is not supported: {expected}")
+            raise _UnsupportedError(f"it names {module}.{name}, which is not supported: {_SUPPORTED}")
         return _AllowedName(_ALLOWED_NAMES[module, name])
 
     def persistent_load(self, pid: Json) -> _Storage:
         kind, storage_type, key, _, count = pid
         dtype = storage_type.target if isinstance(storage_type, _AllowedName) else None
         if kind != "storage" or dtype not in _STORAGE_DTYPES or not str(key).isalnum():
-            raise _UnsupportedError(f"got the storage {pid!r:.80}; expected one of {', '.join(_STORAGE_DTYPES)}")
+            raise _UnsupportedError(
+                f"it has a tensor in a storage that is not supported; expected one of {', '.join(_STORAGE_DTYPES)}"
+            )
         if (dtype, key) not in self._storages:
             data = self._archive.read(f"{self._folder}data/{key}")
             self._storages[dtype, key] = _Storage(np.frombuffer(data, dtype=_STORAGE_DTYPES[dtype]))
@@ -334,7 +336,9 @@ class _PickleObject:
     __slots__ = ()
 
     def __setstate__(self, state: object) -> None:
-        raise _UnsupportedError(f"it sets the state of a {type(self).__name__}; expected only the state of arrays")
+        raise _UnsupportedError(
+            f"it restores an object that is not a NumPy array, which is not supported: {_SUPPORTED}"
+        )
 
 
 class _AllowedName(_PickleObject):
@@ -351,7 +355,9 @@ class _AllowedName(_PickleObject):
 
     def __call__(self, *args: object) -> object:
         if isinstance(self.target, str):
-            raise _UnsupportedError(f"it calls {self.target}; expected the storage of a tensor")
+            raise _UnsupportedError(
+                f"it has a torch.{self.target} outside a tensor, which is not supported: {_SUPPORTED}"
+            )
         return self.target(*args)
 
 
@@ -367,7 +373,7 @@ class _Storage(_PickleObject):
 def _rebuild_tensor(storage: object, offset: object, size: object, stride: object, *_: object) -> np.ndarray[Any, Any]:
     """Return the copy of a view of a storage, as `torch._utils._rebuild_tensor_v2` builds it."""
     if not isinstance(storage, _Storage):
-        raise _UnsupportedError(f"got a tensor in {type(storage).__name__}; expected a storage")
+        raise _UnsupportedError("it has a tensor without the storage of its numbers; expected a file of torch.save")
     numbers = storage.numbers
     sizes, strides, (start,) = _check_lengths(size), _check_lengths(stride), _check_lengths((offset,))
     count = math.prod(sizes)

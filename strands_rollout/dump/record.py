@@ -306,7 +306,7 @@ class DumpRecord:
 
     @classmethod
     def from_sample(cls, sample: SampleLike, token_texts: Mapping[int, bytes] | None = None) -> DumpRecord:
-        """Return the record of a sample, finished or not; it shares lists with the sample.
+        """Return the dump record of a sample, finished or not; it shares lists with the sample.
 
         Args:
             sample: The sample, read through its `to_dict`.
@@ -322,7 +322,7 @@ class DumpRecord:
 
 
 def check_tokenizer(record: DumpRecord, texts: TokenTexts, name: str) -> None:
-    """Raise ConfigError if a record was not written with this tokenizer, to which `name` refers in the message.
+    """Raise ConfigError if a dump record was not written with this tokenizer, to which `name` refers in the message.
 
     The tokenizer must have the recorded fingerprint, at least nine tenths of the record's ids, and the recorded texts.
     """

@@ -172,7 +172,10 @@ _NO_KEY: Final[Problem] = (401, "invalid_api_key", "got no key of a running sess
 
 
 def problem_of(error: BaseException | None) -> Problem:
-    """Return the status, code and message for an error; a client may send the request again after a 429 only."""
+    """Return the status, code and message for an error, and log an error that only a bug can cause.
+
+    A client may send the request again after a 429 only.
+    """
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return 413, "request_too_large", f"got a body of more than {MAX_BODY_BYTES} bytes; expected a shorter one"
     if isinstance(error, RecursionError):  # raised by a client's JSON only: the policy's output is never so deep

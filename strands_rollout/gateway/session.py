@@ -51,8 +51,8 @@ class SessionFacts:
 
     Attributes:
         requests: Requests that could be parsed.
-        repeats: Requests that were answered from the record.
-        forks: Requests whose history, system prompt or tools matched no branch.
+        repeats: Repeated requests, which got the turn of the earlier request.
+        forks: Requests that continue a conversation, but whose history, system prompt or tools match no branch.
         changed_calls: Calls that the client gave back with changed values under their own ids, for instance with
             defaults filled in, and calls that it omitted. The record keeps them as the policy wrote them.
         differences: Descriptions of where the first forks and changed calls differ from the record.
@@ -170,7 +170,7 @@ class Session:
             task.cancel()
 
     async def finish(self) -> None:
-        """Wait for cancelled requests."""
+        """Wait for cancelled requests, then settle the main conversation."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.settle_main()
 
@@ -193,7 +193,7 @@ class Session:
             self._restart(reason, replay.position + 1)
 
     def _restart(self, reason: str, kept_messages: int = 0) -> None:
-        """Begin the main conversation again with the first messages of the replayed record; drop the rest."""
+        """Begin the main conversation again with the first messages of the replayed record; drop and count the rest."""
         if self._replay is None:
             return
         before = self.model.conversation
@@ -376,7 +376,10 @@ class Session:
             raise
 
     def _make_main(self, conversation: Conversation) -> None:
-        """Make an agent's conversation the main conversation, instead of the first conversation, which had no tools."""
+        """Make an agent's conversation the main conversation, instead of the first conversation, which had no tools.
+
+        This ends a replay.
+        """
         before = self.model.conversation
         self.model.record.promote(conversation)
         before.kind = "aside"

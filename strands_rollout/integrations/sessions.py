@@ -47,16 +47,17 @@ class SessionOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
     sampling_params: dict[str, Any] = {}
-    """SGLang's sampling parameters for all requests of the session; clients may set
-    the parameters that are not listed. `max_new_tokens` is the budget of the whole response."""
+    """SGLang's sampling parameters, fixed for all requests of the session. A request may set other parameters, a token
+    limit for its turn, and stop strings, which are added to these. `max_new_tokens` limits each conversation of the
+    session, not one request: all tokens after its first prompt, tool results included."""
     max_context_tokens: int | None = Field(default=None, ge=1)
     """Maximum tokens of prompt plus response. Default: the engine's context length."""
     index: int | None = None
-    """The samples' index."""
+    """slime's `Sample.index` of the session's samples."""
     label: str | None = None
-    """The samples' label."""
+    """slime's `Sample.label` of the session's samples."""
     metadata: dict[str, Any] = {}
-    """The samples' metadata."""
+    """slime's `Sample.metadata` of the session's samples; the facts are added to it."""
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 Names and attributes follow OpenTelemetry's conventions for generative AI (open-telemetry/semantic-conventions,
 docs/gen-ai: gen-ai-spans.md, gen-ai-agent-spans.md and gen-ai-output-messages.json, 1.41). Facts that have no name
-there get the prefix `strands_rollout.`. Attributes that a record lacks are left out.
+there get the prefix `strands_rollout.`. Attributes whose values a dump record lacks are left out.
 
 The sender has a tracer provider of its own, independent of the process's other spans and their sampling. The standard
 variables (OTEL_EXPORTER_OTLP_*, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES) configure collector, headers and service.

@@ -1,7 +1,8 @@
 """A Strands model provider on SGLang's native `/generate`: token-in/token-out.
 
 For each request, the record finds its place, new messages are rendered as context tokens, the engine samples a turn,
-and the turn is recorded and parsed. Sampled text is never tokenised again: a branch of the record only grows.
+and the turn is recorded and parsed. Within a branch of the record, sampled text is never tokenised again: the branch's
+tokens only grow.
 """
 
 from __future__ import annotations
@@ -184,12 +185,12 @@ class SGLangModel(Model):
 
     @property
     def prompt_ids(self) -> list[int]:
-        """Tokens of the first prompt, also if its generation failed."""
+        """First prompt of the main conversation's last branch, as tokens; also if its generation failed."""
         return self.conversation.branch.prompt_ids
 
     @property
     def final_text(self) -> str:
-        """The last turn as text, with its control tokens but without the end of turn."""
+        """The last turn of the main conversation as text, with its control tokens but without the end of turn."""
         return self.conversation.branch.final_text
 
     @property
@@ -198,7 +199,10 @@ class SGLangModel(Model):
         return [failure for branch in self.conversation for failure in branch.parse_failures]
 
     def resume(self, trajectory: Trajectory, messages: Sequence[Mapping[str, Any]], covered: int) -> None:
-        """Continue a conversation that another model began, maybe in another process; see `Branch.restore`."""
+        """Start a new record with a conversation that another model, maybe of another process, began.
+
+        See `Branch.restore`.
+        """
         self.reset()
         self.restore_main(trajectory, messages, covered)
 
@@ -505,7 +509,7 @@ class SGLangModel(Model):
         return any([await client.stop(rid, headers=headers) for rid in rids])
 
     async def finish(self, grace_s: float) -> None:
-        """Refuse further requests, and wait up to `grace_s` seconds for in-flight requests that no caller awaits."""
+        """Refuse further requests; abort in-flight requests, which no caller awaits, and wait `grace_s` s at most."""
         self.record.close()
         if any(conversation.is_busy for conversation in self.record):
             with suppress(TimeoutError):

@@ -138,8 +138,8 @@ class ClientView:
 class Branch:
     """One history that the policy reads and answers: its messages, its turns and their exact tokens.
 
-    A branch only grows, and becomes one sample. If an agent trims or rewrites its history, the policy has not read the
-    new history: it begins another branch, whose first prompt contains the whole new history.
+    The tokens of a branch only grow, and become at most one sample. If an agent trims or rewrites its history, the
+    policy has not read the new history: it begins another branch, whose first prompt contains the whole new history.
 
     Args:
         shown_ids: `CallNames.shown_ids` of the branch that the history left: calls in the history keep their ids.
@@ -257,7 +257,7 @@ class Branch:
         self.new_images = ()
 
     def append_answer(self, answer: Answer) -> None:
-        """Append the answer of the last turn, which has ended."""
+        """Store the answer of the last turn, which has ended; append its message unless the branch has it already."""
         self.nodes[-1].answer = answer
         if self.last_answer is None:
             self.messages.append(("assistant", answer.message["content"]))

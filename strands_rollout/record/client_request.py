@@ -72,7 +72,7 @@ class ClientRequest:
     keeps_transient: bool = False
 
     def matches(self, record: Record) -> list[ClientMatch]:
-        """Compare the request with each branch; longest match first, then the branch that was touched last."""
+        """Compare the request with each branch that has begun; longest match first, then the branch touched last."""
         branches = [
             (conversation, branch)
             for conversation in record
@@ -135,7 +135,10 @@ class ClientRequest:
         )
 
     def begin_branch(self, record: Record, matches: Sequence[ClientMatch]) -> BeginBranch:
-        """Begin a branch in the conversation with the longest shared history, or in a new conversation."""
+        """Return the place of a new branch.
+
+        Its conversation is the one with the longest shared history or, if that is busy or missing, a new conversation.
+        """
         has_answers = any(message["role"] == "assistant" for message in self.messages)
         same_head = [match for match in matches if match.has_same_head]
         best = next((match for match in same_head if match.length or not has_answers), None)

@@ -1,6 +1,6 @@
 """The record of an episode: every token that the policy read and wrote, as a tree of turns.
 
-`Record.place_of` is the one function that decides which turn a request continues.
+`Record.place_of` decides which turn a request continues.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Record:
     """Everything that one policy read and wrote in an episode.
 
     A record has a conversation for each agent that asks the policy, a conversation has branches, and a branch has a
-    node for each turn. Each branch becomes a sample: the last branch of the main conversation is the episode's sample,
-    the others are its siblings.
+    node for each turn. The last branch of the main conversation is the episode's sample; with `fan_out`, each other
+    branch becomes a sibling of that sample.
 
     Args:
         new_sampler: Returns the sampler of a new conversation.
@@ -162,7 +162,7 @@ class Record:
             self._by_owner = {key: found for key, found in self._by_owner.items() if found is not before}
 
     def restart_main(self) -> None:
-        """Replace the main conversation with an empty one."""
+        """Replace the main conversation with an empty conversation."""
         self.main = Conversation(self._new_sampler())
 
     def close(self) -> None:

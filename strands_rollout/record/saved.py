@@ -43,7 +43,7 @@ class EpisodeProgress:
         tool_timeouts: Number of calls that were cut at their time limit.
         tool_s: Seconds spent in tools.
         duration_s: Wall-clock seconds of the episode.
-        calls: A record of each call that ended; see `ToolStats.calls`.
+        calls: An entry for each call that ended; see `ToolStats.calls`.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -296,7 +296,7 @@ _fields_of_part: Final = attrgetter(*_PART_FIELDS)
 
 
 class StepWriter:
-    """Writes an episode step by step: each record has the additions since the last record, and the current counts.
+    """Writes an episode step by step: each journal record has the additions since the last one, and the current counts.
 
     A record is a line of JSON. If it has turns, their token ids follow as int32, and the logprobs of their sampled
     tokens as float64.
@@ -315,7 +315,7 @@ class StepWriter:
         self._finished.clear()
 
     def record(self, state: SavedEpisode, *, dropped: int = 0, resumes: int = 0) -> bytes | None:
-        """Return the record of a step; None if it can't be written as JSON, for example because of an image's bytes.
+        """Return the journal record of a step; None if JSON can't express it, for example an image's bytes.
 
         Args:
             state: The episode after this step.
@@ -365,6 +365,10 @@ def closing_record(reason: str) -> bytes:
 
 
 def _as_json(record: dict[str, Any]) -> bytes | None:
+    """Return a journal record as JSON; None if it can't be written.
+
+    Messages and results with other values than JSON's are converted first.
+    """
     try:
         return orjson.dumps(record)
     except TypeError:
@@ -378,7 +382,7 @@ def _as_json(record: dict[str, Any]) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class LoadedSteps:
-    """An episode loaded from its records.
+    """An episode loaded from its journal records.
 
     Attributes:
         state: The episode.
@@ -392,10 +396,10 @@ class LoadedSteps:
 
 
 def load_steps(records: Sequence[bytes]) -> LoadedSteps:
-    """Load an episode from its records, at least one.
+    """Load an episode from its journal records, at least one.
 
     Raises:
-        ResumeError: The episode can't be continued, or its records are damaged.
+        ResumeError: The episode can't be continued, or a journal record is damaged.
     """
     if records[-1].startswith(_CLOSED):
         raise ResumeError(str(orjson.loads(records[-1])["closed"]))

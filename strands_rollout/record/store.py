@@ -1,4 +1,4 @@
-"""Records of unfinished episodes in a folder, in append-only files with one writing process each.
+"""Journal records of unfinished episodes in a folder, in append-only files with one writing process each.
 
 Each record is written by one system call, so it survives the death of its process; only the death of the machine may
 lose records that its kernel had not written to disk. A process holds the `flock` of its files while it lives. A file
@@ -47,7 +47,7 @@ _FIRST, _FURTHER, _ENDED = 1, 2, 3
 
 
 class RecordStore:
-    """The records of this process's episodes in a folder, and the records that dead processes left there.
+    """The journal records of this process's episodes in a folder, and those that dead processes left there.
 
     Threads may share a store, and processes a folder.
 
@@ -143,7 +143,7 @@ class RecordStore:
 
 
 class EpisodeRecords:
-    """The records of one episode; see `slime_plugin.journal.RecordSink`.
+    """The journal records of one episode; see `slime_plugin.journal.RecordSink`.
 
     Attributes:
         records: Records of the episode that a dead process left.
@@ -170,7 +170,7 @@ class EpisodeRecords:
             self._is_first = False
 
     async def write_before_tools(self, record: bytes) -> None:
-        """Write a record; once this returns, the record outlives the process."""
+        """Write a record; once this returns, the record outlives the process, unless writing has failed."""
         self.write(record)
 
     def close(self, *, keep: bool) -> None:

@@ -38,7 +38,7 @@ from strands_rollout.slime_plugin.conditions import context_limit, episode_condi
 from strands_rollout.slime_plugin.garbage import freeze_long_lived
 from strands_rollout.slime_plugin.inputs import episode_prompt, run_settings, with_row_settings
 from strands_rollout.slime_plugin.journal import EpisodeJournal, RecordSink, continue_from_journal, open_journal
-from strands_rollout.slime_plugin.own_reward import check_reward, record_for_evaluators
+from strands_rollout.slime_plugin.own_reward import check_reward, values_for_evaluators
 from strands_rollout.slime_plugin.resume import EpisodeStart, prepare_sample, reset_sample
 from strands_rollout.slime_plugin.sample_writer import EndedEpisode, WritingRules
 from strands_rollout.slime_plugin.slime_adapter import GenerateCall
@@ -60,12 +60,15 @@ async def play_sample(
 
     Args:
         call: slime's call, or the call that a worker was sent.
-        sink: Stores the records of the episode's steps, and has the records of an earlier attempt whose process died.
-            Default: the journal in the folder of the setting `journal_dir`.
+        sink: Stores the episode's journal records, and has those of an earlier attempt whose process died. Default: the
+            journal in the folder of the setting `journal_dir`.
         settings: The settings of the run, if the caller has read them from `call.args` already.
 
     Returns:
         The sample or a list of samples, as for `generate`.
+
+    Raises:
+        ConfigError: The sample can't be filled.
     """
     sample = call.sample
     try:
@@ -255,7 +258,7 @@ async def _run_episode(job: RolloutJob) -> EndedEpisode:
         sub_agents=sub_agents.created,
         score=score,
         question=question,
-        evaluated=record_for_evaluators(model, episode, state) if is_evaluated else None,
+        evaluated=values_for_evaluators(model, episode, state) if is_evaluated else None,
     )
 
 
@@ -445,7 +448,7 @@ class RolloutJob:
         settings: The settings of this episode, the row's included.
         fans_out: True if slime can take a list of samples.
         routing_key: Makes a router send all requests of the episode to one engine.
-        sink: Keeps the records of the episode's steps.
+        sink: Stores the episode's journal records.
     """
 
     call: GenerateCall
@@ -465,7 +468,10 @@ class RolloutJob:
             )
 
     def prepare(self) -> None:
-        """Load the tokenizer and probe its template, which are cached for all later models."""
+        """Load the tokenizer and probe its template, which are cached for all later models.
+
+        With the setting `freeze_gc`, the objects loaded so far are then exempt from garbage collection.
+        """
         self.build_model()
         if self.settings.freeze_gc:
             freeze_long_lived()

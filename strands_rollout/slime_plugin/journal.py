@@ -1,4 +1,4 @@
-"""The journal of an episode: one record per step, from which another process can continue the episode.
+"""The journal of an episode: one journal record per step, from which another process can continue the episode.
 
 `record.saved` defines the content of a record and rebuilds an episode from its records. The records outlive the process
 in a `RecordStore` in `journal_dir`, or in the driver of an episode worker. An episode is continued from its last
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class RecordSink(Protocol):
-    """Keeps an episode's records where they outlive its process.
+    """Keeps an episode's journal records where they outlive its process.
 
     Attributes:
         records: The records of an earlier attempt whose process died; empty in the first attempt.
@@ -60,7 +60,7 @@ class RecordSink(Protocol):
 
 
 class EpisodeJournal:
-    """Writes the records of one episode; implements `agent.episode.Journal`.
+    """Writes the journal records of one episode; implements `agent.episode.Journal`.
 
     Args:
         sink: Stores the records.
@@ -92,24 +92,24 @@ class EpisodeJournal:
         self._writer = StepWriter(is_continued=start.resume is not None)
 
     async def turn_ended(self, progress: EpisodeProgress) -> None:
-        """Write a record; return once it is safe, since the turn's tools run next."""
+        """Write a journal record if possible; return once it is safe, since the turn's tools run next."""
         self._writer.on_turn_end()
         if (record := self._build_record(progress)) is not None:
             await self._sink.write_before_tools(record)
 
     def call_ended(self, progress: EpisodeProgress) -> None:
-        """Write a record."""
+        """Write a journal record if possible."""
         if (record := self._build_record(progress)) is not None:
             self._sink.write(record)
 
     def close(self, reason: str) -> None:
-        """Record the reason why the episode can't be continued, and stop recording."""
+        """End the journal, if open, with the reason why the episode can't be continued."""
         if not self._is_closed:
             self._is_closed = True
             self._sink.write(closing_record(reason))
 
     def _build_record(self, progress: EpisodeProgress) -> bytes | None:
-        """Return the record of the episode's last step; close the journal and return None if that can't be recorded."""
+        """Return the journal record of the episode's last step; None, and close the journal, if there can't be one."""
         model = self._model
         is_single = not self._sub_agents and not model.record.others  # the episode has only its main conversation
         dropped = 0 if is_single else self._count_other_tokens()
@@ -180,7 +180,7 @@ def continue_from_journal(start: EpisodeStart, sink: RecordSink | None, settings
 async def open_journal(
     sample: SampleLike, settings: RolloutSettings, conditions: Callable[[], Mapping[str, str]], *, evaluation: bool
 ) -> EpisodeRecords | None:
-    """Open the records of this sample in the folder `journal_dir`.
+    """Open the journal records of this sample in the folder `journal_dir`.
 
     Return None without that setting, without the setting `resume_aborted`, and if the folder can't be used.
 

@@ -1,7 +1,7 @@
 """The user's own reward: a function, a judge, one of Strands' evaluators, or a weighted sum of several of these.
 
 `user_reward` takes a sample and the text of its answer, and returns a score with the values of its parts. An evaluator
-reads more of an episode, which the sample's metadata stores; `record_for_evaluators` builds that record.
+reads more of an episode: the values that `values_for_evaluators` returns, which the sample's metadata stores.
 """
 
 from __future__ import annotations
@@ -284,8 +284,12 @@ _JUDGE_SLOTS: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[st
 _EVALUATORS: Final[dict[tuple[str, str], _Evaluator]] = {}
 
 
-def record_for_evaluators(model: SGLangModel, episode: Episode, state: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the main agent's messages and the environment's state as plain JSON for evaluators, which run later."""
+def values_for_evaluators(model: SGLangModel, episode: Episode, state: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return as plain JSON the values that an evaluator judges later.
+
+    These are the main agent's messages, tools and system prompt, the environment's state, and whether the messages
+    contain all of its tool calls.
+    """
     head = model.conversation.branch.head or Head()
     messages = [saved_message(message) for message in episode.messages]
     blocks = [block for message in messages for block in message["content"]]
@@ -293,14 +297,14 @@ def record_for_evaluators(model: SGLangModel, episode: Episode, state: Mapping[s
     main_calls = [str(call["id"]) for call in episode.tools.calls if str(call["id"]).startswith("call_")]
     # the messages lack calls if the history was rewritten, and in a swarm or graph, where each agent has a history
     is_whole = episode.is_resumable and calls_in_messages.issuperset(main_calls)
-    record = {
+    values = {
         "messages": messages,
         "tools": [*head.tools],
         "system_prompt": head.system,
         "state": state,
         "is_whole": is_whole,
     }
-    return dict(json.loads(json.dumps(record, default=lambda value: str(value)[:100])))
+    return dict(json.loads(json.dumps(values, default=lambda value: str(value)[:100])))
 
 
 class _Evaluator(Protocol):
@@ -490,10 +494,10 @@ def _build_case(answer: AnswerToGrade, *, reads_session: bool) -> object:
     The trajectory is a Session, or a list of tool names if the row's `expected_trajectory` is such a list.
     """
     facts, label = facts_of(answer.sample), answer.label
-    record = facts.evaluated
-    if record is None:
+    evaluated = facts.evaluated
+    if evaluated is None:
         raise ConfigError(
-            "the sample has no record for an evaluator: its episode failed, or was played without reward.evaluator or "
+            "the sample has no values for an evaluator: its episode failed, or was played without reward.evaluator or "
             "--save-tokens"
         )
     row = {name: value for name, value in answer.sample.metadata.items() if name != METADATA_KEY}
@@ -501,9 +505,9 @@ def _build_case(answer: AnswerToGrade, *, reads_session: bool) -> object:
     expected = row.get("expected_trajectory")
     expects_names = isinstance(expected, list) and all(isinstance(name, str) for name in expected) and not reads_session
     trajectory: object = None
-    if record.get("is_whole"):
-        names = [call["name"] for call, _ in _calls_with_results(record["messages"])]
-        trajectory = names if expects_names else _build_session(record, answer.response)
+    if evaluated.get("is_whole"):
+        names = [call["name"] for call, _ in _calls_with_results(evaluated["messages"])]
+        trajectory = names if expects_names else _build_session(evaluated, answer.response)
 
     def named_states(states: Json) -> Json:
         if states and isinstance(states, Mapping):
@@ -518,18 +522,18 @@ def _build_case(answer: AnswerToGrade, *, reads_session: bool) -> object:
         expected_assertion=row.get("expected_assertion"),
         expected_trajectory=expected,
         actual_trajectory=trajectory,
-        actual_environment_state=named_states(record.get("state")),
+        actual_environment_state=named_states(evaluated.get("state")),
         expected_environment_state=named_states(row.get("expected_environment_state")),
         metadata=row,
     )
 
 
-def _build_session(record: Mapping[str, Json], response: str) -> object:
+def _build_session(evaluated: Mapping[str, Json], response: str) -> object:
     """Return the messages as strands_evals' Session: a trace for each user's turn, with the calls before its answer."""
     from strands_evals.types import trace
 
     clock = itertools.count()  # only the order of the spans' start times matters
-    specs = [(spec["name"], spec.get("description"), spec["inputSchema"]["json"]) for spec in record["tools"]]
+    specs = [(spec["name"], spec.get("description"), spec["inputSchema"]["json"]) for spec in evaluated["tools"]]
     tools = [trace.ToolConfig(name=name, description=text, parameters=schema) for name, text, schema in specs]
 
     def span_info(trace_id: str, parent: str | None = None) -> object:
@@ -539,7 +543,7 @@ def _build_session(record: Mapping[str, Json], response: str) -> object:
         return trace.SpanInfo(**ids, session_id="episode", start_time=at, end_time=at)
 
     turns: list[list[Mapping[str, Any]]] = []
-    for message in record["messages"]:
+    for message in evaluated["messages"]:
         is_question = message["role"] == "user" and not any("toolResult" in block for block in message["content"])
         turns += [[]] if is_question or not turns else []
         turns[-1].append(message)
@@ -549,7 +553,7 @@ def _build_session(record: Mapping[str, Json], response: str) -> object:
         texts = {
             "user_prompt": _text(turn[0]),
             "agent_response": response if turn is turns[-1] else _text(turn[-1]),
-            "system_prompt": record["system_prompt"],
+            "system_prompt": evaluated["system_prompt"],
         }
         spans = [trace.AgentInvocationSpan(span_info=info, available_tools=tools, **texts)]
         for call, result in _calls_with_results(turn):

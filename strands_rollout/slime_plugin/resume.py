@@ -56,8 +56,8 @@ class EpisodeStart:
 def prepare_sample(sample: SampleLike, conditions: Mapping[str, str] | None, *, may_resume: bool) -> EpisodeStart:
     """Prepare a sample for an episode, and return the state to start from.
 
-    An ABORTED sample keeps its tokens if it can be resumed: `may_resume` is set and its conditions have not changed.
-    Any other sample is reset and starts afresh.
+    An ABORTED sample keeps its tokens if it can be resumed: `may_resume` is set, its saved state can be loaded, and no
+    condition outside `_CHANGEABLE_CONDITIONS` has changed. Any other sample is reset and starts afresh.
     """
     facts = facts_of(sample)
     was_aborted = sample.status is statuses_of(sample).ABORTED
@@ -100,7 +100,7 @@ def _load_resume_state(sample: SampleLike, facts: EpisodeFacts, conditions: Mapp
 
 
 def reset_sample(sample: SampleLike) -> None:
-    """Remove everything that an earlier attempt wrote to a sample, which may have come back FAILED or ABORTED."""
+    """Make a sample PENDING, and remove the response and the facts that an earlier attempt may have written to it."""
     for name, new_value in _NEW_FIELDS.items():
         if hasattr(sample, name):
             setattr(sample, name, new_value())

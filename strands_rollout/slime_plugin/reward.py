@@ -175,7 +175,8 @@ def _map_nested(samples: Sequence[Any], function: Callable[[Any], T], depth: int
 def _to_slime_reward(args: object, sample: SampleLike, details: RewardDict) -> Reward:
     """Return the reward as slime reads it from this sample: the dict or the score.
 
-    A sample whose reward failed is excluded from training.
+    A sample whose reward failed is excluded from training. If slime reads only the score, the sample's facts get the
+    dict.
     """
     try:
         with exits_as_errors("the sample", RuntimeError):

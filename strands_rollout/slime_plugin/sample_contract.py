@@ -25,7 +25,7 @@ def contract_violations(
     reward_key: str | None = None,
     may_abort: bool = False,
 ) -> list[str]:
-    """Return the faults of a sample after `generate` and the reward function; empty if it can be trained on.
+    """Return the faults of a sample after `generate` and the reward function; empty if slime can take it.
 
     Args:
         sample: slime's Sample, or this package's.
@@ -82,13 +82,13 @@ def _bad_values(sample: SampleLike) -> Iterator[str]:
     for position, (mask, logprob) in enumerate(zip(sample.loss_mask, sample.rollout_log_probs, strict=True)):
         if not _is_count(mask) or mask > 1:
             yield f"loss_mask[{position}] is {mask!r}; expected 0 or 1"
-        elif not _is_number(logprob):
+        elif not _is_finite_number(logprob):
             yield f"rollout_log_probs[{position}] is {logprob!r}; expected a finite float"
 
 
 def _bad_context(sample: SampleLike) -> Iterator[str]:
     for position, (mask, logprob) in enumerate(zip(sample.loss_mask, sample.rollout_log_probs, strict=True)):
-        if mask == 0 and logprob != 0.0 and _is_number(logprob):
+        if mask == 0 and logprob != 0.0 and _is_finite_number(logprob):
             yield f"rollout_log_probs[{position}] is {logprob!r} where loss_mask is 0; expected 0.0"
 
 
@@ -121,9 +121,9 @@ def _bad_status(status: str, *, may_abort: bool) -> Iterator[str]:
 
 def _bad_reward(reward: Json, reward_key: str | None) -> Iterator[str]:
     if reward_key is None:
-        if not _is_number(reward):
+        if not _is_finite_number(reward):
             yield f"reward is {reward!r:.80}; expected a finite number"
-    elif not isinstance(reward, dict) or not _is_number(reward.get(reward_key)):
+    elif not isinstance(reward, dict) or not _is_finite_number(reward.get(reward_key)):
         yield f"reward is {reward!r:.80}; expected a dict with a finite number under {reward_key!r}"
 
 
@@ -131,7 +131,7 @@ def _bad_extras(sample: SampleLike) -> Iterator[str]:
     undeclared = sorted(vars(sample).keys() - {item.name for item in fields(cast("Any", sample))} - {_TRACE_ATTRIBUTE})
     if undeclared:
         yield f"the sample has the undeclared attributes {', '.join(undeclared)}; slime's buffers lose them"
-    if not _is_number(sample.non_generation_time) or sample.non_generation_time < 0:
+    if not _is_finite_number(sample.non_generation_time) or sample.non_generation_time < 0:
         yield f"non_generation_time is {sample.non_generation_time!r}; expected seconds of at least 0"
     if not isinstance(sample.metadata, dict) or not isinstance(sample.metadata.get(METADATA_KEY), dict):
         yield f"metadata[{METADATA_KEY!r}] is missing; expected the facts of the episode"
@@ -153,5 +153,8 @@ def _are_counts(values: list[Any]) -> bool:
     return {int} >= set(map(type, values)) and min(values, default=0) >= 0
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _is_finite_number(value: object) -> bool:
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an int too large for a float
+        return False

@@ -1,7 +1,8 @@
-"""Write a finished episode into slime's samples: one sample, or with `fan_out` a sample per trajectory.
+"""Write a finished episode into slime's samples: one sample, or with `fan_out` one for each branch.
 
-Only this module fills slime's Sample: tokens, mask, logprobs, status, and the facts of the episode in its metadata.
-Start at `write_episode`.
+This module writes the tokens, mask, logprobs, status and facts of an episode that has ended. Before the episode,
+`resume` prepares its sample; later, `reward` and `reward_groups` may exclude the sample from training. Start at
+`write_episode`.
 """
 
 from __future__ import annotations
@@ -59,12 +60,14 @@ class EndedEpisode:
 
     Attributes:
         model: The main agent's model.
+        episode: The result of the agent loop: stop reason, messages and tool statistics.
         start: The state that the episode started from.
         code_calls: The counts of the code tool.
-        sub_agents: The models of sub-agents.
+        sub_agents: The sub-agents' models.
         score: The environment's score.
         question: The environment's question, which replaced the row's prompt.
-        evaluated: The record that evaluators read.
+        evaluated: The values that an evaluator judges: the main agent's messages, tools and system prompt, and the
+            environment's state; None if the settings name no evaluator, or the episode failed or was aborted.
         gateway: The facts of a session of `integrations.sessions`; the facts of a program's session are in
             `episode.program`.
     """
@@ -109,7 +112,9 @@ def write_episode(
     rules: WritingRules,
     segments: Sequence[SiblingSegment] = (),
 ) -> list[SampleLike]:
-    """Fill a sample from an episode; a resumed sample keeps its tokens, and the new tokens are appended.
+    """Fill a sample with an episode's tokens, status and facts.
+
+    New tokens are appended to those of a resumed sample, unless the history was rewritten after the resume.
 
     `prepare_sample` must have prepared the sample.
 
@@ -214,9 +219,9 @@ def _engine_aborts(ended: EndedEpisode) -> int:
 
 
 def write_untrained(sample: SampleLike, prompt_ids: Sequence[int], filler_id: int) -> None:
-    """Fill the sample of an episode that sampled no token: the prompt, then a masked filler token as response.
+    """Fill a sample without sampled tokens: the prompt, then a masked filler token as response.
 
-    slime's trainer needs at least one prompt token and one response token.
+    slime's trainer needs at least one prompt token and one response token; `filler_id` also stands for an empty prompt.
     """
     reset_sample(sample)
     sample.tokens = [*(prompt_ids or [filler_id]), filler_id]
@@ -257,7 +262,7 @@ def is_unfinished(sample: SampleLike) -> bool:
 
 
 def exclude_from_training(sample: SampleLike) -> None:
-    """Mask all tokens and set `remove_sample`, because slime would otherwise train on a FAILED sample."""
+    """Mask all tokens, zero their logprobs and set `remove_sample`; slime would train on a FAILED sample otherwise."""
     sample.loss_mask = [0] * sample.response_length
     sample.rollout_log_probs = [0.0] * sample.response_length
     sample.remove_sample = True
@@ -320,7 +325,7 @@ def _mask_stale(sample: SampleLike, trajectory: Trajectory, max_staleness: int |
 
 
 def _mask(sample: SampleLike, positions: Iterable[int]) -> None:
-    """Exclude tokens of the response, by their positions in it, from training."""
+    """Exclude tokens from training, by their positions in the response; excluded tokens have the logprob 0."""
     for at in positions:
         sample.loss_mask[at], sample.rollout_log_probs[at] = 0, 0.0
 
@@ -395,7 +400,7 @@ class SiblingSegment:
 def sibling_segments(
     main: SGLangModel, others: Sequence[SGLangModel], succeeded: Collection[str]
 ) -> list[SiblingSegment]:
-    """Return all branches of an episode except the main agent's last branch.
+    """Return the branches of an episode, except the main agent's last branch and branches without a turn.
 
     Args:
         main: The main agent's model.

@@ -323,7 +323,7 @@ def tool_span(sample: object) -> ToolSpan | None:
 
 @contextmanager
 def _trace_span(sample: object, name: str, attrs: Mapping[str, Any] | None = None) -> Iterator[object]:
-    """Open a span of slime's trace for the block; yield slime's record of it, or None if slime can't record it."""
+    """Open a span of slime's trace for the block; yield slime's object for it, or None if slime can't open it."""
     record: object = None
     with ExitStack() as stack:
         with _ignoring_trace_errors("begin a span"):
@@ -396,7 +396,8 @@ def slime_state(args: SlimeArgs, sample: object = None) -> object:
     """Return slime's process-wide state if its rollout has created it; None elsewhere, and for a foreign sample.
 
     The state is not created here, since that loads a tokenizer and needs args that a caller outside of slime's rollout
-    may lack. In an episode worker, return the copy of the driver's state.
+    may lack; only a class of slime's state without `_instances` is called. In an episode worker, return the copy of the
+    driver's state.
     """
     if (driver_state := getattr(args, DRIVER_STATE_ATTR, None)) is not None:
         return driver_state

@@ -1,8 +1,8 @@
 """One episode worker: a Ray actor that plays episodes as `generate` does, and the messages between it and the driver.
 
 Samples are pickled, with their large arrays in separate buffers that Ray shares without a copy. The lists of a filled
-sample are sent as arrays. Records of an episode's steps are sent to the driver in batches; the tools of a turn run only
-once the driver has the turn's record.
+sample are sent as arrays. Journal records of an episode's steps are sent to the driver in batches; the tools of a turn
+run only once the driver has the turn's journal record.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class RemoteCall:
 
 
 class LeftoverRecords(NamedTuple):
-    """The records of an attempt whose process died; fields as in `journal.RecordSink`."""
+    """The journal records of an attempt whose process died; fields as in `journal.RecordSink`."""
 
     records: Sequence[bytes]
     may_have_acted: bool
@@ -119,7 +119,7 @@ class Assignment(NamedTuple):
         key: Identifies the episode in one driver.
         data: A pickled `RemoteCall`.
         buffers: Its large arrays.
-        leftover: The records of an earlier attempt.
+        leftover: The journal records of an earlier attempt.
         aborts: The abort signals so far.
     """
 
@@ -138,10 +138,10 @@ class AbortNotice(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Records and results of a worker since its last batch.
+    """Journal records and results of a worker since its last batch.
 
     Attributes:
-        records: Pairs of an episode's key and a record.
+        records: Pairs of an episode's key and a journal record.
         results: The results of finished episodes.
         busy: The CPU cores that the worker's process has used since the last batch, on average.
         newest_version: The newest weight version that engines have reported to the worker.
@@ -171,7 +171,7 @@ class WorkerInfo:
         host: The IP address of its node.
         node: Ray's id of its node.
         log: The path of its log, on that node.
-        folder: The folder with the records of its episodes, on that node.
+        folder: The folder with the journal records of its episodes, on that node.
         versions: The versions of Python, Ray and this package there.
         load_errors: One line for each setting whose code can't be loaded there.
     """
@@ -207,7 +207,7 @@ class _RunningEpisode:
 
 
 class _Outbox:
-    """Collects records and results into batches for the driver: many entries in a message cost as much as one."""
+    """Collects journal records and results into batches for the driver: many entries in a message cost as much as 1."""
 
     def __init__(self) -> None:
         self._records: list[tuple[int, bytes]] = []
@@ -267,7 +267,7 @@ class _Outbox:
 
 @dataclass(slots=True)
 class _WorkerRecordSink:
-    """Writes an episode's records to a file, in case this process dies, and to the driver, in case the node is lost.
+    """Writes journal records to a file, in case this process dies, and to the driver, in case the node is lost.
 
     Implements `journal.RecordSink`. The driver keeps the records of the last attempt until this attempt has sent its
     first record, which holds the whole episode so far.
@@ -422,12 +422,12 @@ class EpisodeWorker:
         return Batch(records, results, busy, KNOWN_VERSIONS.newest)
 
     async def take_leftover_records(self, folder: str) -> dict[int, Sequence[bytes]]:
-        """Return the records, by episode, in the folder of a process that died on this node, and remove the folder."""
+        """Return the journal records, by episode, that a dead process left in a folder here, and remove the folder."""
         leftover = await asyncio.to_thread(take_leftover_records, Path(folder))
         return {int(key): records for key, records in leftover.items()}
 
     async def close(self) -> None:
-        """Remove the records of all episodes."""
+        """Remove the journal records of all episodes."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

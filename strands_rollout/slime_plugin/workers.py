@@ -1,8 +1,8 @@
 """The driver's side of episode workers: the process that calls `generate` assigns episodes to actors on Ray.
 
-Each episode goes to the least busy worker. The driver keeps the records of the episode's steps, so that another worker
-can continue it if the first one dies. All calls to Ray are made in the pool's thread, which has its own
-event loop; callers wait in their own event loops.
+Each episode goes to the least busy worker. The driver keeps the journal records of the episode's steps, so that
+another worker can continue the episode if the first one dies. All calls to Ray are made in the pool's thread, which has
+its own event loop; callers wait in their own event loops.
 """
 
 from __future__ import annotations
@@ -149,12 +149,12 @@ class _EpisodeJob:
         key: Identifies the episode in this driver.
         args: slime's args as its worker gets them.
         packed_call: The packed `worker.RemoteCall`.
-        journal: The records of this sample in `journal_dir`; None without that setting.
+        journal: The journal records of this sample in `journal_dir`; None without that setting.
         done: Receives the result; None if the episode was aborted before a worker began it.
         worker: The worker that plays it; None while it waits.
         waits_or_plays_since: Time of `time.monotonic` at which it was queued or, once assigned, began to be played.
-        records: The records of the last attempt that has any.
-        new_records: The records of this attempt that have arrived so far.
+        records: The journal records of the last attempt that has any.
+        new_records: The journal records of this attempt that have arrived so far.
         may_have_acted: As in `journal.RecordSink`.
         is_latest: As in `journal.RecordSink`.
         sent_aborts: The abort signals that its worker knows.
@@ -212,10 +212,10 @@ class _EpisodeJob:
         return Assignment(self.key, *self.packed_call, leftover_records, self.sent_aborts)
 
     def on_worker_death(self, leftover: Sequence[bytes] | None) -> None:
-        """Prepare the next attempt after the worker died.
+        """Prepare the next attempt after the worker died, or end the episode after too many attempts without a record.
 
         Args:
-            leftover: The records in the worker's file; None if it can't be read.
+            leftover: The journal records in the worker's file; None if it can't be read.
         """
         # a turn's record goes to the driver, then to the worker's file, and only then do the turn's tools run; the
         # record of a tool's result goes to the file first. So if the driver has exactly one record more than the
@@ -232,7 +232,7 @@ class _EpisodeJob:
             )
 
     def add_record(self, record: bytes) -> None:
-        """Keep a record of this attempt, also in the journal."""
+        """Keep a journal record of this attempt, with `journal_dir` on disk too."""
         self.new_records.append(record)
         if self.journal is not None:
             self.journal.write(record)
@@ -479,7 +479,7 @@ class WorkerPool:
                 cause = e
 
     def _process_batch(self, worker: _Worker, batch: Batch) -> None:
-        """Add a batch's records to their jobs, and end the jobs that have a result."""
+        """Add a batch's journal records to their jobs, and end the jobs that have a result."""
         worker.busy, results = batch.busy, batch.results
         KNOWN_VERSIONS.note(batch.newest_version)  # before any result that was sampled with that version
         for key, record in batch.records:
@@ -539,10 +539,10 @@ class WorkerPool:
         return next((worker for worker, info in ready if dead is not None and info.node == dead.node), None)
 
     async def _take_leftover_records(self, worker: _Worker, dead: WorkerInfo) -> dict[int, Sequence[bytes]] | None:
-        """Let a worker on the same node read a dead worker's records; the driver may lack the last record.
+        """Let a worker on the same node read a dead worker's journal records; the driver may lack the last one.
 
         Returns:
-            The records by episode; None if they can't be read.
+            The journal records by episode; None if they can't be read.
         """
         try:
             async with asyncio.timeout(_READ_RECORDS_TIMEOUT_S):

@@ -104,7 +104,7 @@ async def test_generate_rejects_forbidden_fields(params: Any, extra: Any, words:
         (Reply.tokens([5], output_token_logprobs=[5]), "expected a list of [logprob, token id, text]"),
         (Reply.tokens([5, 6], completion_tokens=3), "got 2 output ids; meta_info.completion_tokens says 3"),
         (Reply.tokens([5], id="another"), "got the answer to request 'another'; expected the answer to 'r'"),
-        (Reply.tokens([5], prompt_tokens=2), "the engine read 2 tokens of a prompt of 3; expected all of them"),
+        (Reply.tokens([5], prompt_tokens=2), "the engine read 2 prompt tokens; expected 3"),
         (Reply.abort([5], prompt_tokens=2), "--allow-auto-truncate"),
         (Reply.tokens([5] * 51, "length"), "got 51 output ids; expected at most max_new_tokens=8"),
         (Reply.tokens([5, 100]), "output id 100 at position 1 is outside the vocabulary of 100 tokens"),

@@ -96,15 +96,15 @@ DAMAGED_PICKLES = {
     "an array of objects": (P2 + b"cnumpy\ndtype\n(X\x01\x00\x00\x00OtR.", "expected numbers"),
     "a storage beside its folder": (P2 + OUTSIDE + b".", "storage"),
     "nonsense": (P2 + b"nonsense", "damaged"),
-    "an array as a storage": (tensor(ZERO, b"K@", ONE, of=array(b"K@", ZERO)), "in _Array; expected a storage"),
+    "an array as a storage": (tensor(ZERO, b"K@", ONE, of=array(b"K@", ZERO)), "without the storage of its numbers"),
     "a negative length": (tensor(ZERO, NEGATIVE, ONE), "whole numbers from 0"),
     "a negative stride": (tensor(ONE, TWO, NEGATIVE), "whole numbers from 0"),
     "a negative offset": (tensor(NEGATIVE, TWO, ONE), "whole numbers from 0"),
     "a stride of zero": (tensor(ZERO, HUGE, ZERO), "got a tensor of size"),
     "a storage of another length": (P2 + storage(count=b"K\x03") + b".", "expected 3"),
     "a missing storage": (P2 + storage(key=b"9") + b".", "damaged"),
-    "a changed storage": (P2 + storage() + b"}b.", "it sets the state"),
-    "a changed function": (P2 + b"c_codecs\nencode\n}b.", "it sets the state"),
+    "a changed storage": (P2 + storage() + b"}b.", "not a NumPy array"),
+    "a changed function": (P2 + b"c_codecs\nencode\n}b.", "not a NumPy array"),
     "an array with another's state": (P2 + array(ZERO) + b"(K\x01K\x05\x85NNNtb.", "don't fit"),
 }
 

@@ -38,7 +38,7 @@ async def test_generate_cut_prompt_is_an_engine_error(shipped_tokenizer: Any, ab
     first = [Reply.abort(turn[:aborted])] if aborted else []
     done = await run(shipped_tokenizer, [*first, Reply.tokens(turn[aborted:], prompt_tokens=5), ANSWER])
     assert (done.sample.status, done.facts["stop_reason"]) == (Sample.Status.FAILED, "engine_error")
-    assert "the engine read 5 tokens of a prompt of" in done.facts["error"]
+    assert "the engine read 5 prompt tokens; expected" in done.facts["error"]
     assert not any(done.sample.loss_mask)
     assert done.sample.remove_sample
     assert len(done.fake.requests) == len(first) + 1

@@ -69,6 +69,7 @@ def test_contract_violations_accepts_a_valid_sample(changes: dict[str, Any], opt
         ({"reward": None}, "reward is None"),
         ({"reward": {"acc": 1.0}}, "expected a dict with a finite number under 'score'"),
         ({"reward": {"score": float("inf")}}, "under 'score'"),
+        ({"reward": {"score": 10**400}}, "under 'score'"),
         ({"metadata": {}}, "metadata['strands_rollout'] is missing"),
         ({"metadata": {"strands_rollout": {"model": object()}}}, "metadata can't be written as JSON"),
         ({"metadata": {"strands_rollout": {"stop_reason": "aborted"}}}, "the episode was aborted"),

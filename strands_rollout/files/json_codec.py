@@ -19,15 +19,18 @@ def encode_json(value: Json) -> bytes:
     """Return the JSON text of a value or dataclass; integers may exceed 64 bits, strings may have lone surrogates.
 
     Raises:
-        TypeError, ValueError: The value has no form in JSON, or has an integer of more than 4,300 digits.
-        RecursionError: The value is nested too deeply.
+        TypeError, ValueError: The value has no form in JSON, is nested too deeply, or has an integer of more than 4,300
+            digits.
     """
     import orjson  # imported on use: the code tool imports this module, and runs without third-party libraries
 
     try:
         return orjson.dumps(value)
     except TypeError:  # orjson refuses integers above 64 bits and lone surrogates
-        return json.dumps(value, separators=(",", ":"), default=dataclasses.asdict).encode()
+        try:
+            return json.dumps(value, separators=(",", ":"), default=dataclasses.asdict).encode()
+        except RecursionError as e:
+            raise ValueError("it is nested too deeply") from e
 
 
 def decode_json(text: bytes | str, *, is_finite: bool = True) -> Json:

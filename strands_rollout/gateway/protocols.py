@@ -529,7 +529,10 @@ def _grammar(body: Item) -> dict[str, str]:
         raise PromptError(f"got {' and '.join(given)}; expected only one of them, since SGLang applies only one")
     found = {}
     for name, value in given.items():
-        text = encode_json(value).decode() if isinstance(value, dict) and name in _JSON_GRAMMARS else value
+        try:
+            text = encode_json(value).decode() if isinstance(value, dict) and name in _JSON_GRAMMARS else value
+        except ValueError as e:
+            raise PromptError(f"got a {name} that can't be written as JSON: {e}") from e
         if not isinstance(text, str):
             raise PromptError(f"got {name}={value!r:.100}; expected a string")
         try:

@@ -432,7 +432,10 @@ class Session:
 
     def _note_overridden(self, name: str, value: object) -> None:
         if len(self.facts.overridden) < _MAX_SHOWN_FIELDS:
-            text = encode_json(value).decode()
+            try:
+                text = encode_json(value).decode()
+            except ValueError as e:
+                value = text = f"a value that can't be written as JSON: {e}"
             shown = value if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
             self.facts.overridden.setdefault(name[:_MAX_SHOWN_CHARS], shown)
 

@@ -1,5 +1,6 @@
 """Fields of a request: what can change tokens is honoured, refused, or listed; nothing is ignored."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,20 @@ async def test_refused_fields_are_refused(stage, api, field, value):
         assert (status, field in answer["error"]["message"]) == (400, True), answer
         assert made.fake.requests == []
         assert made.session.facts.refused == {"invalid_request": 1}
+
+
+@pytest.mark.parametrize(("field", "status"), [("json_schema", 400), ("unheard_of", 200)])
+async def test_deeply_nested_fields_are_answered(stage, field, status):
+    depth = 1010  # orjson reads it, but neither orjson nor Python writes it
+    nested = '{"a":' * depth + "1" + "}" * depth
+    body = json.dumps(HISTORY["chat"])[:-1] + f', "{field}": {nested}}}'
+    async with stage([END]) as made:
+        headers = {"Authorization": f"Bearer {made.key}"}
+        url = f"{made.gateway.base_url}/v1/chat/completions"
+        async with made.http.post(url, data=body, headers=headers) as answer:
+            assert (answer.status, "nested too deeply" in await answer.text()) == (status, status == 400)
+        shown = made.session.facts.overridden.values()
+        assert [*shown] == ["a value that can't be written as JSON: it is nested too deeply"] * (status == 200)
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,8 @@ async def _await_call(loop: OwnLoop | None, call: Callable[..., Awaitable[Any]],
 class Environment(Protocol):
     """Protocol of environments, which the setting `environment` makes for each episode.
 
-    Each method is optional and may be async; sync methods run in threads. The class or function at the setting's path
+    Each method is optional and may be async; sync methods run in threads. At least one of `tools`, `prepare`, `answer`,
+    `score` and `play` is required. The class or function at the setting's path
     is called with the `Task`, whose `resources` are open. An environment that is an async context manager is entered
     before `prepare` and always exited.
 

@@ -317,7 +317,7 @@ class _AgentHook(HookProvider):
             self.changed.set()
 
     def _join(self, agent: Agent) -> None:
-        """Make the agent part of the episode."""
+        """Give the agent the episode's time limits and tool counts, and bind it to the main conversation."""
         run = self._run
         if HAS_MIDDLEWARE:
             agent.add_middleware(vars(loop)["AgentStreamStage"], self._cut_at_timeout)

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class ToolStats:
-    """Counts and records of the tools of one episode.
+    """Counts, times and results of the tools of one episode.
 
     Attributes:
         control: The episode's control, for its clock.
@@ -47,7 +47,7 @@ class ToolStats:
         finished: Results of the last turn's calls by tool-use id, from this agent or the agent of an aborted attempt.
         succeeded: Ids of all calls whose last result was not an error.
         unread: Ids of results in `finished` that an aborted attempt left and that this agent has not asked for yet.
-        calls: A record of each call in the order of their ends: `id`, `tool`, `status` (success, error, timeout or
+        calls: An entry for each call in the order of their ends: `id`, `tool`, `status` (success, error, timeout or
             unknown), `s` (seconds), `at_s` (start, in seconds since the episode's start; None outside of an episode),
             and `sandbox` for calls of the code tool (`RunningCall.sandbox`).
         on_call_end: Called when a call has ended.
@@ -68,7 +68,7 @@ class ToolStats:
     _since: float = 0.0
 
     def count_unknown(self, tool_use: ToolUse) -> None:
-        """Count a call of a tool that the agent does not have."""
+        """Count a call of a tool that the agent does not have as an error, and add its entry to `calls`."""
         self.errors += 1
         call = {"id": tool_use["toolUseId"], "tool": tool_use["name"], "status": "unknown"}
         self.calls.append({**call, "s": 0.0, "at_s": self.control.at_s(0.0)})
@@ -259,7 +259,7 @@ class BoundedTool(WrappedTool):
             self._stats.infrastructure_error = fault
         result = getattr(event, "tool_result", event)
         if isinstance(result, dict):
-            self._stats.calls.append(self._call_record(call, result.get("status")))
+            self._stats.calls.append(self._call_entry(call, result.get("status")))
             if result.get("status") == "error":
                 self._stats.errors += 1
             else:
@@ -269,13 +269,13 @@ class BoundedTool(WrappedTool):
                 if self._stats.on_call_end is not None:
                     self._stats.on_call_end()
 
-    def _call_record(self, call: RunningCall, status: object) -> dict[str, Any]:
-        """Return the record of a call that has ended, as plain JSON."""
+    def _call_entry(self, call: RunningCall, status: object) -> dict[str, Any]:
+        """Return the entry of a call that has ended, as plain JSON."""
         ended = "timeout" if call.timed_out else "error" if status == "error" else "success"
         seconds = time.monotonic() - call.began_at
         at_s = self._stats.control.at_s(seconds)
-        record = {"id": call.id, "tool": self.tool_name, "status": ended, "s": seconds, "at_s": at_s}
-        return {**record, "sandbox": call.sandbox} if call.sandbox else record
+        entry = {"id": call.id, "tool": self.tool_name, "status": ended, "s": seconds, "at_s": at_s}
+        return {**entry, "sandbox": call.sandbox} if call.sandbox else entry
 
 
 async def _abandon(task: asyncio.Task[Any]) -> None:

@@ -267,7 +267,8 @@ def create_client(
     """Make an httpx client for an engine, which many models can share; close it with `aclose()`.
 
     The client may be made outside a running loop; it belongs to the loop of its first request. It ignores proxies in
-    the environment and does not follow redirects. Generations bypass httpx's layers; see `EngineClient.post_direct`.
+    the environment and does not follow redirects. Generations bypass httpx's layers if the client's settings
+    allow that; see `EngineClient.post_direct`.
 
     Args:
         base_url: `http://host:port`, with a path prefix if a gateway needs one; the default scheme is http. A user and

@@ -82,7 +82,7 @@ class RewardCall:
 
     @property
     def is_reward_func(self) -> bool:
-        """True if the function is this package's `reward_func`, which never raises."""
+        """True if the function is this package's `reward_func`, which returns a failure as a reward."""
         return self.function is reward_func
 
     async def rewards(self, samples: Sequence[Sample]) -> list[object]:

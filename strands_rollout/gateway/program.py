@@ -237,7 +237,10 @@ class _ProgramRun:
             self.user_turns += 1
 
     def on_turn(self, conversation: Conversation, reply: Reply) -> None:
-        """Count the calls of a turn, and add a turn of the main conversation to the journal."""
+        """Count the calls of a turn, and add a turn of the main conversation to the journal.
+
+        A turn whose calls exceed a limit ends the session.
+        """
         if reply.calls:
             self._count_calls(conversation, reply)
         if self.journal is not None and conversation is self.model.conversation:
@@ -255,7 +258,7 @@ class _ProgramRun:
         self.tool_names |= {call["toolUseId"]: call["name"] for call in reply.calls}
 
     def _record_turn(self, journal: Journal) -> None:
-        """Add the last turn of the main conversation to the journal, so that another process can replay it."""
+        """Add the main conversation's last turn to the journal, or close the journal if it can't be replayed."""
         main = self.model.conversation
         if len(main.branches) > 1:
             journal.close(SEVERAL_SEGMENTS)

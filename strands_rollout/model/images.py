@@ -287,7 +287,7 @@ def collapsed_ids(ids: Sequence[int], images: Sequence[PlacedImage], decode: Dec
 
     Args:
         ids: Ids of the whole request, with all tokens of each image.
-        images: The images in the order of their positions.
+        images: The images in the order of their positions, at least one.
         decode: Returns the text of ids.
 
     Raises:

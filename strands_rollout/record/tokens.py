@@ -106,7 +106,8 @@ class Trajectory:
     """The exact tokens that the policy read and wrote, in order.
 
     `token_ids`, `loss_mask` and `logprobs` always have the same length, and end with a sampled token. Sampled tokens
-    have mask 1 and the engine's logprob. Context (prompt, tool results, template text) has mask 0 and logprob 0.0.
+    have mask 1, unless slime masked them before a resume, and the engine's logprob, if logprobs are requested. Context
+    (prompt, tool results, template text) has mask 0 and logprob 0.0.
 
     Attributes:
         token_ids: Prompt, then response.

@@ -130,7 +130,10 @@ def _prepare_for_slime(args: SlimeArgs, data: MutableMapping[str, dict[str, Any]
 
 
 def _drop_missing(args: SlimeArgs, data: MutableMapping[str, dict[str, Any]], name: str) -> None:
-    """Remove samples without a graded answer from a data set; with slime's pass rate, remove whole problems."""
+    """Remove samples without a graded answer, or with slime's pass rate whole problems; log the number of such samples.
+
+    If no sample is left, the data set is removed.
+    """
     result = data[name]
     samples = finished_samples(result.get("samples"))
     missing = [sample.is_missing for sample in samples]

@@ -305,6 +305,11 @@ def keep_informative_groups_with_fallback(args: SlimeArgs, samples: Sequence[Any
 
 
 def _trained_rewards(args: SlimeArgs, samples: Sequence[Any]) -> list[float]:
+    """Return the rewards of a group's trained rollouts, and count whether the group has any.
+
+    Raises:
+        FailedGroupsError: Too many groups in a row have no reward.
+    """
     flat = [sample for part in samples for sample in (part if isinstance(part, list) else [part])]
     rewards = [rollout.reward for rollout in rollouts_of(args, flat) if rollout.reward is not None]
     _count_unrewarded_group(args, flat, rewards)
@@ -480,6 +485,8 @@ def count_reward(args: SlimeArgs, number: int, sample: SampleLike, failure: str 
 
 def _count_unrewarded_group(args: SlimeArgs, samples: Sequence[Any], rewards: Sequence[float]) -> None:
     """Count a group in which a foreign reward function left nothing to train on; only a filter can see that.
+
+    A group with a reward ends the streak.
 
     Raises:
         FailedGroupsError: Too many groups failed in a row; the run must end.

@@ -7,9 +7,12 @@ set -euo pipefail
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/slime_launch.sh"
 
 read_options "$@"
-setting MODEL Qwen/Qwen3-8B "model id on the Hugging Face hub; its last part is the folder in MODEL_DIR"
-model_name="${MODEL##*/}"
-setting NUM_GPUS 8 "GPUs per node" count
+setting MODEL Qwen/Qwen3-8B "model: a row of scripts/launch/models.sh, or an id on the hub, whose last part is the folder in MODEL_DIR"
+use_model "$MODEL"
+if [[ $has_model_row -eq 1 ]]; then
+  use_model_sizes
+fi
+setting NUM_GPUS "${default_gpus:-8}" "GPUs per node" count
 slime_settings
 path_settings "$(printf '%s' "$model_name" | tr '[:upper:]' '[:lower:]')-aime"
 setting LOAD "$REF_LOAD" "checkpoint to evaluate, in Megatron's format: a run's SAVE_DIR, or the model's REF_LOAD" path
@@ -22,7 +25,7 @@ wandb_settings
 ray_settings
 end_of_settings "Evaluates a checkpoint on AIME 2024 and 2025 in slime, with the agent that is trained." \
   "bash $0 --load checkpoints/qwen3-8b-strands --ckpt-step 199 --eval-samples 32"
-ACTOR_GPUS="$NUM_GPUS"
+ACTOR_GPUS="$NUM_GPUS" ACTOR_NODES="$NUM_NODES"
 ROLLOUT_GPUS="$((NUM_GPUS * NUM_NODES))"
 require_sizes
 read_model_arguments
@@ -42,6 +45,7 @@ fi
 context_arguments
 parallel_arguments
 engine_arguments
+model_row_arguments
 evaluation_arguments
 pass_rate_arguments
 wandb_arguments

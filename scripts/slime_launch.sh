@@ -5,6 +5,8 @@ repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
 # shellcheck source=scripts/launch/settings.sh
 source "$repository/scripts/launch/settings.sh"
+# shellcheck source=scripts/launch/models.sh
+source "$repository/scripts/launch/models.sh"
 # shellcheck source=scripts/launch/slime.sh
 source "$repository/scripts/launch/slime.sh"
 # shellcheck source=scripts/launch/ray.sh

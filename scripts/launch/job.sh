@@ -7,14 +7,22 @@ smoke_or_full() {
   if [[ $SMOKE -eq 1 ]]; then printf '%s' "$1"; else printf '%s' "$2"; fi
 }
 
+# Print the end of the name of the folder that the engines load.
+_fp8_suffix() {
+  if [[ $FP8_ROLLOUT -eq 1 ]]; then printf '%s' -FP8; fi
+}
+
 # Paths, the agent and the reward. $1 is the default name of the run.
 path_settings() {
   setting SMOKE 0 "test all parts quickly: two steps with few, short episodes" switch
   setting MODEL_DIR "$repository/models" "folder of all models" path
-  setting HF_CHECKPOINT "$MODEL_DIR/$model_name" "folder of the model in Hugging Face's format" path
-  setting REF_LOAD "${HF_CHECKPOINT}_torch_dist" "folder of the model in Megatron's format" path
+  setting FP8_ROLLOUT "${default_fp8:-0}" "generate with the FP8 copy of the weights that prepare_model.sh makes; training stays in bf16" switch
+  setting HF_CHECKPOINT "$MODEL_DIR/$model_name$(_fp8_suffix)" "folder of the model in Hugging Face's format" path
+  setting REF_LOAD "${HF_CHECKPOINT%"$(_fp8_suffix)"}_torch_dist" "folder of the model in Megatron's format" path
   setting DATA_DIR "$repository/data" "folder of the data sets" path
   setting ROLLOUT_CONFIG "$repository/configs/math_code.yaml" "YAML file with the agent's settings; slime's --custom-config-path" path
+  setting TOOL_PARSER "${default_tool_parser:-}" "format of the model's tool calls, unless ROLLOUT_CONFIG sets tool_parser; default: the model's, else hermes"
+  setting THINKING "" "1 or 0: let the chat template switch the model's reasoning on or off; default: the template decides" optional_switch
   setting REWARD strands_rollout.reward_func "dotted path of the reward function; slime's --custom-rm-path"
   setting REWARD_KEY score "key of the reward function's result to train on; none if it returns a number"
   setting EVAL_REWARD_KEY acc "key of the reward function's result to report in evaluation"
@@ -33,15 +41,31 @@ path_settings() {
 # tokens of 74 kB each. 48 concurrent episodes per engine (24 prompts x 8 on 4 engines) of 9,000 tokens on average need 430,000. With
 # 0.4 the cache would hold 320,000, and SGLang would stop episodes and read them again.
 size_settings() {
-  setting SGLANG_MEM_FRACTION 0.7 "fraction of a GPU's memory for SGLang's weights and cache" share
-  setting NUM_NODES 1 "number of nodes; several need a running Ray" count
+  local response="${default_response_len:-}" tokens first_stage="" last_stage=""
+  setting SGLANG_MEM_FRACTION "${default_sglang_mem_fraction:-0.7}" "fraction of a GPU's memory for SGLang's weights and cache" share
+  setting NUM_NODES "${default_nodes:-1}" "number of nodes; see RAY_ADDRESS and MASTER_ADDR" count
   setting TENSOR_PARALLEL "${default_tensor_parallel:-2}" "GPUs that a layer is split over in training" count
-  setting CONTEXT_PARALLEL 1 "GPUs that a sequence is split over in training" count
+  setting PIPELINE_PARALLEL "${default_pipeline_parallel:-1}" "groups of GPUs that the layers are split over in training" count
+  setting CONTEXT_PARALLEL "${default_context_parallel:-1}" "GPUs that a sequence is split over in training" count
+  setting EXPERT_PARALLEL "${default_expert_parallel:-1}" "GPUs that the experts of a layer are spread over in training" count
+  if [[ $PIPELINE_PARALLEL -eq ${default_pipeline_parallel:-1} ]]; then
+    first_stage="${default_first_stage:-}" last_stage="${default_last_stage:-}"
+  fi
+  setting FIRST_STAGE_LAYERS "$first_stage" "layers of the first pipeline group, if they differ from the others" optional_count
+  setting LAST_STAGE_LAYERS "$last_stage" "layers of the last pipeline group, if they differ from the others" optional_count
   setting GPUS_PER_ENGINE "${default_gpus_per_engine:-2}" "GPUs per SGLang engine" count
   setting ROUTER_POLICY consistent_hashing "policy of slime's router; the router on PyPI lacks the default, slime's image has it"
-  setting MAX_RESPONSE_LEN "$(smoke_or_full 2048 16384)" "maximum tokens of a response, tool results included" count
+  if [[ -z "$response" && -n "${default_tokens_per_gpu:-}" ]]; then # the longest response that fits, up to 16,384
+    response=$((default_tokens_per_gpu * CONTEXT_PARALLEL - 2048))
+    response=$((response < 16384 ? response : 16384))
+  fi
+  setting MAX_RESPONSE_LEN "$(smoke_or_full 2048 "${response:-16384}")" "maximum tokens of a response, tool results included" count
   setting MAX_CONTEXT_LEN "$((MAX_RESPONSE_LEN + 2048))" "maximum tokens of prompt plus response" count
-  setting MAX_TOKENS_PER_GPU "$(((MAX_CONTEXT_LEN + CONTEXT_PARALLEL - 1) / CONTEXT_PARALLEL))" \
+  tokens=$(((MAX_CONTEXT_LEN + CONTEXT_PARALLEL - 1) / CONTEXT_PARALLEL))
+  if [[ ${default_tokens_per_gpu:-0} -gt $tokens ]]; then
+    tokens=$default_tokens_per_gpu
+  fi
+  setting MAX_TOKENS_PER_GPU "$tokens" \
     "maximum tokens of a training batch on one GPU; at least MAX_CONTEXT_LEN / CONTEXT_PARALLEL" count
 }
 
@@ -104,9 +128,9 @@ parallel_arguments() {
   arguments+=(
     --tensor-model-parallel-size "$TENSOR_PARALLEL"
     --sequence-parallel
-    --pipeline-model-parallel-size 1
+    --pipeline-model-parallel-size "$PIPELINE_PARALLEL"
     --context-parallel-size "$CONTEXT_PARALLEL"
-    --expert-model-parallel-size 1
+    --expert-model-parallel-size "$EXPERT_PARALLEL"
     --expert-tensor-parallel-size 1
     --recompute-granularity full
     --recompute-method uniform
@@ -115,8 +139,14 @@ parallel_arguments() {
     --hidden-dropout 0.0
     --accumulate-allreduce-grads-in-fp32
     --attention-softmax-in-fp32
-    --attention-backend flash
+    --attention-backend "${default_attention:-flash}"
   )
+  if [[ -n "$FIRST_STAGE_LAYERS" ]]; then
+    arguments+=(--decoder-first-pipeline-num-layers "$FIRST_STAGE_LAYERS")
+  fi
+  if [[ -n "$LAST_STAGE_LAYERS" ]]; then
+    arguments+=(--decoder-last-pipeline-num-layers "$LAST_STAGE_LAYERS")
+  fi
 }
 
 # Consistent hashing sends all turns of an episode to the engine whose cache holds its prefix.
@@ -127,6 +157,17 @@ engine_arguments() {
     --sglang-mem-fraction-static "$SGLANG_MEM_FRACTION"
     --router-policy "$ROUTER_POLICY"
   )
+}
+
+# The row's further arguments come after all others, so that they win.
+model_row_arguments() {
+  arguments+=(${model_further[@]+"${model_further[@]}"})
+  if [[ -n "${model_concurrency:-}" && " ${arguments[*]} " != *" --sglang-server-concurrency "* ]]; then
+    arguments+=(--sglang-server-concurrency "$model_concurrency")
+  fi
+  if [[ -n "$THINKING" ]]; then
+    arguments+=(--apply-chat-template-kwargs "{\"enable_thinking\": $([[ $THINKING -eq 1 ]] && printf true || printf false)}")
+  fi
 }
 
 evaluation_arguments() {
@@ -176,13 +217,17 @@ _has_nvlink() {
 
 # Refuse sizes that don't fit together, also in a dry run.
 require_sizes() {
+  local trainers=$((ACTOR_GPUS * ACTOR_NODES)) replica=$((TENSOR_PARALLEL * PIPELINE_PARALLEL * CONTEXT_PARALLEL))
   [[ $MAX_RESPONSE_LEN -lt $MAX_CONTEXT_LEN ]] || usage_error "MAX_RESPONSE_LEN is $MAX_RESPONSE_LEN and MAX_CONTEXT_LEN" \
     "$MAX_CONTEXT_LEN; expected a context that also has room for the prompt"
   [[ $((MAX_TOKENS_PER_GPU * CONTEXT_PARALLEL)) -ge $MAX_CONTEXT_LEN ]] || usage_error "MAX_TOKENS_PER_GPU is" \
     "$MAX_TOKENS_PER_GPU and CONTEXT_PARALLEL $CONTEXT_PARALLEL; expected a product of at least MAX_CONTEXT_LEN=$MAX_CONTEXT_LEN;" \
     "otherwise a long episode runs the trainer out of memory"
-  [[ $((ACTOR_GPUS % (TENSOR_PARALLEL * CONTEXT_PARALLEL))) -eq 0 ]] || usage_error "$ACTOR_GPUS GPUs train on each node; expected a" \
-    "multiple of TENSOR_PARALLEL x CONTEXT_PARALLEL = $((TENSOR_PARALLEL * CONTEXT_PARALLEL))"
+  [[ $((trainers % replica)) -eq 0 ]] || usage_error "$trainers GPUs train; expected a multiple of TENSOR_PARALLEL x" \
+    "PIPELINE_PARALLEL x CONTEXT_PARALLEL = $replica"
+  [[ $((trainers % (EXPERT_PARALLEL * PIPELINE_PARALLEL))) -eq 0 ]] || usage_error "$trainers GPUs train; expected a multiple of" \
+    "EXPERT_PARALLEL x PIPELINE_PARALLEL = $((EXPERT_PARALLEL * PIPELINE_PARALLEL))"
+  [[ "$THINKING" != 0 || "${model_thinking:-on}" != always ]] || usage_error "THINKING is 0, but $model_name always reasons"
   [[ "$SAVE_DIR" != *[{}]* ]] || usage_error "SAVE_DIR is $SAVE_DIR; expected no braces, which slime reads as a placeholder"
   [[ $((ROLLOUT_GPUS % GPUS_PER_ENGINE)) -eq 0 ]] || usage_error "$ROLLOUT_GPUS GPUs generate; expected a multiple of" \
     "GPUS_PER_ENGINE=$GPUS_PER_ENGINE"
@@ -201,12 +246,12 @@ require_no_secrets() {
 # _prepare_model: print the command that prepares the model, with its id on the hub if that is known.
 _prepare_model() {
   local id="OWNER/$model_name" name=""
-  if [[ "${MODEL:-}" == */"$model_name" ]]; then
-    id="$MODEL"
+  if [[ -n "${default_hub_id:-}" ]]; then
+    id="$default_hub_id"
   elif [[ "$model_name" == Qwen* ]]; then
     id="Qwen/$model_name"
   fi
-  [[ "$SLIME_MODEL" == "${model_name/#Q/q}" ]] || name=" --slime-model $SLIME_MODEL"
+  [[ "$SLIME_MODEL" == "${default_slime_model:-${model_name/#Q/q}}" ]] || name=" --slime-model $SLIME_MODEL"
   printf '%s' "MODEL_DIR=$MODEL_DIR bash scripts/prepare_model.sh --model $id$name"
 }
 
@@ -295,6 +340,16 @@ launch() {
     "NCCL_NVLS_ENABLE=$(_has_nvlink)"
     "DATA_DIR=$DATA_DIR"
   )
+  add_node_environment
+  # shellcheck disable=SC2206 # the words of a row have no spaces and no patterns
+  job_environment+=(${model_environment:-})
+  if [[ " ${arguments[*]} " =~ \ (--moe-enable-deepep|deepep)\  ]]; then
+    job_environment+=("NVSHMEM_DISABLE_NCCL=1") # as in slime's scripts with DeepEP
+  fi
+  if [[ -n "$TOOL_PARSER" && "$TOOL_PARSER" != hermes ]]; then
+    job_environment+=("STRANDS_ROLLOUT_TOOL_PARSER=$TOOL_PARSER")
+    export STRANDS_ROLLOUT_TOOL_PARSER="$TOOL_PARSER"
+  fi
   [[ -z "$EPISODE_WORKERS" ]] || job_environment+=("STRANDS_ROLLOUT_EPISODE_WORKERS=$EPISODE_WORKERS")
   for name in WANDB_MODE WANDB_BASE_URL SEARCH_URL SEARCH_CORPUS; do
     if [[ -n "${!name:-}" ]]; then

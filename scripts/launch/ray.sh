@@ -9,7 +9,9 @@ _job_runs=0
 ray_settings() {
   setting RAY_ADDRESS "" "running Ray, as its dashboard's http://HOST:8265 or as HOST; default: the Ray of this machine, else the script starts one"
   setting RAY_DASHBOARD_PORT 8265 "port of Ray's dashboard, which accepts jobs" count
-  setting MASTER_ADDR 127.0.0.1 "address of this machine, for a Ray that the script starts"
+  setting MASTER_ADDR 127.0.0.1 "address of this machine that the other nodes reach, for a Ray that the script starts"
+  setting SOCKET_IFNAME "" "network interface between the nodes, such as eth0, for NCCL and Gloo; default: they choose"
+  setting JOIN_TIMEOUT_S 1800 "seconds for which a Ray that the script starts waits for the other nodes" count
   setting SUBMISSION_ID "" "name of the job in Ray; default: RUN_NAME and the time"
 }
 
@@ -24,6 +26,31 @@ job_address() {
       printf 'http://%s:%s' "${host%:*}" "$RAY_DASHBOARD_PORT"
       ;;
   esac
+}
+
+# Add what several nodes need to job_environment: the variables of slime's scripts for several nodes. Ray's proxy settings
+# must not catch the requests between the nodes.
+add_node_environment() {
+  local host="$MASTER_ADDR" name
+  if [[ $NUM_NODES -gt 1 ]]; then
+    if [[ "$host" == 127.0.0.1 ]]; then
+      host="$(job_address)"
+      host="${host#*://}"
+      host="${host%%[:/]*}"
+    fi
+    job_environment+=("MASTER_ADDR=$host")
+    for name in no_proxy NO_PROXY; do
+      job_environment+=("$name=localhost,127.0.0.1,0.0.0.0,$host${!name:+,${!name}}")
+    done
+  fi
+  if [[ -n "$SOCKET_IFNAME" ]]; then
+    for name in GLOO TP NCCL; do job_environment+=("${name}_SOCKET_IFNAME=$SOCKET_IFNAME"); done
+  fi
+}
+
+# Set ray_join to the command that adds another node to the Ray that this script starts.
+ray_join_command() {
+  ray_join=(ray start "--address=$MASTER_ADDR:6379" "--num-gpus=$NUM_GPUS" --disable-usage-stats --block)
 }
 
 ray_start_command() {
@@ -72,6 +99,10 @@ _print_job() {
     ray_start_command
     printf '# unless a Ray runs here already; stopped when the job ends\n'
     printf '%s &\n\n' "$(print_command "${ray_start[@]}")"
+    if [[ $NUM_NODES -gt 1 ]]; then
+      ray_join_command
+      printf '# on each of the %s other nodes; the job starts when all have joined\n# %s\n\n' "$((NUM_NODES - 1))" "${ray_join[*]}"
+    fi
   elif _needs_key; then
     printf '# with wandb'"'"'s key in a file of SAVE_DIR, which only you can read and which is removed when the job ends\n'
     job_environment+=("NETRC=$SAVE_DIR/.wandb-netrc")
@@ -142,9 +173,8 @@ _find_or_start_ray() {
 # hangup of a closed terminal, so that it can stop the job before its Ray.
 _start_ray() {
   local deadline=$((SECONDS + 120))
-  [[ "$NUM_NODES" == "1" ]] || fail "NUM_NODES is $NUM_NODES, but no Ray runs. On the first node:" \
-    "ray start --head --num-gpus $NUM_GPUS --dashboard-host=0.0.0.0; on each other node: ray start --address=FIRST:6379" \
-    "--num-gpus $NUM_GPUS; then run this script again with RAY_ADDRESS=http://FIRST:$RAY_DASHBOARD_PORT"
+  [[ "$NUM_NODES" == "1" || "$MASTER_ADDR" != 127.0.0.1 ]] || fail "NUM_NODES is $NUM_NODES, but no Ray runs here. Set MASTER_ADDR" \
+    "to the address of this machine that the other nodes reach, to start Ray here; or set RAY_ADDRESS to a running Ray"
   _ray_log="$(mktemp)"
   ray_start_command
   echo "starting Ray; it stops when the job ends ..." >&2
@@ -156,11 +186,32 @@ _start_ray() {
       fail "Ray did not start: $(tail -n 5 "$_ray_log")"
     fi
     if _takes_jobs; then
+      _wait_for_nodes
       return
     fi
     sleep 0.5
   done
   fail "Ray started, but accepted no jobs at $(job_address) within two minutes: $(tail -n 5 "$_ray_log")"
+}
+
+# Wait until all nodes have joined the Ray that this script has started.
+_wait_for_nodes() {
+  local wanted=$((NUM_NODES * NUM_GPUS)) found deadline=$((SECONDS + JOIN_TIMEOUT_S))
+  [[ $NUM_NODES -gt 1 ]] || return 0
+  ray_join_command
+  echo "waiting for $((NUM_NODES - 1)) nodes; on each: ${ray_join[*]}" >&2
+  while [[ $SECONDS -lt $deadline ]]; do
+    # a line of `ray status`: 0.0/16.0 GPU
+    found="$(_with_timeout env -u RAY_ADDRESS ray status 2>/dev/null | sed -n 's|^ *[0-9.]*/\([0-9]*\)[0-9.]* GPU.*|\1|p')"
+    if [[ ${found:-0} -ge $wanted ]]; then
+      echo "all $NUM_NODES nodes have joined" >&2
+      return
+    fi
+    kill -0 "$_ray_pid" 2>/dev/null || break
+    sleep 2
+  done
+  fail "Ray has ${found:-0} GPUs after $JOIN_TIMEOUT_S s; expected $wanted: $NUM_NODES nodes with $NUM_GPUS each. On each other node:" \
+    "${ray_join[*]}"
 }
 
 # Run ray job submit in the background, because bash runs no trap while a command runs in the foreground.

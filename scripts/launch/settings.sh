@@ -62,11 +62,26 @@ _is_option() {
   [[ $same -eq 1 ]]
 }
 
+# is_given NAME: succeed if the environment or an option sets NAME.
+is_given() {
+  local option
+  [[ -z "${!1:-}" ]] || return 0
+  for option in ${_option_names[@]+"${_option_names[@]}"}; do
+    if _is_option "$option" "$1"; then
+      return 0
+    fi
+  done
+  return 1
+}
+
 # setting NAME DEFAULT MEANING [KIND]: set the variable NAME to the option's value, else the environment's, else DEFAULT.
 # KIND: text, name, path (made absolute), count (1 or more), optional_count (empty, or 0 or more), number (0 or more),
-# share (between 0 and 1), names (separated by commas), or switch (0 or 1).
+# share (between 0 and 1), names (separated by commas), switch (0 or 1), or optional_switch (empty, 0 or 1).
 setting() {
   local name="$1" default="$2" meaning="$3" kind="${4:-text}" value position
+  if [[ " ${_names[*]:-} " == *" $name "* ]]; then
+    return # a script may declare a setting before the library does, with another default
+  fi
   value="${!name:-$default}"
   for ((position = 0; position < ${#_option_names[@]}; position++)); do
     if _is_option "${_option_names[position]}" "$name"; then
@@ -111,6 +126,7 @@ _check_value() {
     number) [[ "$value" =~ ^[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?$ ]] && return || expected="a number of at least 0" ;;
     share) [[ "$value" =~ ^0?\.[0-9]*[1-9][0-9]*$ ]] && return || expected="a number between 0 and 1, such as 0.7" ;;
     names) [[ "$value" =~ ^[^,[:space:]]+(,[^,[:space:]]+)*$ ]] && return || expected="names separated by commas" ;;
+    optional_switch) [[ "$value" =~ ^[01]?$ ]] && return || expected="0 or 1" ;;
     switch) [[ "$value" =~ ^[01]$ ]] && return || expected="0 or 1" ;;
     *) return 0 ;;
   esac

@@ -21,7 +21,7 @@ slime_settings() {
     beside="$(cd "$SLIME_DIR/../Megatron-LM" && pwd)"
   fi
   setting MEGATRON_DIR "$beside" "checkout of Megatron-LM; default: the folder Megatron-LM next to SLIME_DIR, if it exists" path
-  setting SLIME_MODEL "${model_name/#Q/q}" "slime's name of the model: a file in its scripts/models, without .sh"
+  setting SLIME_MODEL "${default_slime_model:-${model_name/#Q/q}}" "slime's name of the model: a file in its scripts/models, without .sh"
 }
 
 # Set model_arguments to slime's own arguments for SLIME_MODEL; in a dry run without slime, to a marked placeholder.

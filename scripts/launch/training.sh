@@ -12,6 +12,11 @@ training_settings() {
   setting N_SAMPLES_PER_PROMPT "$(smoke_or_full 4 8)" "episodes per prompt" count
   setting GLOBAL_BATCH_SIZE "$((ROLLOUT_BATCH_SIZE * N_SAMPLES_PER_PROMPT))" "episodes per optimizer step" count
   setting TEMPERATURE 1.0 "sampling temperature" number
+  setting ADVANTAGE_ESTIMATOR "${default_estimator:-grpo}" "slime's --advantage-estimator: grpo, gspo or cispo" name
+  setting EPS_CLIP "${default_clip:-0.2}" "lower bound of the ratio's clipping" number
+  setting EPS_CLIP_HIGH "${default_clip_high:-0.28}" "upper bound of the ratio's clipping" number
+  setting ROUTING_REPLAY "${default_routing_replay:-0}" "for a mixture of experts: train the tokens through the experts that the engine chose" switch
+  setting OPTIMIZER_OFFLOAD "${default_offload:-0}" "keep the optimizer's state in the host's memory" switch
   setting LEARNING_RATE 1e-6 "learning rate of Adam" number
   setting KL_LOSS_COEF 0 "coefficient of the KL loss to the initial model; 0 saves its forward passes" number
   setting SAVE_INTERVAL "$(smoke_or_full 2 20)" "steps between checkpoints" count
@@ -60,7 +65,11 @@ sampling_arguments() {
 
 # TIS weights each token by the ratio of the trainer's probability to the engine's.
 grpo_arguments() {
-  arguments+=(--advantage-estimator grpo --eps-clip 0.2 --eps-clip-high 0.28 --entropy-coef 0.0 --use-tis)
+  arguments+=(--advantage-estimator "$ADVANTAGE_ESTIMATOR" --eps-clip "$EPS_CLIP" --eps-clip-high "$EPS_CLIP_HIGH")
+  arguments+=(--entropy-coef 0.0 --use-tis)
+  if [[ $ROUTING_REPLAY -eq 1 ]]; then
+    arguments+=(--use-rollout-routing-replay)
+  fi
   if [[ ! "$KL_LOSS_COEF" =~ ^0*\.?0*$ ]]; then
     arguments+=(--use-kl-loss --kl-loss-coef "$KL_LOSS_COEF" --kl-loss-type low_var_kl)
   fi
@@ -75,6 +84,9 @@ optimizer_arguments() {
     --adam-beta1 0.9
     --adam-beta2 0.98
   )
+  if [[ $OPTIMIZER_OFFLOAD -eq 1 ]]; then
+    arguments+=(--optimizer-cpu-offload --overlap-cpu-optimizer-d2h-h2d --use-precision-aware-optimizer)
+  fi
 }
 
 # A run resumes because it loads from the folder that it saves to. --override-opt-param-scheduler lets it resume with another number
@@ -103,6 +115,7 @@ training_arguments() {
   optimizer_arguments
   parallel_arguments
   engine_arguments
+  model_row_arguments
   pass_rate_arguments
   wandb_arguments
 }
@@ -112,14 +125,15 @@ training_arguments() {
 # slime's micro batch is 1.
 require_batches() {
   local samples=$((ROLLOUT_BATCH_SIZE * N_SAMPLES_PER_PROMPT)) replicas prompts=$ROLLOUT_BATCH_SIZE
-  replicas=$((ACTOR_GPUS * NUM_NODES / (TENSOR_PARALLEL * CONTEXT_PARALLEL)))
+  replicas=$((ACTOR_GPUS * ACTOR_NODES / (TENSOR_PARALLEL * PIPELINE_PARALLEL * CONTEXT_PARALLEL)))
   [[ $N_SAMPLES_PER_PROMPT -gt 1 ]] || usage_error "N_SAMPLES_PER_PROMPT is 1; expected 2 or more: GRPO compares the episodes of a prompt"
   [[ $((samples % GLOBAL_BATCH_SIZE)) -eq 0 ]] || usage_error "a step has ROLLOUT_BATCH_SIZE x N_SAMPLES_PER_PROMPT = $samples" \
     "episodes; expected a multiple of GLOBAL_BATCH_SIZE=$GLOBAL_BATCH_SIZE"
   if [[ $((GLOBAL_BATCH_SIZE % replicas)) -ne 0 ]]; then
     while [[ $((prompts * N_SAMPLES_PER_PROMPT % replicas)) -ne 0 ]]; do prompts=$((prompts + 1)); done
     usage_error "GLOBAL_BATCH_SIZE is $GLOBAL_BATCH_SIZE; expected a multiple of the $replicas replicas that train (GPUs that train:" \
-      "$((ACTOR_GPUS * NUM_NODES)), of a replica: TENSOR_PARALLEL x CONTEXT_PARALLEL = $((TENSOR_PARALLEL * CONTEXT_PARALLEL)))," \
+      "$((ACTOR_GPUS * ACTOR_NODES)), of a replica: TENSOR_PARALLEL x PIPELINE_PARALLEL x CONTEXT_PARALLEL =" \
+      "$((TENSOR_PARALLEL * PIPELINE_PARALLEL * CONTEXT_PARALLEL)))," \
       "such as ROLLOUT_BATCH_SIZE=$prompts with GLOBAL_BATCH_SIZE=$((prompts * N_SAMPLES_PER_PROMPT))"
   fi
   [[ ${OVER_SAMPLING_BATCH_SIZE:-$ROLLOUT_BATCH_SIZE} -ge $ROLLOUT_BATCH_SIZE ]] || usage_error "OVER_SAMPLING_BATCH_SIZE is" \
@@ -134,7 +148,7 @@ colocated_training() {
   evaluation_settings aime-2024
   pass_rate_settings
   end_of_settings "$1" "NUM_GPUS=8 bash $0 --data-dir /data --num-rollout 500 -- --lr 2e-6"
-  ACTOR_GPUS="$NUM_GPUS"
+  ACTOR_GPUS="$NUM_GPUS" ACTOR_NODES="$NUM_NODES"
   ROLLOUT_GPUS="$((NUM_GPUS * NUM_NODES))"
   require_sizes
   require_batches
@@ -148,4 +162,50 @@ colocated_training() {
   fi
   evaluation_arguments
   launch train.py
+}
+
+# fully_async_training TEXT RUN_NAME: the complete script of a training in which some GPUs generate all the time, and the others train
+# on finished episodes. slime's fully asynchronous rollout has no evaluation, no dynamic sampling and no partial rollouts.
+fully_async_training() {
+  local name nodes gpus
+  setting NUM_NODES "${default_nodes:-1}" "number of nodes; see RAY_ADDRESS and MASTER_ADDR" count
+  nodes="$NUM_NODES" gpus="$NUM_GPUS"
+  if [[ $NUM_NODES -eq 1 ]]; then gpus="$((NUM_GPUS / 2))"; else nodes="$((NUM_NODES / 2))"; fi
+  setting ACTOR_NODES "$nodes" "nodes with GPUs that train" count
+  setting ACTOR_GPUS "$gpus" "GPUs that train on each of ACTOR_NODES; all others generate" count
+  setting SGLANG_CONCURRENCY 32 "concurrent episodes per engine; slime also starts this many prompts, so a higher number trains older samples" count
+  # Memory in GB of a GPU that trains, if four GPUs share the 8.2e9 parameters (TP is TENSOR_PARALLEL):
+  #                                                                       TP 4           TP 2, two replicas
+  #   weights in bf16, gradients in fp32: 6 bytes a parameter / TP        12.3           24.6
+  #   the optimizer, shared by the replicas: 12 bytes / 4                 24.6           24.6
+  #   18,432 tokens' logits in bf16 and fp32, softmax and gradient:
+  #   14 bytes x 151,936 words / TP                                        9.8           19.6
+  #   layers' inputs (36 x 4,096 x 2 bytes a token / TP), one recomputed   2.0            4.0
+  #   CUDA, NCCL                                                           3              3
+  #                                                                       52 of 80       76 of 80
+  # --log-probs-chunk-size would not help: the backward pass keeps the softmax of all tokens in any case.
+  if [[ -n "${model_tp_async:-}" && $((ACTOR_GPUS * ACTOR_NODES % model_tp_async)) -eq 0 ]]; then
+    default_tensor_parallel="$model_tp_async"
+  fi
+  training_settings "$2"
+  pass_rate_settings
+  end_of_settings "$1" "bash $0 --actor-gpus 4 -- --update-weights-interval 2"
+  ROLLOUT_GPUS="$((NUM_GPUS * NUM_NODES - ACTOR_GPUS * ACTOR_NODES))"
+  [[ $ROLLOUT_GPUS -gt 0 ]] || usage_error "$((ACTOR_GPUS * ACTOR_NODES)) of $((NUM_GPUS * NUM_NODES)) GPUs train (ACTOR_GPUS x ACTOR_NODES);" \
+    "expected fewer, so that some GPUs generate"
+  for name in PARTIAL_ROLLOUT DYNAMIC_SAMPLING; do
+    [[ "${!name:-0}" == "0" ]] || usage_error "got $name='${!name}'; expected 0: slime's fully asynchronous rollout does not support it"
+  done
+  require_sizes
+  require_batches
+  read_model_arguments
+  arguments=(
+    --actor-num-nodes "$ACTOR_NODES"
+    --actor-num-gpus-per-node "$ACTOR_GPUS"
+    --rollout-num-gpus "$ROLLOUT_GPUS"
+    --rollout-function-path slime.rollout.fully_async_rollout.generate_rollout_fully_async
+    --sglang-server-concurrency "$SGLANG_CONCURRENCY"
+  )
+  training_arguments
+  launch train_async.py
 }

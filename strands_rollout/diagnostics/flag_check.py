@@ -49,7 +49,7 @@ _REPLACEMENTS: Final = {
 _TRAIN_PROGRAM: Final = re.compile(r"\btrain(?:_async)?\.py['\"]?(?=\s)")
 _QUOTED: Final = re.compile(r"""'[^']*'|\\.|"(?:\\.|[^"\\$`])*"|\$'(?P<ansi>(?:\\.|[^'\\])*)'""", re.DOTALL)
 _SHELL_CODE: Final = re.compile(r"[$`|&;<>()]")
-_SOURCES_LIBRARY: Final = re.compile(r"^\s*(?:source|\.)\s.*\bslime_launch\.sh\b", re.MULTILINE)
+_SOURCES_LIBRARY: Final = re.compile(r"^\s*(?:source|\.)\s.*\b(?P<library>slime_launch|train)\.sh\b", re.MULTILINE)
 _NEGATIVE_NUMBER: Final = re.compile(r"-\d+|-\d*\.\d+")
 _PLACEHOLDER: Final = re.compile(r"<SLIME_DIR>|<MODEL_ARGS of scripts/models/[^/<>]+\.sh in slime>")
 # Prints what a script submits to Ray, and keeps slime's own scripts from ending processes here and on other nodes.
@@ -98,7 +98,10 @@ def read_script(script: Path, slime_dir: Path | None) -> Arguments:
 def _has_dry_run(script: Path, text: str) -> bool:
     """Return whether a script is this package's: it sources the launch library, or is a project's `run_slime.sh`."""
     library = script.resolve().parent / "slime_launch.sh"
-    is_launch_script = library.is_file() and _SOURCES_LIBRARY.search(text) and "\nread_options " in text
+    sourced = _SOURCES_LIBRARY.search(text)
+    # a script for one model sources train.sh, which reads the options
+    reads_options = "\nread_options " in text or (sourced is not None and sourced["library"] == "train")
+    is_launch_script = library.is_file() and sourced and reads_options
     is_project_script = "--dry-run)" in text and "| strands-rollout doctor --flags -" in text
     return bool(is_launch_script or is_project_script)
 

@@ -139,9 +139,9 @@ model_row() {
   esac
 }
 
-# Names of the rows, in the order of the table.
+# Print the names of the rows, in the order of the table.
 model_names() {
-  sed -n 's/^    \([a-zA-Z0-9.-]*\)) row .*/\1/p' "$repository/scripts/launch/models.sh"
+  sed -n 's/^    \([a-zA-Z0-9.-]*\)) row .*/\1/p' "$repository/scripts/launch/models.sh" | xargs
 }
 
 has_model_row=0
@@ -161,7 +161,7 @@ use_model() {
   done
   model_hub="" model_parser=unknown
   model_name="${1##*/}"
-  [[ -n "$model_name" ]] || usage_error "got MODEL='$1'; expected a model's id, such as Qwen/Qwen3-8B, or one of: $(echo $(model_names))"
+  [[ -n "$model_name" ]] || usage_error "got MODEL='$1'; expected a model's id, such as Qwen/Qwen3-8B, or one of: $(model_names)"
   default_hub_id="$1"
 }
 
@@ -195,5 +195,5 @@ use_model_sizes() {
   default_tool_parser="$model_parser"
   [[ -z "$missing" || $_wants_help -eq 1 ]] || usage_error "scripts/launch/models.sh has no" \
     "$([[ $has_model_row -eq 1 ]] && printf 'tool parser' || printf 'sizes') for $MODEL; set $missing" \
-    "(docs/training.md, \"Adding a model\"). Rows: $(echo $(model_names))"
+    "(docs/training.md, \"Adding a model\"). Rows: $(model_names)"
 }

@@ -163,7 +163,7 @@ def test_help_lists_every_setting(stage: Stage, script: str) -> None:
         (["--eval-sets", ","], "got EVAL_SETS=','; expected names separated by commas"),
         (["--max-response-len", "9", "--max-context-len", "9"], "expected a context that also has room for the prompt"),
         (["--max-tokens-per-gpu", "1000"], "expected a product of at least MAX_CONTEXT_LEN=18432"),
-        (["--num-gpus", "7"], "7 GPUs train on each node; expected a multiple of .* = 2"),
+        (["--num-gpus", "7"], "7 GPUs train; expected a multiple of .* = 2"),
         (["--gpus-per-engine", "3"], "8 GPUs generate; expected a multiple of GPUS_PER_ENGINE=3"),
         (["--global-batch-size", "100"], "= 128 episodes; expected a multiple of GLOBAL_BATCH_SIZE=100"),
         (["--n-samples-per-prompt", "1"], "expected 2 or more: GRPO compares"),

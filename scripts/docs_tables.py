@@ -12,6 +12,7 @@ import logging
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 import textwrap
 import tomllib
@@ -230,11 +231,12 @@ def launch_settings_table() -> str:
     folder = REPOSITORY / "scripts"
     rows: dict[str, list[str]] = {}
     shared = [folder / f"launch/{name}.sh" for name in ("job", "training", "slime", "ray")]
-    scripts = ["strands_qwen3_8b", "strands_qwen3_8b_async", "eval_aime", "prepare_model"]
+    scripts = ["train", "eval_aime", "prepare_model"]
     for path in (*shared, *(folder / f"{name}.sh" for name in scripts)):
         source = path.read_text().replace("\\\n", " ")
         for line in re.findall(r"^ *setting [A-Z_]+ .*", source, re.MULTILINE):
             name, default, meaning = shlex.split(line)[1:4]
+            default = re.sub(r"\$\{(?:default_\w+|response):-([\w.]*)\}", r"\1", default)  # without a model's row
             chosen = re.fullmatch(r"\$\(smoke_or_full (\S+) (\S+)\)", default)
             if chosen:
                 default, smoke = chosen[2], f" In a smoke run `{chosen[1]}`."
@@ -244,6 +246,36 @@ def launch_settings_table() -> str:
             shown = f"`{default}`" if default and "$" not in default else ""
             rows.setdefault(name, [f"`{name}`", shown, f"{of}{meaning}.{smoke}"])
     return table(["setting", "default", "meaning"], rows.values())
+
+
+def launch_models_table() -> str:
+    """The rows of scripts/launch/models.sh, as bash reads them."""
+    keys = ["nodes", "gpus", "tp", "pp", "cp", "ep", "tokens", "response", "engine", "memory", "offload", "estimator"]
+    keys += ["parser", "thinking", "r3", "fp8", "source"]
+    shown = " ".join(f'"$model_{key}"' for key in keys)
+    program = f"""repository={REPOSITORY}; source "$repository/scripts/launch/models.sh"; fail() {{ exit 1; }}
+        for name in $(model_names); do model_row "$name"; printf '%s|' "$name" {shown}; echo; done"""
+    bash = ["bash", "-euc", program]
+    printed = subprocess.run(bash, capture_output=True, text=True, check=True).stdout  # noqa: S603 - the repository's own script
+    rows = []
+    for line in printed.splitlines():
+        name, *values = line.rstrip("|").split("|")
+        row = dict(zip(keys, values, strict=True))
+        budget = row["tokens"] and int(row["tokens"]) * int(row["cp"]) - 2048
+        response = row["response"] or str(min(16384, int(budget)))
+        tokens = row["tokens"] or str((int(response) + 2048) // int(row["cp"]))
+        engines = f"{row['engine']}, {row['memory']}"
+        extras = {"offload": "CPU Adam", "r3": "R3", "fp8": "FP8 rollout"}
+        marks = [text for key, text in extras.items() if row[key] == "1"]
+        marks += [row["estimator"]] if row["estimator"] != "grpo" else []
+        sizes = " ".join(f"{key.upper()}{row[key]}" for key in ("tp", "pp", "cp", "ep") if row[key] != "1")
+        nodes = f"{row['nodes']} x {row['gpus']}"
+        sources = ", ".join(part if part.startswith("like") else f"`{part}`" for part in row["source"].split(", "))
+        parser = "" if row["parser"] == "unknown" else f"`{row['parser']}`"
+        cells = [f"`{name}`", nodes, sizes or "TP1", tokens, response, engines, parser, row["thinking"]]
+        rows.append([*cells, ", ".join(marks), sources])
+    head = ["`MODEL`", "nodes x GPUs", "trainer", "tokens per GPU", "response", "engine: GPUs, memory", "`tool_parser`"]
+    return table([*head, "reasoning", "also", "numbers from slime's"], rows)
 
 
 def layers() -> list[list[str]]:
@@ -394,6 +426,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "mcp": lambda: settings_table(McpServer),
     "workers": lambda: settings_table(EpisodeWorkers),
     "launch": launch_settings_table,
+    "models": launch_models_table,
     "stop-reasons": stop_reasons_table,
     "families": families_table,
     "commands": commands_table,

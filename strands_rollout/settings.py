@@ -442,8 +442,9 @@ class RolloutSettings(_Settings):
     """Steps in which the context of samples is compared with the chat template's rendering, for the metrics
     `mismatch_*`: "first_step" for the first training step and the first evaluation of each data set after a start, or
     "every_step"."""
-    tool_parser: str = "hermes"
-    """Format of the model's tool calls; "auto" detects it from the chat template."""
+    tool_parser: str = Field(default_factory=lambda: os.environ.get("STRANDS_ROLLOUT_TOOL_PARSER") or "hermes")
+    """Format of the model's tool calls; "auto" detects it from the chat template. Default: the environment variable
+    STRANDS_ROLLOUT_TOOL_PARSER, which the launch scripts set for their model, else "hermes"."""
     enable_thinking: bool | None = None
     """Value of the chat template's variable `enable_thinking`; null leaves the variable out."""
     reward: RewardSettings = Field(default_factory=RewardSettings)

@@ -43,6 +43,7 @@ from strands_rollout.tool_parsers import get_parser
 REPOSITORY: Final = Path(__file__).parents[1]
 PAGES: Final = [*sorted((REPOSITORY / "docs").glob("*.md")), REPOSITORY / "CONTRIBUTING.md"]
 _TOKENIZER: Final = REPOSITORY / "strands_rollout/engine/checkpoint"
+_SLIME: Final = "https://github.com/THUDM/slime/blob/v0.3.1"
 _BLOCK: Final = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end of generated -->)", re.DOTALL)
 _STATISTIC: Final = re.compile(r"/(?:mean|p50|p90|p99|max)$")
 _NAMED_PER_VALUE: Final = ("workers", "stop_reason", "truncation", "status", "drift_kind", "parts")
@@ -270,7 +271,8 @@ def launch_models_table() -> str:
         marks += [row["estimator"]] if row["estimator"] != "grpo" else []
         sizes = " ".join(f"{key.upper()}{row[key]}" for key in ("tp", "pp", "cp", "ep") if row[key] != "1")
         nodes = f"{row['nodes']} x {row['gpus']}"
-        sources = ", ".join(part if part.startswith("like") else f"`{part}`" for part in row["source"].split(", "))
+        files = [part for part in row["source"].split(", ") if "/" in part]
+        sources = ", ".join(f"[{path.rsplit('/')[-1]}]({_SLIME}/{path})" for path in files) or row["source"]
         parser = "" if row["parser"] == "unknown" else f"`{row['parser']}`"
         cells = [f"`{name}`", nodes, sizes or "TP1", tokens, response, engines, parser, row["thinking"]]
         rows.append([*cells, ", ".join(marks), sources])

@@ -46,7 +46,9 @@ USER_TEXTS = {name: text for name, text in TEXTS.items() if name == "README.md" 
 GENERATED = re.compile(r"<!-- generated: [\w-]+ -->.*?<!-- end of generated -->", re.DOTALL)
 LAUNCH_SCRIPTS = [
     f"scripts/{name}.sh"
-    for name in ("strands_qwen3_8b", "strands_qwen3_4b", "strands_qwen3_8b_async", "eval_aime", "prepare_model")
+    for name in (
+        "train", "strands_qwen3_8b", "strands_qwen3_4b", "strands_qwen3_8b_async", "slurm", "eval_aime", "prepare_model",
+    )  # fmt: skip
 ]
 
 
@@ -246,7 +248,7 @@ def shell_commands() -> Iterator[list[str]]:
 @functools.cache
 def settings_of(script: str) -> list[str]:
     """Return the settings of a launch script and of the files that it may source."""
-    sources = [REPOSITORY / script, *(REPOSITORY / "scripts/launch").iterdir()]
+    sources = [REPOSITORY / script, REPOSITORY / "scripts/train.sh", *(REPOSITORY / "scripts/launch").iterdir()]
     return [name for path in sources for name in re.findall(r"^ *setting ([A-Z_]+) ", path.read_text(), re.MULTILINE)]
 
 
@@ -264,7 +266,7 @@ def options_of(command: str) -> set[str]:
         source = "\n".join(file.read_text() for file in files)
         names = re.findall(r"^    (\w+): ", source, re.MULTILINE)
     else:
-        source, names = (REPOSITORY / command).read_text(), settings_of(command)
+        source, names = (REPOSITORY / command).read_text(), [*settings_of(command), "DRY_RUN"]
     return {*re.findall(r"--[\w-]+", source), *(f"--{name.lower().replace('_', '-')}" for name in names)}
 
 
@@ -358,7 +360,9 @@ def test_launch_settings_named_in_docs_exist() -> None:
     named = set(re.findall(r"`(?:export )?([A-Z][A-Z_]+[A-Z])(?:=[^`]*)?`", text))
     known = {name for script in LAUNCH_SCRIPTS for name in settings_of(script)}
     elsewhere = {"PYTHONPATH", "WANDB_API_KEY", "WANDB_KEY", "WANDB_MODE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_TOKEN"}
-    assert named - known <= elsewhere | {"STRANDS_ROLLOUT_VENV", "NLTK_DATA"}
+    of_the_job = {f"{name}_SOCKET_IFNAME" for name in ("GLOO", "TP", "NCCL")} | {"NO_PROXY", "NVSHMEM_DISABLE_NCCL"}
+    of_the_job |= {"STRANDS_ROLLOUT_TOOL_PARSER", "SLIME_HOST_IP"}
+    assert named - known <= elsewhere | of_the_job | {"STRANDS_ROLLOUT_VENV", "NLTK_DATA"}
     assert {"MAX_RESPONSE_LEN", "RAY_ADDRESS", "DYNAMIC_SAMPLING"} <= named
 
 

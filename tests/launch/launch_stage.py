@@ -38,6 +38,8 @@ if words[:2] == ["job", "status"]:
 if words[:2] == ["job", "list"] and (stage / "job-runs").exists() and os.environ.get("FAKE_OTHER_JOB"):
     print("[JobDetails(submission_id='another', status=<JobStatus.RUNNING: 'RUNNING'>)]")
 if words[:2] == ["job", "list"] or words[:1] == ["status"]:
+    if words[:1] == ["status"] and running.exists() and os.environ.get("FAKE_CLUSTER_GPUS"):
+        print(f"Usage:\\n 0.0/96.0 CPU\\n 0.0/{os.environ['FAKE_CLUSTER_GPUS']}.0 GPU\\n 0B/1.00TiB memory")
     sys.exit(not (running.exists() and (words[0] == "status" or os.environ.get("FAKE_DASHBOARD", "1") == "1")))
 if words[:1] == ["start"]:
     if os.environ.get("FAKE_RAY_FAILS"):

@@ -12,15 +12,6 @@ from strands_rollout import tool_parsers
 from strands_rollout.diagnostics.flag_check import check_flags, load_flag_table
 
 ROWS = model_rows()
-OWN_SCRIPT = """set -euo pipefail
-source "$(dirname "$0")/slime_launch.sh"
-model_name=Foo-14B
-SLIME_MODEL="${SLIME_MODEL:-qwen3-8B}"
-default_gpus_per_engine=4
-read_options "$@"
-setting NUM_GPUS 4 "GPUs per node" count
-colocated_training "Trains Foo." foo
-"""
 
 
 @pytest.fixture(scope="module")
@@ -103,13 +94,6 @@ def test_train_asks_for_tool_parser_that_no_row_knows(stage: Stage) -> None:
     assert "no tool parser for moonlight; set TOOL_PARSER" in refused.stderr
     for given in ({"TOOL_PARSER": "hermes"}, {"ROLLOUT_CONFIG": "mine.yaml"}):  # the configuration may set it
         assert stage.run("train.sh", "--dry-run", MODEL="moonlight", SLIME_MODEL="qwen3-8B", **given).returncode == 0
-
-
-def test_script_of_user_gets_its_sizes(stage: Stage) -> None:
-    (stage.root / "scripts/own.sh").write_text(OWN_SCRIPT)
-    words = stage.run("own.sh", "--dry-run").stdout.replace("\\\n", " ").split()
-    assert words[words.index("--rollout-num-gpus-per-engine") + 1] == "4"
-    assert words[words.index("--actor-num-gpus-per-node") + 1] == "4"
 
 
 def test_fp8_rollout_uses_copy_and_bf16_training_weights() -> None:

@@ -12,6 +12,16 @@ import pytest
 from launch_stage import Stage, make_stage
 
 TRAIN = "strands_qwen3_8b.sh"
+# a script that does not use train.sh
+OWN_SCRIPT = """set -euo pipefail
+source "$(dirname "$0")/slime_launch.sh"
+model_name=Foo-14B
+SLIME_MODEL="${SLIME_MODEL:-qwen3-8B}"
+default_gpus_per_engine=4
+read_options "$@"
+setting NUM_GPUS 4 "GPUs per node" count
+colocated_training "Trains Foo." foo
+"""
 
 
 @pytest.fixture
@@ -214,9 +224,7 @@ def test_fan_out_is_refused_with_log_passrate(with_ray) -> None:
 
 
 def test_model_of_another_family_gets_its_sizes(stage: Stage) -> None:
-    script = (stage.root / "scripts/strands_qwen3_4b.sh").read_text()
-    own = 'model_name=Foo-14B\nSLIME_MODEL="${SLIME_MODEL:-qwen3-8B}"\ndefault_gpus_per_engine=4'
-    (stage.root / "scripts/foo.sh").write_text(script.replace("model_name=Qwen3-4B", own))
+    (stage.root / "scripts/foo.sh").write_text(OWN_SCRIPT)
     finished = stage.run("foo.sh")
     assert_refused(stage, finished, "prepare_model.sh --model OWNER/Foo-14B --slime-model qwen3-8B\n")
     assert "--rollout-num-gpus-per-engine 4" in stage.run("foo.sh", "--dry-run").stdout

@@ -47,7 +47,13 @@ GENERATED = re.compile(r"<!-- generated: [\w-]+ -->.*?<!-- end of generated -->"
 LAUNCH_SCRIPTS = [
     f"scripts/{name}.sh"
     for name in (
-        "train", "strands_qwen3_8b", "strands_qwen3_4b", "strands_qwen3_8b_async", "slurm", "eval_aime", "prepare_model",
+        "train",
+        "strands_qwen3_8b",
+        "strands_qwen3_4b",
+        "strands_qwen3_8b_async",
+        "slurm",
+        "eval_aime",
+        "prepare_model",
     )  # fmt: skip
 ]
 

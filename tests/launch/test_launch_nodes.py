@@ -1,4 +1,4 @@
-"""Training on several nodes: Ray started by the script, an existing Ray, and a job of Slurm, with fakes of Ray and srun."""
+"""Training on several nodes: Ray started by the script, an existing Ray, and Slurm; with fakes of Ray and srun."""
 
 import json
 import os

@@ -54,7 +54,7 @@ LAUNCH_SCRIPTS = [
         "slurm",
         "eval_aime",
         "prepare_model",
-    )  # fmt: skip
+    )
 ]
 
 

@@ -25,9 +25,14 @@ from strands_rollout.diagnostics.flag_probe import MAIN_ARGUMENTS, execute_file
 SLIME = Path(os.environ.get("SLIME_PATH") or "/nowhere").resolve()
 pytestmark = [
     pytest.mark.slime,
+    pytest.mark.filterwarnings("ignore:invalid escape sequence"),  # slime's own files
     pytest.mark.skipif(not (SLIME / "scripts/models").is_dir(), reason="needs SLIME_PATH, a checkout of THUDM/slime"),
 ]
 ROWS = model_rows()
+# the rows and docs/training.md have the numbers of slime 0.3.1 and newer, which is the first with this file
+HAS_NUMBERS = pytest.mark.skipif(
+    not (SLIME / "scripts/models/qwen3.5-9B.sh").is_file(), reason="this slime is older than 0.3.1"
+)
 # flags whose number in a row is slime's, by key of the row
 NUMBERS = {
     "tp": "--tensor-model-parallel-size",
@@ -74,6 +79,7 @@ def numbers_of(text: str, flag: str) -> set[float]:
     return found
 
 
+@HAS_NUMBERS
 @pytest.mark.parametrize("model", [name for name, row in ROWS.items() if not row["source"].startswith("like")])
 def test_numbers_of_row_are_in_its_source(model: str) -> None:
     row, files = ROWS[model], [SLIME / name for name in ROWS[model]["source"].split(", ")]
@@ -153,7 +159,6 @@ def test_command_passes_slimes_own_checks(model: str, mode: str) -> None:
         (["--over-sampling-batch-size", "8"], "over_sampling_batch_size 8"),
         (["--rollout-max-prompt-len", "99999"], "rollout_max_prompt_len"),
         (["--num-steps-per-rollout", "4"], "global_batch_size 128 is not equal"),
-        (["--update-weight-mode", "delta"], "requires --update-weight-transport=disk"),
     ],
 )
 def test_slimes_own_checks_find_planted_mistakes(arguments: list[str], error: str) -> None:
@@ -179,6 +184,7 @@ def printed_by(script: Path) -> Mapping[str, str]:
     return flags_of(words[program + 1 :])
 
 
+@HAS_NUMBERS
 @pytest.mark.parametrize("model", COMPARED)
 def test_training_page_names_every_difference_from_slimes_script(model: str) -> None:
     page = (REPOSITORY / "docs/training.md").read_text()

@@ -274,3 +274,11 @@ def test_read_config_file_refuses_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(path)
     with pytest.raises(ConfigError, match="expected a regular file"):
         read_config_file(path)
+
+
+def test_tool_parser_defaults_to_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STRANDS_ROLLOUT_TOOL_PARSER", raising=False)
+    assert RolloutSettings().tool_parser == "hermes"
+    monkeypatch.setenv("STRANDS_ROLLOUT_TOOL_PARSER", "qwen3_coder")
+    assert RolloutSettings().tool_parser == "qwen3_coder"
+    assert RolloutSettings(tool_parser="auto").tool_parser == "auto"

@@ -44,6 +44,7 @@ if [[ $DUMP_ROLLOUTS -eq 1 ]]; then
 fi
 context_arguments
 parallel_arguments
+offload_arguments # slime makes an optimizer also if it trains nothing
 engine_arguments
 model_row_arguments
 evaluation_arguments

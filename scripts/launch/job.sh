@@ -53,6 +53,7 @@ size_settings() {
   fi
   setting FIRST_STAGE_LAYERS "$first_stage" "layers of the first pipeline group, if they differ from the others" optional_count
   setting LAST_STAGE_LAYERS "$last_stage" "layers of the last pipeline group, if they differ from the others" optional_count
+  setting OPTIMIZER_OFFLOAD "${default_offload:-0}" "keep the optimizer's state in the host's memory" switch
   setting GPUS_PER_ENGINE "${default_gpus_per_engine:-2}" "GPUs per SGLang engine" count
   setting ROUTER_POLICY consistent_hashing "policy of slime's router; the router on PyPI lacks the default, slime's image has it"
   if [[ -z "$response" && -n "${default_tokens_per_gpu:-}" ]]; then # the longest response that fits, up to 16,384
@@ -149,6 +150,12 @@ parallel_arguments() {
   fi
 }
 
+offload_arguments() {
+  if [[ $OPTIMIZER_OFFLOAD -eq 1 ]]; then
+    arguments+=(--optimizer-cpu-offload --overlap-cpu-optimizer-d2h-h2d --use-precision-aware-optimizer)
+  fi
+}
+
 # Consistent hashing sends all turns of an episode to the engine whose cache holds its prefix.
 engine_arguments() {
   arguments+=(
@@ -161,7 +168,8 @@ engine_arguments() {
 
 # The row's further arguments come after all others, so that they win.
 model_row_arguments() {
-  arguments+=(${model_further[@]+"${model_further[@]}"})
+  # shellcheck disable=SC2206 # the words of a row have no spaces and no patterns
+  arguments+=(${model_further:-})
   if [[ -n "${model_concurrency:-}" && " ${arguments[*]} " != *" --sglang-server-concurrency "* ]]; then
     arguments+=(--sglang-server-concurrency "$model_concurrency")
   fi

@@ -159,7 +159,7 @@ use_model() {
       return
     fi
   done
-  model_hub="" model_parser=unknown
+  row parser=unknown
   model_name="${1##*/}"
   [[ -n "$model_name" ]] || usage_error "got MODEL='$1'; expected a model's id, such as Qwen/Qwen3-8B, or one of: $(model_names)"
   default_hub_id="$1"
@@ -181,8 +181,6 @@ use_model_sizes() {
     default_last_stage="$model_last" default_offload="$model_offload" default_estimator="$model_estimator"
     default_clip="$model_clip" default_clip_high="$model_clip_high" default_attention="$model_attention"
     default_routing_replay="$model_r3" default_fp8="$model_fp8"
-    # shellcheck disable=SC2206 # the words of a row have no spaces and no patterns
-    model_further=($model_further)
   else
     for name in NUM_GPUS TENSOR_PARALLEL GPUS_PER_ENGINE SGLANG_MEM_FRACTION MAX_RESPONSE_LEN; do
       is_given "$name" || missing+="${missing:+, }$name"

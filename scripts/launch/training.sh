@@ -16,7 +16,6 @@ training_settings() {
   setting EPS_CLIP "${default_clip:-0.2}" "lower bound of the ratio's clipping" number
   setting EPS_CLIP_HIGH "${default_clip_high:-0.28}" "upper bound of the ratio's clipping" number
   setting ROUTING_REPLAY "${default_routing_replay:-0}" "for a mixture of experts: train the tokens through the experts that the engine chose" switch
-  setting OPTIMIZER_OFFLOAD "${default_offload:-0}" "keep the optimizer's state in the host's memory" switch
   setting LEARNING_RATE 1e-6 "learning rate of Adam" number
   setting KL_LOSS_COEF 0 "coefficient of the KL loss to the initial model; 0 saves its forward passes" number
   setting SAVE_INTERVAL "$(smoke_or_full 2 20)" "steps between checkpoints" count
@@ -84,9 +83,7 @@ optimizer_arguments() {
     --adam-beta1 0.9
     --adam-beta2 0.98
   )
-  if [[ $OPTIMIZER_OFFLOAD -eq 1 ]]; then
-    arguments+=(--optimizer-cpu-offload --overlap-cpu-optimizer-d2h-h2d --use-precision-aware-optimizer)
-  fi
+  offload_arguments
 }
 
 # A run resumes because it loads from the folder that it saves to. --override-opt-param-scheduler lets it resume with another number

@@ -8,7 +8,9 @@ from textwrap import dedent
 from strands_rollout.diagnostics.flag_check import FlagFindings, FlagTable, check_flags, load_flag_table
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-LAUNCH_SCRIPTS = sorted(path.name for path in (*SCRIPTS.glob("strands_*.sh"), *SCRIPTS.glob("eval_*.sh")))
+LAUNCH_SCRIPTS = sorted(
+    path.name for path in (*SCRIPTS.glob("strands_*.sh"), *SCRIPTS.glob("eval_*.sh"), SCRIPTS / "train.sh")
+)
 
 
 @functools.cache

@@ -84,6 +84,7 @@ def test_train_without_row_asks_for_sizes_by_name(stage: Stage) -> None:
     shown = stage.run("train.sh", *options, MODEL="foo/Foo-14B", SLIME_MODEL="qwen3-8B", **given)
     assert shown.returncode == 0, shown.stderr
     assert "foo-14b-strands" in shown.stdout
+    assert "--sglang-attention-backend" not in shown.stdout  # of the last row
     assert '"STRANDS_ROLLOUT_TOOL_PARSER": "auto"' in shown.stdout
     assert "Rows: qwen2.5-0.5B" in refused.stderr
     assert stage.run("train.sh", "--help", MODEL="foo/Foo-14B").returncode == 0
@@ -160,6 +161,7 @@ def test_eval_takes_sizes_of_row(stage: Stage) -> None:
     flags = flags_of(words_of(shown))
     assert flags["--expert-model-parallel-size"] == "8"
     assert flags["--rollout-num-gpus-per-engine"] == "8"
+    assert "--optimizer-cpu-offload" in flags
 
 
 def test_models_file_has_no_unknown_keys() -> None:

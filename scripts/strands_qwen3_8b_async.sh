@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains Qwen3-8B like strands_qwen3_8b.sh, but fully asynchronously: half of the GPUs generate all the time, the other half
 # trains on finished episodes. slime's fully asynchronous rollout has no evaluation, no dynamic sampling and no partial
-# rollouts; evaluate the checkpoints with eval_aime.sh.
+# rollouts; for a curve, run eval_aime.sh --watch on other GPUs.
 set -euo pipefail
 
 # shellcheck source=scripts/slime_launch.sh
@@ -11,7 +11,8 @@ model_name=Qwen3-8B
 read_options "$@"
 setting NUM_GPUS 8 "GPUs per node" count
 setting ACTOR_GPUS "$((NUM_GPUS / 2))" "GPUs per node that train; the others generate" count
-setting SGLANG_CONCURRENCY 32 "concurrent episodes per engine; slime also starts this many prompts, so a higher number trains older samples" count
+setting SGLANG_CONCURRENCY 64 "concurrent episodes per engine" count
+setting MAX_SAMPLE_STALENESS 4 "maximum weight versions by which a trained sample may be older than the newest; also limits the groups in flight" count
 # Memory in GB of a GPU that trains, if four GPUs share the 8.2e9 parameters (TP is TENSOR_PARALLEL):
 #                                                                       TP 4           TP 2, two replicas
 #   weights in bf16, gradients in fp32: 6 bytes a parameter / TP        12.3           24.6
@@ -22,6 +23,8 @@ setting SGLANG_CONCURRENCY 32 "concurrent episodes per engine; slime also starts
 #   CUDA, NCCL                                                           3              3
 #                                                                       52 of 80       76 of 80
 # --log-probs-chunk-size would not help: the backward pass keeps the softmax of all tokens in any case.
+# The cache of an engine: 0.7 of two 80 GB GPUs, minus 8 GB of weights on each, at 147 kB a token, is 648,000 tokens. 64 episodes
+# that hold half of their context of 18,432 tokens need 590,000.
 default_tensor_parallel="$((ACTOR_GPUS % 4 == 0 ? 4 : 2))"
 training_settings qwen3-8b-strands-async
 pass_rate_settings
@@ -39,7 +42,7 @@ arguments=(
   --actor-num-nodes "$NUM_NODES"
   --actor-num-gpus-per-node "$ACTOR_GPUS"
   --rollout-num-gpus "$ROLLOUT_GPUS"
-  --rollout-function-path slime.rollout.fully_async_rollout.generate_rollout_fully_async
+  --rollout-function-path strands_rollout.generate_rollout_fully_async
   --sglang-server-concurrency "$SGLANG_CONCURRENCY"
 )
 training_arguments

@@ -296,6 +296,7 @@ launch() {
     "DATA_DIR=$DATA_DIR"
   )
   [[ -z "$EPISODE_WORKERS" ]] || job_environment+=("STRANDS_ROLLOUT_EPISODE_WORKERS=$EPISODE_WORKERS")
+  [[ -z "${MAX_SAMPLE_STALENESS:-}" ]] || job_environment+=("STRANDS_ROLLOUT_MAX_SAMPLE_STALENESS=$MAX_SAMPLE_STALENESS")
   for name in WANDB_MODE WANDB_BASE_URL SEARCH_URL SEARCH_CORPUS; do
     if [[ -n "${!name:-}" ]]; then
       job_environment+=("$name=${!name}")

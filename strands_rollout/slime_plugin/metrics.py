@@ -29,7 +29,7 @@ from strands_rollout.secret_mask import find_secrets, mask_values
 from strands_rollout.settings import settings_from_args
 from strands_rollout.slime_plugin import workers
 from strands_rollout.slime_plugin.drift import DriftMeter, EpisodeDrift, measure_some, totals_of
-from strands_rollout.slime_plugin.reward_groups import raise_on_failed_groups
+from strands_rollout.slime_plugin.reward_groups import known_staleness, raise_on_failed_groups
 from strands_rollout.slime_plugin.sample_writer import TRUNCATED_REASONS
 from strands_rollout.slime_plugin.slime_adapter import tokenizer_of
 
@@ -61,6 +61,7 @@ TRUNCATING: Final = tuple(str(reason) for reason in StopReason if reason in TRUN
 # the packages of slime's metrics and logging: in the newest slime, and in releases up to 0.3.1
 _SLIME_PACKAGES: Final = ("slime.observability", "slime.utils")
 _FIRST_STEPS: Final[dict[str, int]] = {}  # the first step in this process, by metric prefix
+_MAX_SHARE_TOO_OLD: Final = 0.1
 _NOT_LOGGED: Final = "%s is set, but this package's metrics are not logged there: %s"
 
 
@@ -183,6 +184,8 @@ def _log_step(rollout_id: int, args: SlimeArgs, samples_by_prefix: Mapping[str, 
         groups["drift"] = functools.partial(_measure_drift, args, samples, prefix, rollout_id)
         if prefix.startswith("eval/"):
             groups["answers"] = functools.partial(answer_metrics, samples)
+        else:
+            groups["staleness"] = functools.partial(staleness_metrics, args, samples)
         for name, group in groups.items():
             numbers |= {f"{prefix}/{metric}": value for metric, value in (run_metric(name, group) or {}).items()}
         table = functools.partial(transcript_rows, samples, step=step, reward_key=reward_key, secrets=secrets)
@@ -352,6 +355,27 @@ def weight_metrics(samples: Samples) -> Metrics:
         **distribution("weight_versions", [len(sample.weight_versions) or None for sample in samples]),
         **distribution("weight_version_spread", [sample.weight_version_spread for sample in samples]),
     }
+
+
+def staleness_metrics(args: SlimeArgs, samples: Samples) -> Metrics:
+    """Return the share of samples that `max_sample_staleness` leaves out of training; {} without that setting.
+
+    A share of more than a tenth is a warning: the engines generate it for nothing.
+    """
+    limit = settings_from_args(args).max_sample_staleness
+    if limit is None or not samples:
+        return {}
+    share = float(np.mean([versions > limit for versions in known_staleness([each.sample for each in samples])]))
+    if share > _MAX_SHARE_TOO_OLD:
+        logger.warning(
+            "event=samples_too_old share=%.2f samples=%d max_sample_staleness=%d: generation is faster than training; "
+            "train on more GPUs, lower --sglang-server-concurrency, or raise the setting. With "
+            "--rollout-function-path strands_rollout.generate_rollout_fully_async, fewer groups wait",
+            share,
+            len(samples),
+            limit,
+        )
+    return {"too_old": share}
 
 
 def answer_metrics(samples: Samples) -> Metrics:

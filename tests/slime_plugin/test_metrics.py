@@ -351,6 +351,21 @@ def test_log_rollout_warns_once_of_unenforced_staleness(path, warned, caplog) ->
     assert [message in warning for warning in warnings_of(caplog)] == [True] * warned
 
 
+@pytest.mark.parametrize(("old", "warned"), [(1, False), (3, True)])
+def test_log_rollout_warns_of_many_samples_too_old(
+    old: int, warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    staleness = [9.0] * old + [0.0] * (10 - old)
+    monkeypatch.setattr(
+        "strands_rollout.slime_plugin.metrics.known_staleness", lambda samples: staleness[: len(samples)]
+    )
+    args = Namespace(strands_rollout={"max_sample_staleness": 4}, custom_reward_post_process_path="x")
+    caplog.set_level("INFO")
+    log_rollout(3, args, [finished(turns=2) for _ in range(10)], None, 1.0)
+    assert f"rollout/agent/too_old=0.{old}" in caplog.text
+    assert ("event=samples_too_old share=0.30" in caplog.text) == warned
+
+
 def test_log_rollout_warns_once_of_missing_trackers(wandb: StandInWandb, caplog: pytest.LogCaptureFixture) -> None:
     wandb.run = None  # type: ignore[assignment]
     for rollout_id in range(2):

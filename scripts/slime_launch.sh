@@ -13,3 +13,5 @@ source "$repository/scripts/launch/ray.sh"
 source "$repository/scripts/launch/job.sh"
 # shellcheck source=scripts/launch/training.sh
 source "$repository/scripts/launch/training.sh"
+# shellcheck source=scripts/launch/watch.sh
+source "$repository/scripts/launch/watch.sh"

@@ -46,4 +46,5 @@ arguments=(
   --sglang-server-concurrency "$SGLANG_CONCURRENCY"
 )
 training_arguments
+wandb_run "$SAVE_DIR" # eval_aime.sh --watch logs to the same run
 launch train_async.py

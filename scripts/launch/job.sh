@@ -148,13 +148,9 @@ evaluation_arguments() {
   )
 }
 
-# slime assumes --n-samples-per-eval-prompt samples per problem in every data set, and ignores the numbers in an --eval-config.
+# slime's flag, with which strands_rollout.log_eval computes the pass rates of evaluations itself: slime's need all samples.
 pass_rate_settings() {
-  local default=1
-  if [[ $_evaluates -eq 1 && -n "$EVAL_CONFIG" ]]; then
-    default=0
-  fi
-  setting LOG_PASSRATE "$default" "log slime's pass rates; needs fan_out: false, and the same number of samples for all sets of an EVAL_CONFIG" switch
+  setting LOG_PASSRATE 1 "log pass rates in training and evaluation; needs fan_out: false" switch
 }
 
 pass_rate_arguments() {
@@ -164,7 +160,8 @@ pass_rate_arguments() {
 }
 
 wandb_arguments() {
-  if [[ "$USE_WANDB" == "1" ]]; then
+  # an evaluation for --watch logs to the training's run itself (strands_rollout.log_eval), because slime would start a new run
+  if [[ "$USE_WANDB" == "1" && -z "${STRANDS_ROLLOUT_EVAL_STEP:-}" ]]; then
     arguments+=(--use-wandb --wandb-project "$WANDB_PROJECT" --wandb-group "$RUN_NAME" --disable-wandb-random-suffix)
   fi
 }
@@ -297,7 +294,11 @@ launch() {
   )
   [[ -z "$EPISODE_WORKERS" ]] || job_environment+=("STRANDS_ROLLOUT_EPISODE_WORKERS=$EPISODE_WORKERS")
   [[ -z "${MAX_SAMPLE_STALENESS:-}" ]] || job_environment+=("STRANDS_ROLLOUT_MAX_SAMPLE_STALENESS=$MAX_SAMPLE_STALENESS")
-  for name in WANDB_MODE WANDB_BASE_URL SEARCH_URL SEARCH_CORPUS; do
+  if [[ -n "${STRANDS_ROLLOUT_EVAL_STEP:-}" && "$USE_WANDB" == "1" ]]; then
+    job_environment+=("WANDB_PROJECT=$WANDB_PROJECT")
+  fi
+  for name in WANDB_MODE WANDB_BASE_URL WANDB_RUN_ID WANDB_RESUME STRANDS_ROLLOUT_EVAL_STEP STRANDS_ROLLOUT_EVAL_SHARED \
+    SEARCH_URL SEARCH_CORPUS; do
     if [[ -n "${!name:-}" ]]; then
       job_environment+=("$name=${!name}")
     fi

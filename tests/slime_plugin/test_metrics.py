@@ -248,11 +248,11 @@ NO_JUDGE, REWARD_ERROR, NO_LABEL = ((0.0, "COMPLETED", method) for method in ("n
     [
         ([RIGHT, CUT, WRONG, RIGHT], {}, [0, 1, 2, 3], 0.0, 0.5),
         ([RIGHT, OUTAGE, WRONG, OUTAGE], {}, [0, 2], 2.0, 0.5),
-        ([RIGHT, OUTAGE, WRONG, RIGHT], {"log_passrate": True, "n_samples_per_eval_prompt": 2}, [2, 3], 1.0, 2 / 3),
-        ([RIGHT, OUTAGE], {"log_passrate": True, "n_samples_per_eval_prompt": 2}, None, 1.0, 1.0),
+        ([RIGHT, OUTAGE, WRONG, RIGHT], {"log_passrate": True, "n_samples_per_eval_prompt": 2}, [0, 2, 3], 1.0, 2 / 3),
+        ([RIGHT, OUTAGE], {"log_passrate": True, "n_samples_per_eval_prompt": 2}, [0], 1.0, 1.0),
         ([OUTAGE, OUTAGE], {}, None, 2.0, None),
         ([RIGHT, NO_JUDGE, WRONG, REWARD_ERROR, NO_LABEL], {}, [0, 2], 3.0, 0.5),
-        ([RIGHT, NO_JUDGE, OUTAGE, RIGHT], {"log_passrate": True, "n_samples_per_eval_prompt": 2}, None, 2.0, 1.0),
+        ([RIGHT, NO_JUDGE, OUTAGE, RIGHT], {"log_passrate": True, "n_samples_per_eval_prompt": 2}, [0, 3], 2.0, 1.0),
         ([NO_JUDGE, REWARD_ERROR], {}, None, 2.0, None),
     ],
 )

@@ -229,7 +229,7 @@ def launch_settings_table() -> str:
     """The settings that the scripts for slime declare, with defaults that depend on nothing else."""
     folder = REPOSITORY / "scripts"
     rows: dict[str, list[str]] = {}
-    shared = [folder / f"launch/{name}.sh" for name in ("job", "training", "slime", "ray")]
+    shared = [folder / f"launch/{name}.sh" for name in ("job", "training", "slime", "ray", "watch")]
     scripts = ["strands_qwen3_8b", "strands_qwen3_8b_async", "eval_aime", "prepare_model"]
     for path in (*shared, *(folder / f"{name}.sh" for name in scripts)):
         source = path.read_text().replace("\\\n", " ")

@@ -413,8 +413,9 @@ class RolloutSettings(_Settings):
     on_engine_abort: Literal["continue", "return"] = "continue"
     """Reaction if the engine aborts a turn while the rollout continues, for example to update weights: "continue" the
     turn from its own tokens, or "return" the sample as ABORTED."""
-    engine_patience_s: float = Field(default=90.0, ge=0, allow_inf_nan=False)
-    """Seconds for which a request is retried while the engine is unreachable, busy or failing; 0 never retries."""
+    engine_patience_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """Seconds for which a request is retried while the engine is unreachable, busy or failing; 0 never retries.
+    Default: 600 in a job of slime, whose step would be lost, else 90."""
     max_failed_groups: int | None = Field(default=16, ge=0)
     """Maximum consecutive groups of training samples that fail because of the infrastructure, the setup or the reward;
     then the run ends with the last error. With null or 0, no number of failed groups ends the run."""

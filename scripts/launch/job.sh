@@ -48,15 +48,6 @@ size_settings() {
 _trains=0
 _evaluates=0
 
-evaluation_settings() {
-  _evaluates=1
-  setting EVAL_SETS "$1" "data sets to evaluate on, separated by commas: NAME is DATA_DIR/NAME.jsonl" names
-  setting EVAL_CONFIG "" "slime's --eval-config instead of EVAL_SETS, such as configs/aime_eval.yaml" path
-  setting EVAL_SAMPLES "$(smoke_or_full 1 16)" "samples per problem" count
-  setting EVAL_MAX_RESPONSE_LEN "$MAX_RESPONSE_LEN" "maximum tokens of a response in evaluation" count
-  setting EVAL_TEMPERATURE 1.0 "sampling temperature in evaluation" number
-}
-
 # Read WANDB_API_KEY (or WANDB_KEY) only from the environment: all users of a machine can read a command line.
 wandb_settings() {
   local default=0
@@ -126,25 +117,6 @@ engine_arguments() {
     --num-gpus-per-node "$NUM_GPUS"
     --sglang-mem-fraction-static "$SGLANG_MEM_FRACTION"
     --router-policy "$ROUTER_POLICY"
-  )
-}
-
-evaluation_arguments() {
-  local name
-  if [[ -n "$EVAL_CONFIG" ]]; then
-    arguments+=(--eval-config "$EVAL_CONFIG")
-  else
-    arguments+=(--eval-prompt-data)
-    for name in ${EVAL_SETS//,/ }; do
-      arguments+=("$name" "$DATA_DIR/$name.jsonl")
-    done
-  fi
-  arguments+=(
-    --n-samples-per-eval-prompt "$EVAL_SAMPLES"
-    --eval-max-response-len "$EVAL_MAX_RESPONSE_LEN"
-    --eval-max-context-len "$((EVAL_MAX_RESPONSE_LEN + MAX_CONTEXT_LEN - MAX_RESPONSE_LEN))"
-    --eval-temperature "$EVAL_TEMPERATURE"
-    --eval-top-p 1.0
   )
 }
 

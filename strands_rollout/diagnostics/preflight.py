@@ -356,15 +356,15 @@ class Preflight:
         command = self.command
         if not command.evaluations:
             return "none in this run; see scripts/eval_aime.sh --watch"
+        every = f"{command.evaluations}, each {command.number('--eval-interval')} steps, of"
+        tokens = f"at most {command.number('--eval-max-response-len'):,} tokens"
+        if config := command.text("--eval-config"):
+            return f"{every} the sets in {config}, of {tokens}"
         sets = evaluation_sets(command.values.get("--eval-prompt-data", ()))
-        names = command.text("--eval-config") or ", ".join(sets)
         samples = command.number("--n-samples-per-eval-prompt", 1)
         rows = [_count_lines(options.repository / path) for path in sets.values()]
         episodes = f" = {sum(rows) * samples} episodes" if sets and all(rows) else ""
-        return (
-            f"{command.evaluations}, each {command.number('--eval-interval')} steps, of {names}: {samples} samples a "
-            f"problem{episodes} of at most {command.number('--eval-max-response-len'):,} tokens"
-        )
+        return f"{every} {', '.join(sets)}: {samples} samples a problem{episodes} of {tokens}"
 
 
 def _count_lines(path: Path) -> int:

@@ -210,6 +210,8 @@ class Preflight:
             remedy = "raise --rollout-num-gpus-per-engine or --sglang-mem-fraction-static"
             return error(name, f"{shown}; one episode of {command.context:,} tokens does not fit", remedy)
         found = f"{shown}; {each} episodes of {needed:,} tokens need {each * needed:,}"
+        if command.only_evaluates:
+            return good(name, shown)
         if each * needed > cache.tokens:
             most = max(cache.tokens // needed, 1)
             remedy = f"lower --sglang-server-concurrency to {most}, or SGLang stops episodes and reads them again"
@@ -306,6 +308,24 @@ class Preflight:
             f"{command.training_gpus} train as {command.replicas} replicas ({sizes}); {where}, as {command.engines} "
             f"engines of {command.engine_gpus}",
         )
+        if command.only_evaluates:
+            yield "samples", "none for training: the job only evaluates"
+        else:
+            yield from self._step_lines()
+        held = f"{command.kept_saves} at once" if command.saves else ""
+        gb = f" of {saved_gb(command, size):.0f} GB" if size else ""
+        save = (
+            f"{command.saves}{gb}, each {command.number('--save-interval')} steps, {held}, in {command.text('--save')}"
+        )
+        yield "checkpoints", save if command.saves else "none"
+        yield "evaluations", self._evaluations(options)
+        yield "agent", f"{options.config_file}, reward {command.text('--custom-rm-path') or command.text('--rm-type')}"
+        wandb = f"wandb, group {command.text('--wandb-group')}" if command.has("--use-wandb") else "the job's output"
+        dumps = command.text("--save-debug-rollout-data")
+        yield "logs", f"{wandb}; samples of each step: {dumps or 'not kept'}"
+
+    def _step_lines(self) -> Iterator[tuple[str, str]]:
+        command = self.command
         batch = command.optimizer_batch or command.samples
         prompts, each = command.number("--rollout-batch-size"), command.number("--n-samples-per-prompt", 1)
         yield (
@@ -325,17 +345,6 @@ class Preflight:
             f"up to {concurrent} episodes on {command.engines} engines, about {concurrent * tokens:,} tokens",
         )
         yield "rollout", self._rollout()
-        held = f"{command.kept_saves} at once" if command.saves else ""
-        gb = f" of {saved_gb(command, size):.0f} GB" if size else ""
-        save = (
-            f"{command.saves}{gb}, each {command.number('--save-interval')} steps, {held}, in {command.text('--save')}"
-        )
-        yield "checkpoints", save if command.saves else "none"
-        yield "evaluations", self._evaluations(options)
-        yield "agent", f"{options.config_file}, reward {command.text('--custom-rm-path') or command.text('--rm-type')}"
-        wandb = f"wandb, group {command.text('--wandb-group')}" if command.has("--use-wandb") else "the job's output"
-        dumps = command.text("--save-debug-rollout-data")
-        yield "logs", f"{wandb}; samples of each step: {dumps or 'not kept'}"
 
     def _rollout(self) -> str:
         command = self.command

@@ -95,6 +95,11 @@ class TrainingCommand:
         return self.has("--colocate")
 
     @property
+    def only_evaluates(self) -> bool:
+        """True if the job evaluates a checkpoint and ends."""
+        return self.text("--num-rollout") == "0"
+
+    @property
     def is_fully_async(self) -> bool:
         """True if episodes run on while the trainer trains."""
         return "fully_async" in (self.text("--rollout-function-path") or "")

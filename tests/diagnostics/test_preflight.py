@@ -246,6 +246,14 @@ def test_summary_has_the_numbers_of_the_run(tmp_path: Path) -> None:
         assert words in shown, shown
 
 
+def test_summary_of_an_evaluation_has_no_steps() -> None:
+    lines = list(run("--num-rollout 0 --eval-interval 1").summarize(HERE))
+    shown = {line.name.removeprefix("this run: "): line.found for line in lines}
+    assert shown["samples"] == "none for training: the job only evaluates"
+    assert shown["evaluations"].startswith("1, ")
+    assert not {"tokens", "in flight", "rollout"} & set(shown)
+
+
 def test_files_of_the_command_replace_those_of_the_environment(tmp_path: Path) -> None:
     command = TrainingCommand(("--hf-checkpoint", "/m", "--prompt-data", "/d.jsonl", "--custom-config-path", "/c.yaml"))
     options = with_files_of(doctor_options(tmp_path, {"HF_CHECKPOINT": "/other"}), command)

@@ -44,7 +44,6 @@ from strands_rollout.diagnostics import (
     skipped,
     warning,
 )
-from strands_rollout.diagnostics.preflight import Preflight, with_files_of
 from strands_rollout.diagnostics.run_files import (
     check_config,
     check_converted_model,
@@ -58,6 +57,8 @@ from strands_rollout.files.json_codec import Json
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
+
+    from strands_rollout.diagnostics.preflight import Preflight
 
 _PREFLIGHT_TIMEOUT_S: Final = 240.0
 _SERVER_TIMEOUT_S: Final = 15.0
@@ -102,7 +103,7 @@ _LAYER_REMEDIES: Final = {
 def run_doctor(options: DoctorOptions, preflight: Preflight | None = None) -> diagnostics.Diagnosis:
     """Run all checks on this machine, and those of a training command; leaves nothing behind."""
     if preflight is not None:
-        options = with_files_of(options, preflight.command)
+        options = preflight.with_files(options)
     checks = [
         Check("packages", check_packages),
         Check("strands", check_strands),

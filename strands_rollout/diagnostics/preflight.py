@@ -119,6 +119,10 @@ class Preflight:
         self._words, self._source = tuple(words), source
         self._size = model_size(self.command)
 
+    def with_files(self, options: DoctorOptions) -> DoctorOptions:
+        """Return the options with the files that the command names instead of those of the environment."""
+        return with_files_of(options, self.command)
+
     def check_flags(self, options: DoctorOptions) -> Iterator[Finding]:
         """Check the flags as `doctor --flags` does."""
         table = load_flag_table(_slime_checkout(options), _megatron_folder(options))

@@ -91,6 +91,10 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
         "newest weight version minus the oldest, if both are integers of one run",
     ),
     "stale_tokens": ("distribution", "tokens masked by `max_staleness`"),
+    "too_old": (
+        "share",
+        "in training, with `max_sample_staleness`: samples that are too old to be trained; a warning above 0.1",
+    ),
     "dropped_sampled_tokens": ("distribution", "sampled tokens of the episode that are in no sample"),
     "stop_reason/<name>": ("share", "samples with this stop reason"),
     "status/<name>": ("share", "samples with this status"),
@@ -231,7 +235,7 @@ def launch_settings_table() -> str:
     """The settings that the scripts for slime declare, with defaults that depend on nothing else."""
     folder = REPOSITORY / "scripts"
     rows: dict[str, list[str]] = {}
-    shared = [folder / f"launch/{name}.sh" for name in ("job", "training", "slime", "ray")]
+    shared = [folder / f"launch/{name}.sh" for name in ("job", "evaluation", "training", "slime", "ray", "watch")]
     scripts = ["train", "eval_aime", "prepare_model"]
     for path in (*shared, *(folder / f"{name}.sh" for name in scripts)):
         source = path.read_text().replace("\\\n", " ")
@@ -334,7 +338,7 @@ def logged_metrics() -> dict[str, bool]:
         remove_sample=False,
         reward={"acc": 1.0, "parts/tone": 0.5},
     )
-    args = Namespace(hf_checkpoint=str(_TOKENIZER))
+    args = Namespace(hf_checkpoint=str(_TOKENIZER), strands_rollout={"max_sample_staleness": 4})
     with patch.object(workers, "pool_metrics", lambda: {"workers/0/busy": 0.5}):
         lines = _lines_logged_by(lambda: log_rollout(0, args, [sample], None, 1.0))
         lines += _lines_logged_by(lambda: log_eval(0, args, {"set": {"rewards": [1.0], "samples": [sample]}}, None))

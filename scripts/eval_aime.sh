@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Evaluates a checkpoint on AIME in slime, with the agent, generation and reward of training.
-# `strands-rollout eval` does the same on any SGLang server, without slime.
+# `strands-rollout eval` does the same on any SGLang server, without slime. --watch SAVE_DIR evaluates each new checkpoint of a run.
 set -euo pipefail
 
 # shellcheck source=scripts/slime_launch.sh
@@ -17,6 +17,7 @@ slime_settings
 path_settings "$(printf '%s' "$model_name" | tr '[:upper:]' '[:lower:]')-aime"
 setting LOAD "$REF_LOAD" "checkpoint to evaluate, in Megatron's format: a run's SAVE_DIR, or the model's REF_LOAD" path
 setting CKPT_STEP "" "step of the checkpoint; default: the last checkpoint in LOAD" optional_count
+watch_settings
 size_settings
 evaluation_settings aime-2024,aime-2025
 pass_rate_settings
@@ -25,6 +26,10 @@ wandb_settings
 ray_settings
 end_of_settings "Evaluates a checkpoint on AIME 2024 and 2025 in slime, with the agent that is trained." \
   "bash $0 --load checkpoints/qwen3-8b-strands --ckpt-step 199 --eval-samples 32"
+if [[ -n "$WATCH" ]]; then
+  watch_checkpoints "$@"
+  exit
+fi
 ACTOR_GPUS="$NUM_GPUS" ACTOR_NODES="$NUM_NODES"
 ROLLOUT_GPUS="$((NUM_GPUS * NUM_NODES))"
 require_sizes

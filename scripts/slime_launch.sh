@@ -13,5 +13,9 @@ source "$repository/scripts/launch/slime.sh"
 source "$repository/scripts/launch/ray.sh"
 # shellcheck source=scripts/launch/job.sh
 source "$repository/scripts/launch/job.sh"
+# shellcheck source=scripts/launch/evaluation.sh
+source "$repository/scripts/launch/evaluation.sh"
 # shellcheck source=scripts/launch/training.sh
 source "$repository/scripts/launch/training.sh"
+# shellcheck source=scripts/launch/watch.sh
+source "$repository/scripts/launch/watch.sh"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from strands_rollout.model.sglang_model import SGLangModel
     from strands_rollout.record.tokens import Trajectory
     from strands_rollout.samples import Sample
+    from strands_rollout.slime_plugin.fully_async import generate_rollout_fully_async
     from strands_rollout.slime_plugin.generate import generate
     from strands_rollout.slime_plugin.metrics import log_eval, log_rollout
     from strands_rollout.slime_plugin.reward import reward_func
@@ -45,6 +46,7 @@ __all__ = [
     "current_task",
     "execute_python_code",
     "generate",
+    "generate_rollout_fully_async",
     "keep_informative_groups",
     "keep_informative_groups_with_fallback",
     "log_eval",
@@ -69,6 +71,7 @@ _MODULES = {
     "current_task": "agent.environment",
     "execute_python_code": "code_tool.tool",
     "generate": "slime_plugin.generate",
+    "generate_rollout_fully_async": "slime_plugin.fully_async",
     "keep_informative_groups": "slime_plugin.reward_groups",
     "keep_informative_groups_with_fallback": "slime_plugin.reward_groups",
     "log_eval": "slime_plugin.metrics",

@@ -313,6 +313,16 @@ def _workers_of_environment() -> int:
     raise ConfigError(f"got STRANDS_ROLLOUT_EPISODE_WORKERS={given!r} in the environment; expected an integer")
 
 
+def _staleness_of_environment() -> int | None:
+    if (given := os.environ.get("STRANDS_ROLLOUT_MAX_SAMPLE_STALENESS") or "none") == "none":
+        return None
+    if given.isdecimal():
+        return int(given)
+    raise ConfigError(
+        f"got STRANDS_ROLLOUT_MAX_SAMPLE_STALENESS={given!r} in the environment; expected an integer or none"
+    )
+
+
 CODE_TOOL_PATH: Final = "strands_rollout.tools.execute_python_code"
 
 ENVIRONMENT_LIBRARIES: Final = {"strands_env": "strands_rollout.environments.strands_env.StrandsEnvironment"}
@@ -403,18 +413,21 @@ class RolloutSettings(_Settings):
     on_engine_abort: Literal["continue", "return"] = "continue"
     """Reaction if the engine aborts a turn while the rollout continues, for example to update weights: "continue" the
     turn from its own tokens, or "return" the sample as ABORTED."""
-    engine_patience_s: float = Field(default=90.0, ge=0, allow_inf_nan=False)
-    """Seconds for which a request is retried while the engine is unreachable, busy or failing; 0 never retries."""
+    engine_patience_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """Seconds for which a request is retried while the engine is unreachable, busy or failing; 0 never retries.
+    Default: 600 in a job of slime, whose step would be lost, else 90."""
     max_failed_groups: int | None = Field(default=16, ge=0)
     """Maximum consecutive groups of training samples that fail because of the infrastructure, the setup or the reward;
     then the run ends with the last error. With null or 0, no number of failed groups ends the run."""
     max_staleness: int | None = Field(default=None, ge=0)
     """Maximum number of weight versions by which a trained token may be older than the sample's last token. Older
     tokens are not trained on."""
-    max_sample_staleness: int | None = Field(default=None, ge=0)
+    max_sample_staleness: int | None = Field(default_factory=_staleness_of_environment, ge=0)
     """Maximum number of weight versions by which the last token of a trained sample may be older than the newest known
     version. Older samples, which waited long in a fully asynchronous rollout, are not trained on. Needs slime's
-    --custom-reward-post-process-path strands_rollout.normalize_rewards."""
+    --custom-reward-post-process-path strands_rollout.normalize_rewards. The rollout function
+    strands_rollout.generate_rollout_fully_async also starts no more groups than this allows. Default: the environment
+    variable STRANDS_ROLLOUT_MAX_SAMPLE_STALENESS, else null."""
     abort_grace_s: float | None = Field(default=None, ge=0)
     """Maximum seconds for which an aborted episode waits for the tokens that the engine has already sampled. Default: 4
     if these tokens are kept, as in slime's partial rollouts, else 0.2."""

@@ -73,15 +73,6 @@ size_settings() {
 _trains=0
 _evaluates=0
 
-evaluation_settings() {
-  _evaluates=1
-  setting EVAL_SETS "$1" "data sets to evaluate on, separated by commas: NAME is DATA_DIR/NAME.jsonl" names
-  setting EVAL_CONFIG "" "slime's --eval-config instead of EVAL_SETS, such as configs/aime_eval.yaml" path
-  setting EVAL_SAMPLES "$(smoke_or_full 1 16)" "samples per problem" count
-  setting EVAL_MAX_RESPONSE_LEN "$MAX_RESPONSE_LEN" "maximum tokens of a response in evaluation" count
-  setting EVAL_TEMPERATURE 1.0 "sampling temperature in evaluation" number
-}
-
 # Read WANDB_API_KEY (or WANDB_KEY) only from the environment: all users of a machine can read a command line.
 wandb_settings() {
   local default=0
@@ -178,32 +169,9 @@ model_row_arguments() {
   fi
 }
 
-evaluation_arguments() {
-  local name
-  if [[ -n "$EVAL_CONFIG" ]]; then
-    arguments+=(--eval-config "$EVAL_CONFIG")
-  else
-    arguments+=(--eval-prompt-data)
-    for name in ${EVAL_SETS//,/ }; do
-      arguments+=("$name" "$DATA_DIR/$name.jsonl")
-    done
-  fi
-  arguments+=(
-    --n-samples-per-eval-prompt "$EVAL_SAMPLES"
-    --eval-max-response-len "$EVAL_MAX_RESPONSE_LEN"
-    --eval-max-context-len "$((EVAL_MAX_RESPONSE_LEN + MAX_CONTEXT_LEN - MAX_RESPONSE_LEN))"
-    --eval-temperature "$EVAL_TEMPERATURE"
-    --eval-top-p 1.0
-  )
-}
-
-# slime assumes --n-samples-per-eval-prompt samples per problem in every data set, and ignores the numbers in an --eval-config.
+# slime's flag, with which strands_rollout.log_eval computes the pass rates of evaluations itself: slime's need all samples.
 pass_rate_settings() {
-  local default=1
-  if [[ $_evaluates -eq 1 && -n "$EVAL_CONFIG" ]]; then
-    default=0
-  fi
-  setting LOG_PASSRATE "$default" "log slime's pass rates; needs fan_out: false, and the same number of samples for all sets of an EVAL_CONFIG" switch
+  setting LOG_PASSRATE 1 "log pass rates in training and evaluation; needs fan_out: false" switch
 }
 
 pass_rate_arguments() {
@@ -213,7 +181,8 @@ pass_rate_arguments() {
 }
 
 wandb_arguments() {
-  if [[ "$USE_WANDB" == "1" ]]; then
+  # an evaluation for --watch logs to the training's run itself (strands_rollout.log_eval), because slime would start a new run
+  if [[ "$USE_WANDB" == "1" && -z "${STRANDS_ROLLOUT_EVAL_STEP:-}" ]]; then
     arguments+=(--use-wandb --wandb-project "$WANDB_PROJECT" --wandb-group "$RUN_NAME" --disable-wandb-random-suffix)
   fi
 }
@@ -359,7 +328,12 @@ launch() {
     export STRANDS_ROLLOUT_TOOL_PARSER="$TOOL_PARSER"
   fi
   [[ -z "$EPISODE_WORKERS" ]] || job_environment+=("STRANDS_ROLLOUT_EPISODE_WORKERS=$EPISODE_WORKERS")
-  for name in WANDB_MODE WANDB_BASE_URL SEARCH_URL SEARCH_CORPUS; do
+  [[ -z "${MAX_SAMPLE_STALENESS:-}" ]] || job_environment+=("STRANDS_ROLLOUT_MAX_SAMPLE_STALENESS=$MAX_SAMPLE_STALENESS")
+  if [[ -n "${STRANDS_ROLLOUT_EVAL_STEP:-}" && "$USE_WANDB" == "1" ]]; then
+    job_environment+=("WANDB_PROJECT=$WANDB_PROJECT")
+  fi
+  for name in WANDB_MODE WANDB_BASE_URL WANDB_RUN_ID WANDB_RESUME STRANDS_ROLLOUT_EVAL_STEP STRANDS_ROLLOUT_EVAL_SHARED \
+    SEARCH_URL SEARCH_CORPUS; do
     if [[ -n "${!name:-}" ]]; then
       job_environment+=("$name=${!name}")
     fi

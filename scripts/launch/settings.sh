@@ -75,7 +75,7 @@ is_given() {
 }
 
 # setting NAME DEFAULT MEANING [KIND]: set the variable NAME to the option's value, else the environment's, else DEFAULT.
-# KIND: text, name, path (made absolute), count (1 or more), optional_count (empty, or 0 or more), number (0 or more),
+# KIND: text, name, path (made absolute), count (1 or more), number (0 or more), optional_count and optional_number (empty, or 0 or more),
 # share (between 0 and 1), names (separated by commas), switch (0 or 1), or optional_switch (empty, 0 or 1).
 setting() {
   local name="$1" default="$2" meaning="$3" kind="${4:-text}" value position
@@ -123,6 +123,7 @@ _check_value() {
     name) [[ "$value" =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] && return || expected="letters, digits, dots, dashes and underscores" ;;
     optional_count) [[ "$value" =~ ^[0-9]{0,9}$ ]] && return || expected="a whole number" ;;
     count) [[ "$value" =~ ^[1-9][0-9]{0,8}$ ]] && return || expected="a whole number of at least 1, and less than a billion" ;;
+    optional_number) [[ -z "$value" || "$value" =~ ^[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?$ ]] && return || expected="a number of at least 0" ;;
     number) [[ "$value" =~ ^[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?$ ]] && return || expected="a number of at least 0" ;;
     share) [[ "$value" =~ ^0?\.[0-9]*[1-9][0-9]*$ ]] && return || expected="a number between 0 and 1, such as 0.7" ;;
     names) [[ "$value" =~ ^[^,[:space:]]+(,[^,[:space:]]+)*$ ]] && return || expected="names separated by commas" ;;

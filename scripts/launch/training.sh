@@ -170,7 +170,8 @@ fully_async_training() {
   if [[ $NUM_NODES -eq 1 ]]; then gpus="$((NUM_GPUS / 2))"; else nodes="$((NUM_NODES / 2))"; fi
   setting ACTOR_NODES "$nodes" "nodes with GPUs that train" count
   setting ACTOR_GPUS "$gpus" "GPUs that train on each of ACTOR_NODES; all others generate" count
-  setting SGLANG_CONCURRENCY 32 "concurrent episodes per engine; slime also starts this many prompts, so a higher number trains older samples" count
+  setting SGLANG_CONCURRENCY 64 "concurrent episodes per engine" count
+  setting MAX_SAMPLE_STALENESS 4 "maximum weight versions by which a trained sample may be older than the newest; also limits the groups in flight" count
   # Memory in GB of a GPU that trains, if four GPUs share the 8.2e9 parameters (TP is TENSOR_PARALLEL):
   #                                                                       TP 4           TP 2, two replicas
   #   weights in bf16, gradients in fp32: 6 bytes a parameter / TP        12.3           24.6
@@ -181,6 +182,8 @@ fully_async_training() {
   #   CUDA, NCCL                                                           3              3
   #                                                                       52 of 80       76 of 80
   # --log-probs-chunk-size would not help: the backward pass keeps the softmax of all tokens in any case.
+  # The cache of an engine: 0.7 of two 80 GB GPUs, minus 8 GB of weights on each, at 147 kB a token, is 648,000 tokens. 64 episodes
+  # that hold half of their context of 18,432 tokens need 590,000.
   if [[ -n "${model_tp_async:-}" && $((ACTOR_GPUS * ACTOR_NODES % model_tp_async)) -eq 0 ]]; then
     default_tensor_parallel="$model_tp_async"
   fi
@@ -200,9 +203,10 @@ fully_async_training() {
     --actor-num-nodes "$ACTOR_NODES"
     --actor-num-gpus-per-node "$ACTOR_GPUS"
     --rollout-num-gpus "$ROLLOUT_GPUS"
-    --rollout-function-path slime.rollout.fully_async_rollout.generate_rollout_fully_async
+    --rollout-function-path strands_rollout.generate_rollout_fully_async
     --sglang-server-concurrency "$SGLANG_CONCURRENCY"
   )
   training_arguments
+  wandb_run "$SAVE_DIR" # eval_aime.sh --watch logs to the same run
   launch train_async.py
 }

@@ -32,13 +32,13 @@ def doctor(
     values: OptionValues,
     *,
     arguments: Annotated[
-        list[str] | None, typer.Argument(help="Arguments of slime, after --. Checks only these.")
+        list[str] | None, typer.Argument(help="Arguments of slime, after --. Without --training, checks only these.")
     ] = None,
     flags: Annotated[
         Path | None,
         typer.Option(
-            help="Launch script of this package, or file with shell-quoted arguments of slime (- for stdin). Checks "
-            "only these arguments."
+            help="Launch script of this package, or file with shell-quoted arguments of slime (- for stdin). Without "
+            "--training, checks only these arguments."
         ),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings too.")] = False,
@@ -46,9 +46,11 @@ def doctor(
 ) -> None:
     """Check this machine before a training run.
 
-    Reports errors and warnings with their remedies, within seconds. Exits with 1 if there is an error.
+    Reports errors and warnings with their remedies, within seconds. With --training, also checks the run's command
+    (--flags, or arguments after --; default: scripts/strands_qwen3_8b.sh), and says what the run will do. Exits with 1
+    if there is an error.
     """
-    if flags is not None or arguments:
+    if (flags is not None or arguments) and not values["training"]:
         from strands_rollout.diagnostics.flag_check import report_flags
 
         folders = {name: values[name] for name in ("slime_dir", "megatron_dir")}
@@ -57,8 +59,13 @@ def doctor(
     from strands_rollout.dump.terminal import PlainConsole
 
     doctor_options = build_options(DoctorOptions, values, env=dict(os.environ), repository=find_repository())
+    preflight = None
+    if doctor_options.training:
+        from strands_rollout.diagnostics.preflight import read_preflight
+
+        preflight = read_preflight(flags, arguments or (), doctor_options)
     with PlainConsole(stderr=True).status("checking this machine ..."):
-        diagnosis = run_doctor(doctor_options)
+        diagnosis = run_doctor(doctor_options, preflight)
     _show_and_exit(diagnosis, as_json=as_json, strict=strict)
 
 

@@ -58,6 +58,9 @@ from strands_rollout.files.json_codec import Json
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
+    from strands_rollout.diagnostics.preflight import Preflight
+
+_PREFLIGHT_TIMEOUT_S: Final = 240.0
 _SERVER_TIMEOUT_S: Final = 15.0
 _CONNECT_TIMEOUT_S: Final = 3.0
 _READ_TIMEOUT_S: Final = 5.0
@@ -97,8 +100,10 @@ _LAYER_REMEDIES: Final = {
 }
 
 
-def run_doctor(options: DoctorOptions) -> diagnostics.Diagnosis:
-    """Run all checks on this machine; takes seconds and leaves nothing behind."""
+def run_doctor(options: DoctorOptions, preflight: Preflight | None = None) -> diagnostics.Diagnosis:
+    """Run all checks on this machine, and those of a training command; leaves nothing behind."""
+    if preflight is not None:
+        options = preflight.with_files(options)
     checks = [
         Check("packages", check_packages),
         Check("strands", check_strands),
@@ -120,7 +125,26 @@ def run_doctor(options: DoctorOptions) -> diagnostics.Diagnosis:
     ]
     servers = [Check("server", partial(check_server, url), waits=True) for url in options.base_urls or ()]
     no_server = Check("server", lambda _: [skipped("server", "no --base-url given, so no server was checked")])
-    found = diagnostics.run_checks([*checks, *(servers or [no_server])], options)
+    checks += servers or [no_server]
+    if preflight is not None:
+        checks += [
+            Check("command", preflight.check_flags, waits=True),
+            Check("command: batch", preflight.check_batch, waits=True),
+            Check("command: context", preflight.check_context),
+            Check("command: memory", preflight.check_memory),
+            Check("command: disk", preflight.check_disk),
+            Check("command: prompts", preflight.check_data),
+            Check("judge", preflight.check_judges, waits=True),
+            Check("this run", preflight.summarize),
+        ]
+    elif options.training:
+        print_command = "bash SCRIPT --dry-run | strands-rollout doctor --training --flags -"
+        checks.append(
+            Check("command", lambda _: [skipped("command", f"no command to check; give it: {print_command}")])
+        )
+    # reading the parsers of SGLang and Megatron-LM may take minutes
+    timeout_s = {} if preflight is None else {"timeout_s": _PREFLIGHT_TIMEOUT_S}
+    found = diagnostics.run_checks(checks, options, **timeout_s)
     return diagnostics.Diagnosis(skip_training_warnings(found, options))
 
 

@@ -95,6 +95,19 @@ def read_script(script: Path, slime_dir: Path | None) -> Arguments:
     return read_arguments(result.stdout, f"bash {script} --dry-run")
 
 
+def read_command(script: Path | None, slime_dir: Path | None) -> Arguments:
+    """Return the arguments of `script`, of stdin for the path "-", or no arguments without a script.
+
+    Raises:
+        ConfigError: The script can't be read, is not a script of this package, or fails its dry run.
+    """
+    if script is None:
+        return Arguments((), "the command line")
+    if str(script) == "-":
+        return read_arguments(sys.stdin.read(), "stdin")
+    return read_script(script, slime_dir)
+
+
 def _has_dry_run(script: Path, text: str) -> bool:
     """Return whether a script is this package's: it sources the launch library, or is a project's `run_slime.sh`."""
     library = script.resolve().parent / "slime_launch.sh"
@@ -138,7 +151,7 @@ def _requote_ansi(quoted: re.Match[str]) -> str:
     return shlex.quote(unescaped.encode("latin-1", "replace").decode(errors="replace"))
 
 
-def _is_flag(word: str) -> bool:
+def is_flag(word: str) -> bool:
     """Return whether argparse reads a word as a flag: it begins with a hyphen, has no space, and is not a number.
 
     slime's parsers have no flag that looks like a negative number, so -1 is a value; but argparse up to CPython 3.13
@@ -325,12 +338,7 @@ def report_flags(
             package, or fails its dry run.
     """
     slime = find_slime_checkout(slime_dir)
-    if script is None:
-        read = Arguments((), "the command line")
-    elif str(script) == "-":
-        read = read_arguments(sys.stdin.read(), "stdin")
-    else:
-        read = read_script(script, slime)
+    read = read_command(script, slime)
     with PlainConsole(stderr=True).status("reading the parsers of slime, Megatron-LM and SGLang ..."):
         table = load_flag_table(slime, megatron_dir)
     found = check_flags((*read.words, *arguments), table)
@@ -357,7 +365,7 @@ def report_flags(
 
 def check_flags(words: Sequence[str], table: FlagTable) -> FlagFindings:
     """Check the arguments of one command."""
-    starts = [at for at, word in enumerate(words) if _is_flag(word)]
+    starts = [at for at, word in enumerate(words) if is_flag(word)]
     before, *parts = [words[begin:end] for begin, end in pairwise([0, *starts, len(words)])]
     unread = tuple(word for word in before if _PLACEHOLDER.fullmatch(word))
     uses = [_FlagUse.of(word, following) for word, *following in parts]

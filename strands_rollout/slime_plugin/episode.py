@@ -509,5 +509,5 @@ class RolloutJob:
             conversations="many",
             transient_context=settings.transient_context,
             processor=slime_adapter.processor_of(args, sample),
-            engine_patience_s=settings.engine_patience_s,
+            engine_patience_s=slime_adapter.engine_patience_s(args, settings.engine_patience_s),
         )

@@ -5,6 +5,7 @@ This module names the metrics. They go to a log line, wandb and TensorBoard; wan
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
@@ -27,15 +28,16 @@ from strands_rollout.log_once import log_once
 from strands_rollout.samples import FinishedSample, SlimeArgs, finished_samples, finite_number, parts_of, run_metric
 from strands_rollout.secret_mask import find_secrets, mask_values
 from strands_rollout.settings import settings_from_args
-from strands_rollout.slime_plugin import workers
+from strands_rollout.slime_plugin import evaluations, workers
 from strands_rollout.slime_plugin.drift import DriftMeter, EpisodeDrift, measure_some, totals_of
-from strands_rollout.slime_plugin.reward_groups import raise_on_failed_groups
+from strands_rollout.slime_plugin.reward_groups import known_staleness, raise_on_failed_groups
 from strands_rollout.slime_plugin.sample_writer import TRUNCATED_REASONS
 from strands_rollout.slime_plugin.slime_adapter import tokenizer_of
 
 logger = logging.getLogger(__name__)
 
 Metrics = dict[str, float]
+LogToWandb = Callable[[Mapping[str, Any]], object]
 Samples = Sequence[FinishedSample]
 PER_SAMPLE: Final = (
     "turns",
@@ -61,6 +63,7 @@ TRUNCATING: Final = tuple(str(reason) for reason in StopReason if reason in TRUN
 # the packages of slime's metrics and logging: in the newest slime, and in releases up to 0.3.1
 _SLIME_PACKAGES: Final = ("slime.observability", "slime.utils")
 _FIRST_STEPS: Final[dict[str, int]] = {}  # the first step in this process, by metric prefix
+_MAX_SHARE_TOO_OLD: Final = 0.1
 _NOT_LOGGED: Final = "%s is set, but this package's metrics are not logged there: %s"
 
 
@@ -107,54 +110,80 @@ def log_eval(
     Returns:
         False, so that slime logs its own metrics as well. Nothing is raised.
     """
-    run_metric("eval", lambda: _log_step(rollout_id, args, _samples_by_prefix(data), "eval/step"))
-    run_metric("missing", functools.partial(_prepare_for_slime, args, data))
+    with contextlib.ExitStack() as stack:
+        write = run_metric("wandb", lambda: stack.enter_context(evaluations.wandb_run_of_training()))
+        run_metric("eval", lambda: _log_step(rollout_id, args, _samples_by_prefix(data), "eval/step", write))
+        rates = run_metric("missing", functools.partial(_prepare_for_slime, args, data))
+        run_metric("evaluation", lambda: _log_evaluation(rollout_id, args, data, rates or {}, write))
     return False
+
+
+def _log_evaluation(
+    rollout_id: int, args: SlimeArgs, data: Mapping[str, Any], rates: Metrics, write: LogToWandb | None
+) -> None:
+    """Log pass rates; for the checkpoint of a training also the means, which slime logs nowhere else in that job."""
+    numbers = rates | (evaluations.headline_numbers(data) if write is not None else {})
+    if not numbers:
+        return
+    step = numbers["eval/step"] = _step_of(rollout_id, args, "eval/step")
+    logger.info("pass rates eval/step=%s %s", step, " ".join(f"{name}={value:.4g}" for name, value in rates.items()))
+    run_metric("wandb", lambda: _log_to_wandb(args, numbers, {}, write))
+    run_metric("tensorboard", lambda: _log_to_tensorboard(args, numbers, "eval/step"))
 
 
 def _samples_by_prefix(data: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {f"eval/{name}/agent": result.get("samples") for name, result in data.items()}
 
 
-def _prepare_for_slime(args: SlimeArgs, data: MutableMapping[str, dict[str, Any]]) -> None:
-    """Remove samples without a graded answer, and turn rewards into the numbers that slime's own metrics need."""
+def _prepare_for_slime(args: SlimeArgs, data: MutableMapping[str, dict[str, Any]]) -> Metrics:
+    """Remove samples without a graded answer, and turn rewards into the numbers that slime's own metrics need.
+
+    Returns:
+        The pass rates of all data sets under slime's names, if slime's `--log-passrate` is set.
+    """
+    has_pass_rates, rates = evaluations.take_over_pass_rates(args), dict[str, float]()
     for name in list(data):
-        _drop_missing(args, data, name)
+        kept = _drop_missing(data, name)
+        if has_pass_rates and name in data:
+            rewards = data[name].get("rewards") or ()
+            positions = range(len(rewards)) if kept is None else kept
+            size = evaluations.samples_per_problem(args, name)
+            found = evaluations.pass_rates(zip(positions, rewards, strict=True), size)
+            rates |= {f"eval/{name}-{rate}": value for rate, value in found.items()}
     if getattr(args, "reward_key", None):
-        return
+        return rates
     # slime reads each reward again, by `--reward-key`, and rounds it; a dict without that key would end the run
     for result in data.values():
         for sample, reward in zip(result.get("samples") or (), result.get("rewards") or (), strict=False):
             if isinstance(sample.reward, Mapping):
                 sample.reward = reward
+    return rates
 
 
-def _drop_missing(args: SlimeArgs, data: MutableMapping[str, dict[str, Any]], name: str) -> None:
-    """Remove samples without a graded answer, or with slime's pass rate whole problems; log the number of such samples.
+def _drop_missing(data: MutableMapping[str, dict[str, Any]], name: str) -> list[int] | None:
+    """Remove samples without a graded answer; log their number. If no sample is left, the data set is removed.
 
-    If no sample is left, the data set is removed.
+    Returns:
+        The positions of the remaining samples; None if nothing was removed.
     """
     result = data[name]
     samples = finished_samples(result.get("samples"))
     missing = [sample.is_missing for sample in samples]
     if not any(missing) or len(samples) != len(result.get("rewards") or ()):
-        return
+        return None
     lost = next(sample for sample in reversed(samples) if sample.is_missing)
     last = lost.facts.error or lost.reward_details.get("error")
     level = logging.ERROR if all(missing) else logging.WARNING
     message = "event=evaluation_incomplete data_set=%s samples=%d missing=%d last_error=%s"
     logger.log(level, message, name, len(samples), sum(missing), last)
-    # slime computes the pass rate from blocks of consecutive samples, one block for each problem
-    has_pass_rate = getattr(args, "log_passrate", False)
-    size = (has_pass_rate and getattr(args, "n_samples_per_eval_prompt", None)) or 1
-    starts = [position - position % size for position in range(len(missing))]
-    dropped = [any(missing[start : start + size]) for start in starts]
-    if all(dropped):
+    if all(missing):
         del data[name]  # slime would divide by zero
-        return
+        return None
+    kept = [position for position, is_missing in enumerate(missing) if not is_missing]
     for key in ("rewards", "truncated", "samples"):
         if isinstance(result.get(key), list):
-            result[key] = [value for value, is_dropped in zip(result[key], dropped, strict=True) if not is_dropped]
+            result[key] = [result[key][position] for position in kept]
+    return kept
 
 
 def _check_staleness_setting(args: SlimeArgs) -> None:
@@ -165,12 +194,25 @@ def _check_staleness_setting(args: SlimeArgs) -> None:
         log_once(logger, logging.WARNING, message, limit, flag)
 
 
-def _log_step(rollout_id: int, args: SlimeArgs, samples_by_prefix: Mapping[str, Any], step_key: str) -> None:
-    if getattr(args, "load_debug_rollout_data", None):
-        return  # slime logs nothing for a rollout that it replays from a file
+def _step_of(rollout_id: int, args: SlimeArgs, step_key: str) -> int:
+    """Return the step to log under: slime's, or that of the checkpoint in a job that only evaluates it."""
+    if step_key.startswith("eval") and (step := evaluations.checkpoint_step()) is not None:
+        return step
     compute_step = _slime_function("metric_utils", "compute_rollout_step")
     step = None if compute_step is None else run_metric("step", lambda: int(compute_step(args, rollout_id)))
-    step = rollout_id if step is None else step
+    return rollout_id if step is None else step
+
+
+def _log_step(
+    rollout_id: int,
+    args: SlimeArgs,
+    samples_by_prefix: Mapping[str, Any],
+    step_key: str,
+    write: LogToWandb | None = None,
+) -> None:
+    if getattr(args, "load_debug_rollout_data", None):
+        return  # slime logs nothing for a rollout that it replays from a file
+    step = _step_of(rollout_id, args, step_key)
     reward_key = getattr(args, "reward_key", None)
     if step_key.startswith("eval"):
         reward_key = getattr(args, "eval_reward_key", None) or reward_key
@@ -183,6 +225,8 @@ def _log_step(rollout_id: int, args: SlimeArgs, samples_by_prefix: Mapping[str, 
         groups["drift"] = functools.partial(_measure_drift, args, samples, prefix, rollout_id)
         if prefix.startswith("eval/"):
             groups["answers"] = functools.partial(answer_metrics, samples)
+        else:
+            groups["staleness"] = functools.partial(staleness_metrics, args, samples)
         for name, group in groups.items():
             numbers |= {f"{prefix}/{metric}": value for metric, value in (run_metric(name, group) or {}).items()}
         table = functools.partial(transcript_rows, samples, step=step, reward_key=reward_key, secrets=secrets)
@@ -194,7 +238,7 @@ def _log_step(rollout_id: int, args: SlimeArgs, samples_by_prefix: Mapping[str, 
     logger.info("agent metrics rollout_id=%s %s=%s %s", rollout_id, step_key, step, pairs)
     if numbers:
         numbers[step_key] = step
-        run_metric("wandb", lambda: _log_to_wandb(args, numbers, tables))
+        run_metric("wandb", lambda: _log_to_wandb(args, numbers, tables, write))
         run_metric("tensorboard", lambda: _log_to_tensorboard(args, numbers, step_key))
 
 
@@ -228,19 +272,21 @@ def _measure_drift(args: SlimeArgs, samples: Sequence[FinishedSample], prefix: s
     return drift_metrics(drifts)
 
 
-def _log_to_wandb(args: SlimeArgs, numbers: Metrics, tables: Mapping[str, Table]) -> None:
+def _log_to_wandb(
+    args: SlimeArgs, numbers: Metrics, tables: Mapping[str, Table], write: LogToWandb | None = None
+) -> None:
     """Log numbers and tables in one call; as in slime's calls, the step is one of the numbers, not wandb's own step."""
-    if not getattr(args, "use_wandb", False):
+    if write is None and not getattr(args, "use_wandb", False):
         return
     import wandb
 
-    if wandb.run is None:
+    if write is None and wandb.run is None:
         log_once(logger, logging.WARNING, _NOT_LOGGED, "--use-wandb", "this process has no wandb run")
         return
     wandb_tables = {
         name: wandb.Table(columns=list(table.columns), data=list(table.rows)) for name, table in tables.items()
     }
-    wandb.log({**numbers, **wandb_tables})
+    (write or wandb.log)({**numbers, **wandb_tables})
 
 
 def _log_to_tensorboard(args: SlimeArgs, numbers: Metrics, step_key: str) -> None:
@@ -352,6 +398,27 @@ def weight_metrics(samples: Samples) -> Metrics:
         **distribution("weight_versions", [len(sample.weight_versions) or None for sample in samples]),
         **distribution("weight_version_spread", [sample.weight_version_spread for sample in samples]),
     }
+
+
+def staleness_metrics(args: SlimeArgs, samples: Samples) -> Metrics:
+    """Return the share of samples that `max_sample_staleness` leaves out of training; {} without that setting.
+
+    A share of more than a tenth is a warning: the engines generate it for nothing.
+    """
+    limit = settings_from_args(args).max_sample_staleness
+    if limit is None or not samples:
+        return {}
+    share = float(np.mean([versions > limit for versions in known_staleness([each.sample for each in samples])]))
+    if share > _MAX_SHARE_TOO_OLD:
+        logger.warning(
+            "event=samples_too_old share=%.2f samples=%d max_sample_staleness=%d: generation is faster than training; "
+            "train on more GPUs, lower --sglang-server-concurrency, or raise the setting. With "
+            "--rollout-function-path strands_rollout.generate_rollout_fully_async, fewer groups wait",
+            share,
+            len(samples),
+            limit,
+        )
+    return {"too_old": share}
 
 
 def answer_metrics(samples: Samples) -> Metrics:

@@ -127,8 +127,7 @@ def _exclude_stale(args: SlimeArgs, samples: Sequence[Any]) -> None:
         return
     if limit is None:
         return
-    known = sample_staleness(list(map(_last_weights, samples)))
-    staleness = [0 if versions is None else versions for versions in known]
+    staleness = known_staleness(samples)
     stale = [sample for sample, versions in zip(samples, staleness, strict=True) if versions > limit]
     for sample in stale:
         sample.remove_sample, sample.loss_mask = True, [0] * sample.response_length
@@ -138,6 +137,12 @@ def _exclude_stale(args: SlimeArgs, samples: Sequence[Any]) -> None:
         message = "samples are too old to be trained samples=%d of=%d oldest=%s max_sample_staleness=%d"
         oldest = "before_a_restart" if max(staleness) == NOT_COMPARABLE else max(staleness)
         logger.warning(message, len(stale), len(samples), oldest, limit)
+
+
+def known_staleness(samples: Sequence[Any]) -> list[float]:
+    """Return the number of weight versions by which each sample is older than the newest known one; 0 if unknown."""
+    known = sample_staleness(list(map(_last_weights, samples)))
+    return [0 if versions is None else versions for versions in known]
 
 
 def _last_weights(sample: SampleLike) -> LastWeights:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 
+from strands_rollout.client.retry import DEFAULT_PATIENCE_S
 from strands_rollout.control import Control, EngineGrace, short_grace
 from strands_rollout.errors import ConfigError, ToolError
 from strands_rollout.exits import exits_as_errors
@@ -44,6 +45,8 @@ DRIVER_STATE_ATTR: Final = "strands_rollout_drivers_state"
 _STATE_MODULE: Final = "slime.rollout.sglang_rollout"
 REWARD_PATHS: Final = ("strands_rollout.reward_func", "strands_rollout.slime_plugin.reward.reward_func")
 """The dotted paths of this package's reward function."""
+# an outage of five minutes, and the start of an engine
+_JOB_PATIENCE_S: Final = 600.0
 _HUB_ID: Final = re.compile(r"(?!.*(--|\.\.))(?=.{1,96}$)\w[\w.-]*(/\w[\w.-]*)?")
 _HUB_TIMEOUT_S: Final = 5.0
 
@@ -300,6 +303,17 @@ def is_fully_async(args: SlimeArgs) -> bool:
     It loses exceptions of `generate`, and takes one sample per episode.
     """
     return "fully_async" in (getattr(args, "rollout_function_path", None) or "")
+
+
+def engine_patience_s(args: SlimeArgs, setting: float | None) -> float:
+    """Return the seconds for which requests are retried: the setting, or a longer default in a job of slime.
+
+    In a step of slime, an episode that gives up costs training data; a command without slime should report a wrong URL
+    soon. Jobs of slime are recognised by an argument that only slime's parser has.
+    """
+    if setting is not None:
+        return setting
+    return _JOB_PATIENCE_S if hasattr(args, "use_fault_tolerance") else DEFAULT_PATIENCE_S
 
 
 def request_span(sample: object) -> RequestSpan | None:

@@ -148,7 +148,7 @@ def test_diagnosis_show_fits_80_columns_except_commands() -> None:
 def test_doctor_command_passes_options_and_exits_by_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[DoctorOptions] = []
 
-    def find_doubts(options: DoctorOptions) -> Diagnosis:
+    def find_doubts(options: DoctorOptions, _preflight: object) -> Diagnosis:
         asked.append(replace(options, env={}))
         return Diagnosis([FINE, DOUBTFUL])
 

@@ -1,6 +1,7 @@
 """slime's fully-async rollout, whose weight updates interrupt the engine while episodes run."""
 
 import asyncio
+import importlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,6 +10,8 @@ import recorded_tools
 from interruptible_policy import ANSWER, call, paced, turn
 from slime_interruptions import PROGRAM, Begin, Scene, facts_of
 from slime_run import trained_tokens
+
+from strands_rollout.slime_plugin.fully_async import generate_rollout_fully_async, groups_in_flight
 
 pytestmark = pytest.mark.slime
 
@@ -73,3 +76,15 @@ async def test_fully_async_resumes_returned_groups(begin: Begin, player: Any) ->
     assert sum(facts_of(sample)["engine_aborts"] for sample in samples) == 0
     assert sum(facts_of(sample)["resumes"] for sample in samples) > 0
     assert trained == sum(len(scene.planned_ids(sample)) for sample in samples)
+
+
+async def test_max_sample_staleness_limits_groups_in_flight(begin: Begin) -> None:
+    path, settings = "strands_rollout.generate_rollout_fully_async", {"max_sample_staleness": 3}
+    given = {"rollout_function_path": path, "rollout_batch_size": 6, "settings": settings}
+    scene = await started(begin, lambda _asked: paced(0.001), 12, **given)
+    samples, _ = await trained_through_updates(scene, "abort", every_s=0.2, most=3)
+    module = importlib.import_module("slime.rollout.fully_async_rollout")
+    assert module._global_worker.concurrency == groups_in_flight(3, prompts=6, slots=12) == 6
+    assert ({sample.status.value for sample in samples}, scene.problems(samples)) == ({"completed"}, [])
+    with pytest.raises(ValueError, match="evaluation"):
+        generate_rollout_fully_async(scene.rollouts.args, 0, None, evaluation=True)

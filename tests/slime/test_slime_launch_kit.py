@@ -1,6 +1,7 @@
 """The launch scripts, the shipped evaluation configuration and the doctor, with slime itself."""
 
 import ast
+import importlib
 import os
 import shlex
 import subprocess
@@ -15,6 +16,7 @@ from slime_install import REPOSITORY, find_slime
 
 from strands_rollout.diagnostics import DoctorOptions
 from strands_rollout.diagnostics.slime_episode import check_slime, check_slime_episode
+from strands_rollout.evaluation import slime_protocol
 
 SLIME = find_slime()
 pytestmark = pytest.mark.slime
@@ -55,6 +57,20 @@ def test_eval_config_is_read_by_slime(monkeypatch: pytest.MonkeyPatch) -> None:
         ("gsm8k-test", 1, 4096),
     ]
     assert {(each.input_key, each.label_key, each.temperature) for each in datasets} == {("prompt", "label", 1.0)}
+
+
+def test_protocol_config_is_read_by_slime(tmp_path: Path) -> None:
+    from slime.utils.eval_config import build_eval_dataset_configs, ensure_dataset_list
+
+    data = tmp_path / "aime-2024.jsonl"
+    data.write_text('{"prompt": [{"role": "user", "content": "1 + 0?"}], "label": "1"}\n')
+    assert slime_protocol.main(["--protocol", "qwen3", "--out", str(tmp_path / "out"), f"aime-2024={data}"]) == 0
+    config = OmegaConf.to_container(OmegaConf.load(tmp_path / "out/eval.json"), resolve=True)["eval"]
+    (found,) = build_eval_dataset_configs(SimpleNamespace(), ensure_dataset_list(config["datasets"]), {})
+    values = (found.name, found.n_samples_per_eval_prompt, found.temperature, found.top_p, found.top_k)
+    assert values == ("aime-2024@qwen3+modified", 64, 0.6, 0.95, 20)
+    rows = importlib.import_module("slime.utils.data").read_file(found.path)
+    assert [row["metadata"]["strands_rollout_settings"]["tools"] for row in rows] == [[]]
 
 
 class Scheduler:

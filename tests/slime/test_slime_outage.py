@@ -72,6 +72,17 @@ async def test_max_failed_groups_ends_fully_async_run_without_engine(start: Star
     assert stage.rollouts.raised == []
 
 
+async def test_outage_of_five_minutes_costs_no_step(start: Start, retry_waits: list[float]) -> None:
+    away = 120  # attempts of an episode, with waits of up to 4 s
+    plan = (lambda asked: Reply.status(503) if asked.attempt <= away else None, ANSWER)
+    stage = await start({"returns": [plan]}, ["returns"] * 4, rollout_batch_size=4)
+    async with asyncio.timeout(120):
+        await stage.rollouts.train()
+    assert {sample.status.value for sample in stage.rollouts.samples} == {"completed"}
+    assert not any(sample.remove_sample for sample in stage.rollouts.samples)
+    assert sum(retry_waits) / len(stage.rollouts.samples) > 300
+
+
 @pytest.mark.parametrize("dead", [0, 2])
 async def test_smoke_run_needs_trained_samples_but_no_spread(start: Start, dead: int) -> None:
     """All answers are right, so no group is informative, and the step ends with the groups that exist."""

@@ -248,11 +248,11 @@ NO_JUDGE, REWARD_ERROR, NO_LABEL = ((0.0, "COMPLETED", method) for method in ("n
     [
         ([RIGHT, CUT, WRONG, RIGHT], {}, [0, 1, 2, 3], 0.0, 0.5),
         ([RIGHT, OUTAGE, WRONG, OUTAGE], {}, [0, 2], 2.0, 0.5),
-        ([RIGHT, OUTAGE, WRONG, RIGHT], {"log_passrate": True, "n_samples_per_eval_prompt": 2}, [2, 3], 1.0, 2 / 3),
-        ([RIGHT, OUTAGE], {"log_passrate": True, "n_samples_per_eval_prompt": 2}, None, 1.0, 1.0),
+        ([RIGHT, OUTAGE, WRONG, RIGHT], {"log_passrate": True, "n_samples_per_eval_prompt": 2}, [0, 2, 3], 1.0, 2 / 3),
+        ([RIGHT, OUTAGE], {"log_passrate": True, "n_samples_per_eval_prompt": 2}, [0], 1.0, 1.0),
         ([OUTAGE, OUTAGE], {}, None, 2.0, None),
         ([RIGHT, NO_JUDGE, WRONG, REWARD_ERROR, NO_LABEL], {}, [0, 2], 3.0, 0.5),
-        ([RIGHT, NO_JUDGE, OUTAGE, RIGHT], {"log_passrate": True, "n_samples_per_eval_prompt": 2}, None, 2.0, 1.0),
+        ([RIGHT, NO_JUDGE, OUTAGE, RIGHT], {"log_passrate": True, "n_samples_per_eval_prompt": 2}, [0, 3], 2.0, 1.0),
         ([NO_JUDGE, REWARD_ERROR], {}, None, 2.0, None),
     ],
 )
@@ -349,6 +349,21 @@ def test_log_rollout_warns_once_of_unenforced_staleness(path, warned, caplog) ->
         log_rollout(3, args, [finished(turns=2)], None, 1.0)
     message = "max_sample_staleness is 4 and has no effect without slime's --custom-reward-post-process-path"
     assert [message in warning for warning in warnings_of(caplog)] == [True] * warned
+
+
+@pytest.mark.parametrize(("old", "warned"), [(1, False), (3, True)])
+def test_log_rollout_warns_of_many_samples_too_old(
+    old: int, warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    staleness = [9.0] * old + [0.0] * (10 - old)
+    monkeypatch.setattr(
+        "strands_rollout.slime_plugin.metrics.known_staleness", lambda samples: staleness[: len(samples)]
+    )
+    args = Namespace(strands_rollout={"max_sample_staleness": 4}, custom_reward_post_process_path="x")
+    caplog.set_level("INFO")
+    log_rollout(3, args, [finished(turns=2) for _ in range(10)], None, 1.0)
+    assert f"rollout/agent/too_old=0.{old}" in caplog.text
+    assert ("event=samples_too_old share=0.30" in caplog.text) == warned
 
 
 def test_log_rollout_warns_once_of_missing_trackers(wandb: StandInWandb, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,6 +14,7 @@ from strands_rollout import Sample
 from strands_rollout.errors import ConfigError
 from strands_rollout.slime_plugin import slime_adapter as slime_seam
 from strands_rollout.slime_plugin.slime_adapter import (
+    engine_patience_s,
     is_aborting,
     is_slime_sample,
     may_return_aborted,
@@ -230,3 +231,13 @@ async def test_slime_trace_has_spans_of_requests_and_tools(module, shipped_token
     sample = SlimeLikeSample(prompt="What is 17 * 2?", index=0)
     await run(shipped_tokenizer, TURNS, sample=sample, settings=CALCULATOR)
     assert trace.started == ["sglang_generate", "tool:calculate", "sglang_generate"]
+
+
+@pytest.mark.parametrize(
+    ("args", "setting", "patience_s"),
+    [({}, None, 90.0), ({"use_fault_tolerance": False}, None, 600.0), ({"use_fault_tolerance": True}, 5.0, 5.0)],
+)
+def test_slime_seam_waits_longer_for_engines_in_a_job(
+    args: dict[str, Any], setting: float | None, patience_s: float
+) -> None:
+    assert engine_patience_s(SimpleNamespace(**args), setting) == patience_s

@@ -1,0 +1,457 @@
+"""`strands-rollout doctor --training`: the checks of one training command, and a summary of what its run will do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Final
+
+import httpx
+
+from strands_rollout import diagnostics
+from strands_rollout.diagnostics import DoctorOptions, Finding, error, good, run_program, skipped, warning
+from strands_rollout.diagnostics.flag_check import check_flags, find_slime_checkout, load_flag_table, read_command
+from strands_rollout.diagnostics.training_command import (
+    GB,
+    EngineCache,
+    TrainingCommand,
+    engine_cache,
+    evaluation_sets,
+    model_size,
+    saved_gb,
+    training_memory,
+)
+from strands_rollout.errors import ConfigError, PromptError, RolloutError
+from strands_rollout.play.rows import Row, iter_rows
+from strands_rollout.settings import RolloutSettings, read_config_file
+
+if TYPE_CHECKING:
+    pass
+
+_DEFAULT_SCRIPT: Final = "scripts/strands_qwen3_8b.sh"
+_TOKENIZED_ROWS: Final = 100
+_GPU_GB: Final = 80.0  # of an H100, if nvidia-smi lists no GPU here
+_MIB_GB: Final = 1024**2 / GB
+_JUDGE_TIMEOUT_S: Final = 5.0
+_MEGATRON_TIMEOUT_S: Final = 50.0
+# Megatron's own rule for batch sizes; prints why it refuses them, or nothing
+_MEGATRON_RULE: Final = """
+import sys
+from megatron.core.num_microbatches_calculator import ConstantNumMicroBatchesCalculator as Calculator
+batch, micro, replicas = map(int, sys.argv[1:4])
+try:
+    Calculator(batch, micro, replicas, False, 0)
+except AssertionError as e:
+    print(e)
+"""
+_REMEDY_MEMORY: Final = (
+    "raise --tensor-model-parallel-size or --context-parallel-size, or lower --max-tokens-per-gpu with "
+    "--rollout-max-context-len"
+)
+
+
+def default_script(options: DoctorOptions) -> Path | None:
+    """Return the launch script that `--training` reads without a command: that of Qwen3-8B, in a checkout."""
+    script = options.repository / _DEFAULT_SCRIPT
+    is_default_model = options.model_id.endswith(f"/{diagnostics.DEFAULT_MODEL_NAME}")
+    return script if is_default_model and script.is_file() else None
+
+
+def read_preflight(script: Path | None, arguments: Sequence[str], options: DoctorOptions) -> Preflight | None:
+    """Return the checks of a launch script's command, of arguments, or of the default script; None without any.
+
+    Raises:
+        ConfigError: The script can't be read, is not a script of this package, or fails its dry run.
+    """
+    if script is None and not arguments:
+        script = default_script(options)
+        if script is None:
+            return None
+    read = read_command(script, _slime_checkout(options))
+    return Preflight((*read.words, *arguments), read.source)
+
+
+def with_files_of(options: DoctorOptions, command: TrainingCommand) -> DoctorOptions:
+    """Return the options with the files that the command names instead of those of the environment."""
+    variables = {"HF_CHECKPOINT": "--hf-checkpoint", "REF_LOAD": "--ref-load", "SAVE_DIR": "--save"}
+    given = {name: value for name, flag in variables.items() if (value := command.text(flag))}
+    config = command.text("--custom-config-path")
+    data = [Path(path) for path in (command.text("--prompt-data"), *_evaluation_files(command)) if path]
+    gpus = options.gpus
+    if gpus is None and not options.env.get("RAY_ADDRESS"):
+        gpus = command.number("--num-gpus-per-node") or command.number("--actor-num-gpus-per-node") or None
+    return replace(
+        options,
+        env={**options.env, **given},
+        gpus=gpus,
+        config=Path(config) if config else options.config,
+        data=options.data or data or None,
+    )
+
+
+def _evaluation_files(command: TrainingCommand) -> list[str]:
+    return list(evaluation_sets(command.values.get("--eval-prompt-data", ())).values())
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The prompts of a data set.
+
+    Attributes:
+        rows: Rows of the whole file.
+        lengths: Tokens of the first request of some rows, evenly spread, with the system prompt and the tools.
+    """
+
+    rows: int
+    lengths: Sequence[int]
+
+
+class Preflight:
+    """The checks of a command; each is a function of the doctor's options that yields findings."""
+
+    def __init__(self, words: Sequence[str], source: str) -> None:
+        self.command = TrainingCommand(tuple(words))
+        self._words, self._source = tuple(words), source
+        self._size = model_size(self.command)
+
+    def with_files(self, options: DoctorOptions) -> DoctorOptions:
+        """Return the options with the files that the command names instead of those of the environment."""
+        return with_files_of(options, self.command)
+
+    def check_flags(self, options: DoctorOptions) -> Iterator[Finding]:
+        """Check the flags as `doctor --flags` does."""
+        table = load_flag_table(_slime_checkout(options), _megatron_folder(options))
+        found = check_flags(self._words, table)
+        for fault in found.findings:
+            remedy = f"use {fault.nearest}" if fault.nearest else "correct it in the command"
+            yield (error if fault.severity == "error" else warning)(f"command: {fault.flag}", fault.problem, remedy)
+        if found.unread:
+            unread = f"{', '.join(found.unread)} could not be read: no slime is here"
+            yield skipped("command: model", f"{unread}, so sizes of the model are not checked")
+        if found.ok:
+            yield good("command", f"{self._source}: slime's parsers know all {found.flags} flags")
+
+    def check_batch(self, options: DoctorOptions) -> Iterator[Finding]:
+        """Check that replicas can share an optimizer step, by Megatron's own rule if Megatron-LM is installed."""
+        command = self.command
+        batch, micro = command.optimizer_batch, max(command.number("--micro-batch-size", 1), 1)
+        if not batch or command.training_gpus % command.replica_gpus:
+            return  # `check_flags` reports it
+        replicas, folder = command.replicas, _megatron_folder(options)
+        paths = [str(folder)] if folder else []
+        env = {**options.env, "PYTHONPATH": os.pathsep.join([*paths, options.env.get("PYTHONPATH", "")])}
+        numbers = map(str, (batch, micro, replicas))
+        answer = run_program(sys.executable, "-c", _MEGATRON_RULE, *numbers, env=env, timeout_s=_MEGATRON_TIMEOUT_S)
+        rule = "Megatron-LM's own rule"
+        if answer is None or answer.exit_code != 0:
+            rule = "the rule of Megatron-LM, which is not importable here"
+            refusal = "" if batch % (micro * replicas) == 0 else f"{batch} is not divisible by {micro} x {replicas}"
+        else:
+            refusal = answer.stdout
+        shown = f"{batch} samples an optimizer step, {replicas} replicas, micro batches of {micro}"
+        if refusal:
+            each = micro * replicas
+            remedy = f"set --global-batch-size to a multiple of {each}, such as {(batch // each + 1) * each}"
+            yield error("command: batch", f"{shown}; refused by {rule}: {refusal}", remedy)
+        else:
+            yield good("command: batch", f"{shown}: accepted by {rule}")
+
+    def check_context(self, options: DoctorOptions) -> Iterator[Finding]:
+        """Check that the longest episode fits a micro batch, the model, and its own response budget."""
+        from strands_rollout.diagnostics.template_check import read_json_object
+
+        command, name = self.command, "command: context"
+        context, response = command.context, command.number("--rollout-max-response-len")
+        trainable, faults = command.trainable_context, False
+        if trainable and context > trainable:
+            faults = True
+            found = (
+                f"--rollout-max-context-len is {context}; --max-tokens-per-gpu x context parallel size is {trainable}"
+            )
+            yield error(name, f"{found}: a longer sample ends the run", "make the product at least as large")
+        if context and response >= context:
+            faults = True
+            found = f"--rollout-max-response-len is {response} of a context of {context}, which leaves no prompt"
+            yield error(name, found, "raise --rollout-max-context-len by the length of the longest prompt")
+        positions = read_json_object(options.model / "config.json").get("max_position_embeddings")
+        for flag, length in (("training", context), ("evaluation", command.evaluated_context)):
+            if isinstance(positions, int) and length > positions:
+                faults = True
+                found = f"the context of {flag} is {length} tokens; the model has {positions} positions"
+                yield error(name, found, f"lower it to {positions}: SGLang refuses longer requests")
+        if context and not faults:
+            fits = f", which fits {trainable} tokens of a micro batch" if trainable else ""
+            yield good(name, f"{response} tokens of a response in a context of {context}{fits}")
+
+    def check_memory(self, options: DoctorOptions) -> Iterator[Finding]:
+        """Compare the arithmetic of a training step and of an engine with the memory of a GPU."""
+        size, command = self._size, self.command
+        if size is None:
+            yield skipped("command: memory", "the size of the model is unknown, so memory is not computed")
+            return
+        gpu_gb, kind = _gpu_memory(options)
+        parts = training_memory(command, size)
+        total = sum(parts.values())
+        shown = ", ".join(f"{name} {gb:.1f}" for name, gb in parts.items() if gb)
+        found = f"training takes about {total:.0f} of {gpu_gb:.0f} GB of {kind}: {shown}"
+        is_too_much = total > gpu_gb
+        yield (warning("command: memory", found, _REMEDY_MEMORY) if is_too_much else good("command: memory", found))
+        cache = engine_cache(command, size, gpu_gb)
+        if cache is not None:
+            yield self._check_cache(cache)
+
+    def _check_cache(self, cache: EngineCache) -> Finding:
+        name, needed = "command: KV cache", self._episode_tokens()
+        command = self.command
+        each = -(-command.concurrent_episodes // max(command.engines, 1))
+        shown = f"{cache.weights_gb:.0f} GB of weights a GPU, {max(cache.tokens, 0):,} tokens of cache an engine"
+        if cache.tokens < command.context:
+            remedy = "raise --rollout-num-gpus-per-engine or --sglang-mem-fraction-static"
+            return error(name, f"{shown}; one episode of {command.context:,} tokens does not fit", remedy)
+        found = f"{shown}; {each} episodes of {needed:,} tokens need {each * needed:,}"
+        if command.only_evaluates:
+            return good(name, shown)
+        if each * needed > cache.tokens:
+            most = max(cache.tokens // needed, 1)
+            remedy = f"lower --sglang-server-concurrency to {most}, or SGLang stops episodes and reads them again"
+            return warning(name, found, remedy)
+        return good(name, found)
+
+    def _episode_tokens(self) -> int:
+        """Tokens that an unfinished episode holds on average: half of its context."""
+        return max(self.command.context // 2, 1)
+
+    def check_disk(self, _options: DoctorOptions) -> Iterator[Finding]:
+        """Compare the checkpoints that exist at once with the free space."""
+        size, folder = self._size, self.command.text("--save")
+        if size is None or folder is None or not self.command.saves:
+            return
+        each, kept = saved_gb(self.command, size), self.command.kept_saves
+        existing = next(path for path in (Path(folder).absolute(), *Path(folder).absolute().parents) if path.exists())
+        free = shutil.disk_usage(existing).free / GB
+        found = f"{kept} checkpoints of {each:.0f} GB at once: {kept * each:,.0f} GB; {free:,.0f} GB free at {folder}"
+        if kept * each > free:
+            remedy = "free some space, save to a larger disk, or keep fewer: KEEP_ALL_CHECKPOINTS=0, a longer interval"
+            yield error("command: disk", found, remedy)
+        else:
+            yield good("command: disk", found)
+
+    def check_data(self, options: DoctorOptions) -> Iterator[Finding]:
+        """Tokenize the first request of some rows, and compare its length with the context."""
+        path = self.command.text("--prompt-data")
+        if path is None or not Path(path).is_file():
+            return  # `check_data` of the files reports it
+        name, command = "command: prompts", self.command
+        try:
+            prompts = measure_prompts(
+                Path(path), options, command.text("--input-key") or "prompt", command.text("--hf-checkpoint")
+            )
+        except RolloutError as e:
+            yield error(name, f"{path}: {e}", "correct the rows, the tools or the chat template")
+            return
+        longest, mean = max(prompts.lengths), fmean(prompts.lengths)
+        measured = (
+            f"{len(prompts.lengths)} of {prompts.rows:,} rows have {mean:.0f} tokens on average, {longest} at most"
+        )
+        steps, batch = command.number("--num-rollout"), command.number("--rollout-batch-size")
+        epochs = f"; {steps * batch / prompts.rows:.1f} passes over the data" if steps and batch else ""
+        limit = command.number("--rollout-max-prompt-len") or (command.context - 1 if command.context else sys.maxsize)
+        response = command.number("--rollout-max-response-len")
+        if longest > limit:
+            yield error(name, f"{path}: {measured}; the limit is {limit}", "raise the limit, or drop long rows")
+        elif command.context and longest + response > command.context:
+            left = command.context - longest
+            found = f"{path}: {measured}, which leave {left} tokens for a response of {response}"
+            yield warning(name, found, f"raise --rollout-max-context-len to {longest + response} to use them all")
+        else:
+            yield good(name, f"{path}: {measured}{epochs}", prompt_rows=prompts.rows, prompt_tokens_max=longest)
+
+    def check_judges(self, options: DoctorOptions) -> Iterator[Finding]:
+        """Check that something answers at the URL of each judge; `check_config` connects to MCP servers."""
+        try:
+            settings = read_config_file(options.config_file, options.changes)
+        except ConfigError:  # `check_config` reports the error
+            return
+        for name, url, key in _judges(settings):
+            try:
+                headers = {"authorization": f"Bearer {key}"} if key else {}
+                status = httpx.get(f"{url.rstrip('/')}/models", headers=headers, timeout=_JUDGE_TIMEOUT_S).status_code
+            except (httpx.HTTPError, httpx.InvalidURL) as e:
+                found = f"nothing answers at {url}: {e or type(e).__name__}"
+                yield error(f"judge {name}".strip(), found, "start the judge's server, or correct base_url")
+                continue
+            if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+                yield error(f"judge {name}".strip(), f"{url} refuses the key ({status})", "correct api_key")
+            elif status >= httpx.codes.INTERNAL_SERVER_ERROR:
+                yield warning(f"judge {name}".strip(), f"{url} is up, but fails ({status})", "see its log")
+            else:
+                yield good(f"judge {name}".strip(), f"{url} answers ({status})")
+
+    def summarize(self, options: DoctorOptions) -> Iterator[Finding]:
+        """Yield what the run will do, a line each."""
+        for name, text in self._lines(options):
+            yield good(f"this run: {name}", text)
+
+    def _lines(self, options: DoctorOptions) -> Iterator[tuple[str, str]]:
+        command, size = self.command, self._size
+        model = Path(command.text("--hf-checkpoint") or "the model").name
+        parameters = f" ({size.parameters / 1e9:.1f} billion parameters)" if size else ""
+        yield "model", f"{model}{parameters}"
+        sizes = ", ".join(
+            f"{title} {command.parallel(kind)}"
+            for title, kind in (("TP", "tensor-model"), ("PP", "pipeline-model"), ("CP", "context"))
+        )
+        where = "the same GPUs generate in turns" if command.is_colocated else f"{command.rollout_gpus} others generate"
+        yield (
+            "GPUs",
+            f"{command.training_gpus} train as {command.replicas} replicas ({sizes}); {where}, as {command.engines} "
+            f"engines of {command.engine_gpus}",
+        )
+        if command.only_evaluates:
+            yield "samples", "none for training: the job only evaluates"
+        else:
+            yield from self._step_lines()
+        held = f"{command.kept_saves} at once" if command.saves else ""
+        gb = f" of {saved_gb(command, size):.0f} GB" if size else ""
+        save = (
+            f"{command.saves}{gb}, each {command.number('--save-interval')} steps, {held}, in {command.text('--save')}"
+        )
+        yield "checkpoints", save if command.saves else "none"
+        yield "evaluations", self._evaluations(options)
+        yield "agent", f"{options.config_file}, reward {command.text('--custom-rm-path') or command.text('--rm-type')}"
+        wandb = f"wandb, group {command.text('--wandb-group')}" if command.has("--use-wandb") else "the job's output"
+        dumps = command.text("--save-debug-rollout-data")
+        yield "logs", f"{wandb}; samples of each step: {dumps or 'not kept'}"
+
+    def _step_lines(self) -> Iterator[tuple[str, str]]:
+        command = self.command
+        batch = command.optimizer_batch or command.samples
+        prompts, each = command.number("--rollout-batch-size"), command.number("--n-samples-per-prompt", 1)
+        yield (
+            "samples",
+            f"{command.number('--num-rollout'):,} steps of {prompts} prompts x {each} episodes = {command.samples} "
+            f"samples; {command.samples // max(batch, 1)} x {batch} samples for the optimizer",
+        )
+        most = command.samples * command.context
+        yield (
+            "tokens",
+            f"at most {most:,} a step, {most // 2:,} if episodes use half of their context; a micro batch has at most "
+            f"{command.trainable_context or command.context:,}",
+        )
+        concurrent, tokens = command.concurrent_episodes, self._episode_tokens()
+        yield (
+            "in flight",
+            f"up to {concurrent} episodes on {command.engines} engines, about {concurrent * tokens:,} tokens",
+        )
+        yield "rollout", self._rollout()
+
+    def _rollout(self) -> str:
+        command = self.command
+        if command.is_fully_async:
+            held = command.concurrent_episodes
+            return f"fully asynchronous; engines never wait for the trainer, {held} episodes at once"
+        parts = []
+        if over := command.number("--over-sampling-batch-size"):
+            parts.append(f"{over} prompts start at once")
+        if path := command.text("--dynamic-sampling-filter-path"):
+            parts.append(f"groups pass {path}")
+        parts.append(
+            "unfinished episodes resume" if command.has("--partial-rollout") else "a step waits for its episodes"
+        )
+        return "; ".join(parts)
+
+    def _evaluations(self, options: DoctorOptions) -> str:
+        command = self.command
+        if not command.evaluations:
+            return "none in this run; see scripts/eval_aime.sh --watch"
+        every = f"{command.evaluations}, each {command.number('--eval-interval')} steps, of"
+        tokens = f"at most {command.number('--eval-max-response-len'):,} tokens"
+        if config := command.text("--eval-config"):
+            return f"{every} the sets in {config}, of {tokens}"
+        sets = evaluation_sets(command.values.get("--eval-prompt-data", ()))
+        samples = command.number("--n-samples-per-eval-prompt", 1)
+        rows = [_count_lines(options.repository / path) for path in sets.values()]
+        episodes = f" = {sum(rows) * samples} episodes" if sets and all(rows) else ""
+        return f"{every} {', '.join(sets)}: {samples} samples a problem{episodes} of {tokens}"
+
+
+def _count_lines(path: Path) -> int:
+    return sum(bool(line.strip()) for line in path.read_bytes().splitlines()) if path.is_file() else 0
+
+
+def _judges(settings: RolloutSettings) -> Iterator[tuple[str, str, str | None]]:
+    for name, part in settings.reward.all_parts.items():
+        if part.judge is not None and part.judge.base_url is not None:
+            key = part.judge.api_key
+            yield name, os.path.expandvars(part.judge.base_url), key and os.path.expandvars(key)
+
+
+def measure_prompts(
+    path: Path, options: DoctorOptions, prompt_key: str = "prompt", tokenizer: str | None = None
+) -> Prompts:
+    """Count the rows of a data set, and tokenize the first request of some rows as an episode does.
+
+    Raises:
+        RolloutError: A row, a tool, the tokenizer or its template can't be used.
+    """
+    from strands_rollout.agent.tool_loading import load_tools
+    from strands_rollout.diagnostics.template_check import load_tokenizer_folder
+    from strands_rollout.slime_plugin.inputs import to_episode_prompt, with_row_settings
+    from strands_rollout.template.chat_template import ChatTemplate
+    from strands_rollout.template.messages import to_chat_messages, to_chat_tools
+    from strands_rollout.user_code import add_config_folder
+
+    settings = RolloutSettings(tool_parser="auto")
+    if options.config_file or options.changes:
+        settings = read_config_file(options.config_file, options.changes)
+    add_config_folder(options.config_file)
+    rows = list(iter_rows(path, prompt_key=prompt_key, needs_label=False))
+    count = min(len(rows), _TOKENIZED_ROWS)
+    chosen = [rows[number * len(rows) // count] for number in range(count)]
+    thinking = {} if settings.enable_thinking is None else {"enable_thinking": settings.enable_thinking}
+    folder = Path(tokenizer) if tokenizer and (Path(tokenizer) / "tokenizer.json").is_file() else options.tokenizer_dir
+    template = ChatTemplate(load_tokenizer_folder(folder), **thinking)
+    lengths = []
+    for line, row in chosen:
+        if not isinstance(row, Row):
+            raise PromptError(f"line {line}: {row}")
+        own = with_row_settings(settings, row.metadata)
+        # the tools of MCP servers are unknown until a connection is made
+        tools = [tool.tool_spec for tool in load_tools(own.tools) if hasattr(tool, "tool_spec")]
+        prompt = to_episode_prompt(row.prompt, own.system_prompt, template)
+        chat = to_chat_messages(prompt.messages)
+        if prompt.system_prompt:
+            chat = [{"role": "system", "content": prompt.system_prompt}, *chat]
+        lengths.append(len(template.prompt_ids(chat, to_chat_tools(tools))))
+    return Prompts(len(rows), lengths)
+
+
+def _gpu_memory(options: DoctorOptions) -> tuple[float, str]:
+    """Return the GB of this machine's smallest GPU, and its name; without a GPU, those of an H100."""
+    query = ("nvidia-smi", "--query-gpu=memory.total,name", "--format=csv,noheader,nounits")
+    answer = run_program(*query, env=options.env, timeout_s=10.0)
+    lines = answer.stdout.splitlines() if answer is not None and answer.exit_code == 0 else []
+    found = [line.split(",", 1) for line in lines if line.split(",")[0].strip().isdecimal()]
+    if not found:
+        return _GPU_GB, "an H100"
+    mib, name = min(found, key=lambda cells: int(cells[0]))
+    return int(mib) * _MIB_GB, name.strip()
+
+
+def _slime_checkout(options: DoctorOptions) -> Path | None:
+    try:
+        return find_slime_checkout(options.slime_dir)
+    except ConfigError:  # `check_slime` reports it
+        return None
+
+
+def _megatron_folder(options: DoctorOptions) -> Path | None:
+    named = options.megatron_dir or options.path_in_env("MEGATRON_DIR")
+    slime = _slime_checkout(options)
+    beside = slime.absolute().parent / "Megatron-LM" if slime else None
+    return named or (beside if beside and beside.is_dir() else None)

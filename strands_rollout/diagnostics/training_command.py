@@ -1,0 +1,294 @@
+"""The values of a training command, and the sizes that follow from them by arithmetic.
+
+The memory model is a lower estimate for planning, not a measurement: it counts weights, gradients, optimizer state,
+logits, kept activations and the KV cache, and a constant for CUDA and NCCL.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import ceil
+from typing import Final
+
+from strands_rollout.diagnostics.flag_check import is_flag
+
+GB: Final = 1e9
+WEIGHT_BYTES: Final = 2  # bf16
+TRAINED_BYTES: Final = 6  # weights in bf16, gradients in fp32 (--accumulate-allreduce-grads-in-fp32)
+OPTIMIZER_BYTES: Final = 12  # fp32 weights and Adam's two moments; slime shards them over the replicas
+SAVED_BYTES: Final = 14  # bf16 weights and the optimizer's state
+# logits in bf16 and fp32, their softmax and their gradient
+LOGIT_BYTES: Final = 14
+# kept for the backward pass of a layer without recomputation: Korthikanti et al. 2022 (arXiv:2205.05198), section 4.1,
+# without the quadratic term, which flash attention does not keep
+LAYER_BYTES: Final = 34
+RUNTIME_GB: Final = 3.0  # CUDA's context, NCCL's buffers
+DEFAULT_CONCURRENCY: Final = 512  # slime's --sglang-server-concurrency (slime/backends/sglang_utils/arguments.py)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """The parameters of a model, and the bytes of a token in the KV cache.
+
+    Attributes:
+        shared: Parameters outside of the experts.
+        experts: Parameters of all experts; 0 for a dense model.
+        cache_bytes: Bytes of a token in the KV cache of a whole engine; None if the attention is not multi-head or
+            grouped-query attention in all layers.
+    """
+
+    shared: int
+    experts: int
+    layers: int
+    hidden: int
+    vocabulary: int
+    query_groups: int
+    cache_bytes: int | None
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        return self.shared + self.experts
+
+
+@dataclass(frozen=True)
+class TrainingCommand:
+    """The arguments of slime's train.py or train_async.py; of a flag that is given twice, the last one counts."""
+
+    words: tuple[str, ...]
+
+    @cached_property
+    def values(self) -> Mapping[str, tuple[str, ...]]:
+        """The values of each flag, by the flag's name."""
+        starts = [position for position, word in enumerate(self.words) if is_flag(word)]
+        parts = [self.words[begin:end] for begin, end in pairwise([*starts, len(self.words)])]
+        split = [(word.partition("="), following) for word, *following in parts]
+        return {flag: (joined, *rest) if equals else tuple(rest) for (flag, equals, joined), rest in split}
+
+    def has(self, flag: str) -> bool:
+        """Return whether the command has the flag."""
+        return flag in self.values
+
+    def text(self, flag: str) -> str | None:
+        """Return the first value of a flag; None without one."""
+        return next(iter(self.values.get(flag, ())), None)
+
+    def number(self, flag: str, default: int = 0) -> int:
+        """Return the value of a flag as an integer; `default` if there is none."""
+        text = self.text(flag) or ""
+        return int(text) if text.isdecimal() else default
+
+    def share(self, flag: str, default: float) -> float:
+        """Return the value of a flag as a number; `default` if there is none."""
+        try:
+            return float(self.text(flag) or default)
+        except ValueError:
+            return default
+
+    @property
+    def is_colocated(self) -> bool:
+        """True if the same GPUs generate and train in turns."""
+        return self.has("--colocate")
+
+    @property
+    def only_evaluates(self) -> bool:
+        """True if the job evaluates a checkpoint and ends."""
+        return self.text("--num-rollout") == "0"
+
+    @property
+    def is_fully_async(self) -> bool:
+        """True if episodes run on while the trainer trains."""
+        return "fully_async" in (self.text("--rollout-function-path") or "")
+
+    @property
+    def samples(self) -> int:
+        """Samples of a step."""
+        return self.number("--rollout-batch-size") * self.number("--n-samples-per-prompt", 1)
+
+    @property
+    def optimizer_batch(self) -> int:
+        """Samples of an optimizer step; 0 if unknown."""
+        if steps := self.number("--num-steps-per-rollout"):
+            return self.samples // steps
+        return self.number("--global-batch-size")
+
+    @property
+    def training_gpus(self) -> int:
+        """GPUs that train, on all nodes."""
+        return self.number("--actor-num-nodes", 1) * self.number("--actor-num-gpus-per-node", 8)
+
+    @property
+    def rollout_gpus(self) -> int:
+        """GPUs that generate, on all nodes."""
+        return self.training_gpus if self.is_colocated else self.number("--rollout-num-gpus")
+
+    @property
+    def engines(self) -> int:
+        """Number of SGLang's engines."""
+        return self.rollout_gpus // self.engine_gpus
+
+    @property
+    def engine_gpus(self) -> int:
+        """GPUs of an engine."""
+        return max(self.number("--rollout-num-gpus-per-engine", 1), 1)
+
+    def parallel(self, kind: str) -> int:
+        """Return a parallel size, such as of "tensor-model"."""
+        return max(self.number(f"--{kind}-parallel-size", 1), 1)
+
+    @property
+    def replica_gpus(self) -> int:
+        """GPUs that hold one copy of the trained model."""
+        return self.parallel("tensor-model") * self.parallel("pipeline-model") * self.parallel("context")
+
+    @property
+    def replicas(self) -> int:
+        """Copies of the trained model, which share the samples of a step."""
+        return self.training_gpus // self.replica_gpus
+
+    @property
+    def context(self) -> int:
+        """Maximum tokens of a training episode; 0 if the engine's own limit applies."""
+        return self.number("--rollout-max-context-len") or self.trainable_context
+
+    @property
+    def trainable_context(self) -> int:
+        """Maximum tokens of a sample that fits into a micro batch; 0 without dynamic batch sizes."""
+        if not self.has("--use-dynamic-batch-size"):
+            return 0
+        return self.number("--max-tokens-per-gpu") * self.parallel("context")
+
+    @property
+    def evaluated_context(self) -> int:
+        """Maximum tokens of an evaluated episode."""
+        return self.number("--eval-max-context-len") or self.context
+
+    @property
+    def concurrent_episodes(self) -> int:
+        """Maximum episodes that hold tokens in the engines at once."""
+        limit = self.number("--sglang-server-concurrency", DEFAULT_CONCURRENCY) * max(self.engines, 1)
+        if self.is_fully_async:
+            return limit
+        prompts = self.number("--over-sampling-batch-size") or self.number("--rollout-batch-size")
+        return min(limit, prompts * self.number("--n-samples-per-prompt", 1))
+
+    @property
+    def saves(self) -> int:
+        """Saves of the whole run: at each interval, and after the last step."""
+        steps, interval = self.number("--num-rollout"), self.number("--save-interval")
+        return ceil(steps / interval) if interval and self.has("--save") else 0
+
+    @property
+    def kept_saves(self) -> int:
+        """Saves that exist at once: the newest, the one that it replaces, and those that Megatron retains."""
+        retained = self.number("--save-retain-interval")
+        if self.saves and retained:
+            return min(self.saves, 2 + self.number("--num-rollout") // retained)
+        return self.saves
+
+    @property
+    def evaluations(self) -> int:
+        """Evaluations of the whole run: at each interval; train.py also evaluates before the first step."""
+        interval, steps = self.number("--eval-interval"), self.number("--num-rollout")
+        if not interval:
+            return 0
+        if not steps:
+            return 1
+        before = self.is_colocated and not self.has("--skip-eval-before-train")
+        return steps // interval + before
+
+
+def model_size(command: TrainingCommand) -> ModelSize | None:
+    """Return the size of the model from Megatron's arguments; None if they don't give it."""
+    layers, hidden = command.number("--num-layers"), command.number("--hidden-size")
+    heads, vocabulary = command.number("--num-attention-heads"), command.number("--vocab-size")
+    has_other_attention = command.has("--multi-latent-attention") or command.has("--spec")
+    if not (layers and hidden and heads and vocabulary) or command.has("--multi-latent-attention"):
+        return None
+    channels = command.number("--kv-channels") or hidden // heads
+    groups = command.number("--num-query-groups") if command.has("--group-query-attention") else heads
+    matrices = 3 if command.has("--swiglu") else 2
+    attention = 2 * hidden * channels * (heads + groups)
+    shared = vocabulary * hidden * (2 if command.has("--untie-embeddings-and-output-weights") else 1)
+    shared += layers * attention
+    sparse = _sparse_layers(command, layers)
+    shared += (layers - sparse) * matrices * hidden * command.number("--ffn-hidden-size", 4 * hidden)
+    shared += sparse * (
+        matrices * hidden * command.number("--moe-shared-expert-intermediate-size")
+        + hidden * command.number("--num-experts")
+    )
+    experts = sparse * command.number("--num-experts") * matrices * hidden * command.number("--moe-ffn-hidden-size")
+    cache = None if has_other_attention else 2 * WEIGHT_BYTES * layers * groups * channels
+    return ModelSize(shared, experts, layers, hidden, vocabulary, groups, cache)
+
+
+def _sparse_layers(command: TrainingCommand, layers: int) -> int:
+    if not command.number("--num-experts"):
+        return 0
+    frequency = command.text("--moe-layer-freq") or "1"
+    try:
+        chosen = json.loads(frequency)
+    except ValueError:
+        return layers
+    return sum(map(bool, chosen)) if isinstance(chosen, list) else ceil(layers / max(int(chosen), 1))
+
+
+def training_memory(command: TrainingCommand, size: ModelSize) -> dict[str, float]:
+    """Return the GB that each part of a training step takes on a GPU, for a micro batch of the maximum length."""
+    tensor, pipeline = command.parallel("tensor-model"), command.parallel("pipeline-model")
+    expert_gpus = command.parallel("expert-model") * command.parallel("expert-tensor") * pipeline
+    shared, experts = size.shared / (tensor * pipeline), size.experts / expert_gpus
+    optimizer = size.shared / command.training_gpus + size.experts / max(command.training_gpus, expert_gpus)
+    tokens = command.number("--max-tokens-per-gpu") or command.context // command.parallel("context")
+    layers, activations = size.layers / pipeline, size.hidden * tokens / tensor
+    recomputes = command.text("--recompute-granularity") == "full"
+    return {
+        "weights and gradients": TRAINED_BYTES * (shared + experts) / GB,
+        "optimizer": 0.0 if command.has("--optimizer-cpu-offload") else OPTIMIZER_BYTES * optimizer / GB,
+        "logits": LOGIT_BYTES * size.vocabulary * tokens / tensor / GB,
+        "activations": activations * (2 * layers + LAYER_BYTES if recomputes else LAYER_BYTES * layers) / GB,
+        "CUDA and NCCL": RUNTIME_GB,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCache:
+    """The KV cache of an engine.
+
+    Attributes:
+        weights_gb: GB of weights on each of its GPUs.
+        tokens: Tokens that the cache holds; negative if the weights leave no room.
+    """
+
+    weights_gb: float
+    tokens: int
+
+
+def engine_cache(command: TrainingCommand, size: ModelSize, gpu_gb: float) -> EngineCache | None:
+    """Return the KV cache of an engine with weights in bf16; None if its size is unknown.
+
+    SGLang's --mem-fraction-static covers weights and cache. A GPU holds the heads of its share, and at least one.
+    """
+    fraction = command.share("--sglang-mem-fraction-static", 0)
+    if size.cache_bytes is None or not fraction:
+        return None
+    gpus = command.engine_gpus
+    weights_gb = WEIGHT_BYTES * size.parameters / gpus / GB
+    gpu_bytes = size.cache_bytes / min(gpus, size.query_groups)
+    return EngineCache(weights_gb, int((gpu_gb * fraction - weights_gb) * GB / gpu_bytes))
+
+
+def saved_gb(command: TrainingCommand, size: ModelSize) -> float:
+    """Return the GB of a checkpoint."""
+    return size.parameters * (WEIGHT_BYTES if command.has("--no-save-optim") else SAVED_BYTES) / GB
+
+
+def evaluation_sets(words: Sequence[str]) -> dict[str, str]:
+    """Return the data files of slime's --eval-prompt-data by name; a single value is the file of the set `aime`."""
+    if len(words) == 1:  # slime/utils/arguments.py, _parse_eval_prompt_data: an old form
+        return {"aime": words[0]}
+    return dict(zip(words[::2], words[1::2], strict=False))

@@ -1,0 +1,183 @@
+"""Write the data sets of a protocol for slime's evaluation: `python -m strands_rollout.evaluation.slime_protocol`.
+
+slime samples each data set with its own parameters (`--eval-config`), but can't append a sentence to prompts or change
+the agent. Here each row gets the protocol's instruction, and the protocol's agent as the row's own settings. The name
+of a data set, which slime logs, carries the protocol, as in `aime-2024@qwen3`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from strands_rollout.errors import ConfigError, RolloutError
+from strands_rollout.evaluation.benchmarks import BENCHMARKS, Benchmark, benchmark_of
+from strands_rollout.evaluation.protocols import Measurement, Protocol, find_protocol
+from strands_rollout.files.json_files import read_json
+from strands_rollout.play.options import Sampling
+from strands_rollout.play.rows import Row, iter_rows
+from strands_rollout.settings import RolloutSettings, read_config_file
+from strands_rollout.slime_plugin.inputs import ROW_SETTINGS, ROW_SETTINGS_KEY
+
+_CONFIG_NAME: Final = "eval.json"  # OmegaConf reads JSON as YAML
+
+
+@dataclass(frozen=True, slots=True)
+class ProtocolSet:
+    """A data set under a protocol, as slime evaluates it.
+
+    Attributes:
+        name: Name with the protocol, and with `+modified` if its conditions differ.
+        rows: Rows as JSON objects; empty in a dry run without the file.
+    """
+
+    name: str
+    rows: Sequence[Mapping[str, Any]]
+    sampling: Sampling
+    measurement: Measurement
+
+    def entry(self, folder: Path) -> dict[str, Any]:
+        """Return the entry of slime's `eval.datasets`."""
+        return {
+            "name": self.name,
+            "path": str(folder / f"{self.name}.jsonl"),
+            "n_samples_per_eval_prompt": self.sampling.samples,
+            "temperature": self.sampling.temperature,
+            "top_p": self.sampling.top_p,
+            "top_k": self.sampling.top_k,
+            "max_response_len": self.sampling.max_new_tokens,
+        }
+
+
+def protocol_set(
+    name: str, path: Path, protocol: Protocol, settings: RolloutSettings, overrides: Mapping[str, Any]
+) -> ProtocolSet:
+    """Return a data set under a protocol.
+
+    Args:
+        name: Name of the data set; a benchmark's name selects the protocol's sampling for it.
+        path: File of the data set. If it does not exist, the result has no rows.
+        protocol: The protocol.
+        settings: Settings of the training, from which only those that a row can have are replaced by the protocol's.
+        overrides: Fields of `Sampling` that the user has given.
+
+    Raises:
+        ConfigError: The protocol can't measure a row, or the training has no tools that the protocol needs.
+        PromptError: A row can't be used.
+    """
+    rows = []
+    for line, row in iter_rows(path, needs_label=False) if path.is_file() else ():
+        if not isinstance(row, Row):
+            raise ConfigError(f"{path}:{line}: {row}")
+        rows.append(row)
+    benchmark: Benchmark | None = BENCHMARKS.get(name) or benchmark_of([row.metadata for row in rows])
+    own = RolloutSettings(**protocol.settings)
+    agent = {key: getattr(own, key) for key in ROW_SETTINGS}
+    missing = [str(tool) for tool in agent["tools"] if tool not in (*settings.tools, *settings.row_tools)]
+    if missing:
+        raise ConfigError(
+            f"the protocol {protocol.name} needs the tools {missing}, which the training's configuration lacks; add "
+            "them to row_tools"
+        )
+    sampling = replace(protocol.sampling_of(benchmark), **overrides)
+    changes = protocol.sampling_changes(sampling, benchmark)
+    changes += protocol.setting_changes(settings.model_copy(update=agent))
+    if benchmark and rows and len(rows) != benchmark.rows:
+        changes.append(f"{len(rows)} of {benchmark.rows} problems")
+    measurement = Measurement(protocol, benchmark, tuple(changes))
+    agent["tools"] = list(agent["tools"])
+    entries = [_to_json(protocol.with_instruction(row), agent) for row in rows]
+    return ProtocolSet(
+        f"{name}@{measurement.label}",
+        entries,
+        sampling,
+        measurement,
+    )
+
+
+def _to_json(row: Row, agent: Mapping[str, Any]) -> dict[str, Any]:
+    return {"prompt": row.prompt, "label": row.label, "metadata": {**row.metadata, ROW_SETTINGS_KEY: dict(agent)}}
+
+
+def check_context(sets: Sequence[ProtocolSet], room: int, model: Path | None) -> int:
+    """Return the context that the longest responses and their prompts need.
+
+    Args:
+        sets: The data sets.
+        room: Tokens for a prompt.
+        model: Folder of the model; None, or without a `config.json`, for no check.
+
+    Raises:
+        ConfigError: The model has fewer positions.
+    """
+    longest = max(each.sampling.max_new_tokens for each in sets)
+    config = model / "config.json" if model else None
+    positions = None
+    if config is not None and config.is_file():
+        positions = read_json(config, advice="convert or download the model again").get("max_position_embeddings")
+    if isinstance(positions, int) and longest + room > positions:
+        raise ConfigError(
+            f"the protocol has responses of {longest} tokens, and prompts {room}; the model has {positions} positions. "
+            f"Set EVAL_MAX_RESPONSE_LEN={positions - room}, which marks the numbers as modified, or extend the model's "
+            "context"
+        )
+    return longest + room
+
+
+def write_sets(sets: Sequence[ProtocolSet], folder: Path) -> None:
+    """Write the data sets and slime's configuration to a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in sets:
+        lines = (json.dumps(row, ensure_ascii=False) for row in each.rows)
+        (folder / f"{each.name}.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    entries = {"eval": {"datasets": [each.entry(folder) for each in sets]}}
+    (folder / _CONFIG_NAME).write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print slime's arguments for an evaluation under a protocol, one a line; without --dry-run, write its files."""
+    parser = argparse.ArgumentParser(
+        prog="python -m strands_rollout.evaluation.slime_protocol", description=main.__doc__
+    )
+    parser.add_argument("--protocol", required=True)
+    parser.add_argument("--config", type=Path, help="settings file of the training")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the data sets and slime's configuration")
+    parser.add_argument("--model", type=Path, help="folder of the model, whose context is checked")
+    parser.add_argument("--prompt-room", type=int, default=2048, help="tokens for a prompt")
+    parser.add_argument("--samples", type=int)
+    parser.add_argument("--temperature", type=float)
+    parser.add_argument("--top-p", type=float)
+    parser.add_argument("--top-k", type=int)
+    parser.add_argument("--max-new-tokens", type=int)
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("sets", nargs="+", metavar="NAME=PATH")
+    given = parser.parse_args(arguments)
+    names = ("samples", "temperature", "top_p", "top_k", "max_new_tokens")
+    overrides = {name: value for name in names if (value := getattr(given, name)) is not None}
+    try:
+        protocol, settings = find_protocol(given.protocol), read_config_file(given.config)
+        pairs = [entry.partition("=") for entry in given.sets]
+        sets = [protocol_set(name, Path(path), protocol, settings, overrides) for name, _, path in pairs]
+        context = check_context(sets, given.prompt_room, given.model)
+        if not given.dry_run:
+            write_sets(sets, given.out)
+    except RolloutError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 1
+    for each in sets:
+        changes = "; ".join(each.measurement.changes)
+        note = f"modified: {changes}" if changes else each.measurement.comparability
+        print(f"{each.name}: {note}", file=sys.stderr)
+    longest = max(each.sampling.max_new_tokens for each in sets)
+    lengths = ["--eval-max-response-len", str(longest), "--eval-max-context-len", str(context)]
+    print("\n".join(["--eval-config", str(given.out / _CONFIG_NAME), *lengths]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

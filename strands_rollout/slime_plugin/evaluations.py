@@ -1,0 +1,115 @@
+"""Numbers of evaluations that slime can't compute: pass rates of incomplete problems, and those of a checkpoint.
+
+slime computes pass@k from blocks of `--n-samples-per-eval-prompt` rewards (`compute_pass_rate` in
+slime/observability/metric_utils.py), and stops if a reward is missing or a data set has another number of samples.
+`log_eval` computes it instead, under the same names.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from strands_rollout.samples import SlimeArgs, finite_number
+
+STEP_VARIABLE: Final = "STRANDS_ROLLOUT_EVAL_STEP"
+"""Environment variable with the step of the checkpoint that a job only evaluates; `eval_aime.sh --watch` sets it."""
+_SHARED_VARIABLE: Final = "STRANDS_ROLLOUT_EVAL_SHARED"  # "1" if the wandb run is that of a training
+_WANTED: Final = "strands_rollout_log_passrate"
+
+
+def checkpoint_step() -> int | None:
+    """Return the step of the checkpoint that this job evaluates; None in a job that trains."""
+    given = os.environ.get(STEP_VARIABLE) or ""
+    return int(given) if given.isdecimal() else None
+
+
+def take_over_pass_rates(args: SlimeArgs) -> bool:
+    """Return whether slime's `--log-passrate` is set, and turn it off for slime's own evaluation metrics."""
+    values = vars(args)
+    wanted = bool(values.setdefault(_WANTED, bool(values.get("log_passrate"))))
+    if wanted:
+        values["log_passrate"] = False
+    return wanted
+
+
+def samples_per_problem(args: SlimeArgs, name: str) -> int:
+    """Return the number of samples that slime draws for each problem of a data set."""
+    for data_set in getattr(args, "eval_datasets", None) or ():
+        if getattr(data_set, "name", None) == name:
+            count = getattr(data_set, "n_samples_per_eval_prompt", None)
+            if isinstance(count, int) and count > 0:
+                return count
+    count = getattr(args, "n_samples_per_eval_prompt", None)
+    return count if isinstance(count, int) and count > 0 else 1
+
+
+def pass_rates(rewards: Iterable[tuple[int, Any]], size: int) -> dict[str, float]:
+    """Return the mean of pass@k over problems, for each power of two k up to `size`, as slime does.
+
+    A problem from which samples are missing counts with the others, for each k up to their number.
+
+    Args:
+        rewards: The position of each sample among all samples of the data set, and its reward; 1 is a correct answer.
+        size: Samples per problem.
+    """
+    if size == 1:
+        return {}
+    counts: dict[int, list[int]] = {}
+    for position, reward in rewards:
+        count = counts.setdefault(position // size, [0, 0])
+        count[0] += finite_number(reward) == 1
+        count[1] += 1
+    rates = {}
+    for k in (2**power for power in range(size.bit_length())):
+        passed = [
+            1 - math.comb(total - right, k) / math.comb(total, k) for right, total in counts.values() if total >= k
+        ]
+        if passed:
+            rates[f"pass@{k}"] = math.fsum(passed) / len(passed)
+    return rates
+
+
+def headline_numbers(data: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Return the mean reward and the share of truncated samples of each data set, under slime's names."""
+    numbers = {}
+    for name, result in data.items():
+        columns = {f"eval/{name}": "rewards", f"eval/{name}-truncated_ratio": "truncated"}
+        for key, column in columns.items():
+            plain = [int(value) if isinstance(value, bool) else value for value in result.get(column) or ()]
+            found = [number for value in plain if (number := finite_number(value)) is not None]
+            if found:
+                numbers[key] = math.fsum(found) / len(found)
+    return numbers
+
+
+@contextmanager
+def wandb_run_of_training() -> Iterator[Callable[[Mapping[str, Any]], object] | None]:
+    """Yield wandb's `log` for the run of the training whose checkpoint is evaluated; None if wandb is off.
+
+    A run that a training still writes is joined as slime's own secondary processes join it (`init_wandb_secondary` in
+    slime/observability/wandb_utils.py): it stays open afterwards, and each number has its step in `eval/step`.
+    """
+    if checkpoint_step() is None or not os.environ.get("WANDB_RUN_ID"):
+        yield None
+        return
+    import wandb
+
+    if os.environ.get("WANDB_MODE") == "offline":
+        settings = wandb.Settings(mode="offline")
+    elif os.environ.get(_SHARED_VARIABLE) == "1":
+        settings = wandb.Settings(mode="shared", x_primary=False, x_update_finish_state=False)
+    else:
+        settings = wandb.Settings()
+    run = wandb.init(
+        id=os.environ["WANDB_RUN_ID"], project=os.environ.get("WANDB_PROJECT"), resume="allow", settings=settings
+    )
+    run.define_metric("eval/step")
+    run.define_metric("eval/*", step_metric="eval/step")
+    try:
+        yield lambda values: run.log(dict(values))
+    finally:
+        run.finish()

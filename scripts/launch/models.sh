@@ -120,7 +120,7 @@ model_row() {
       further="$_dp_attention --sglang-dp-size 8 --sglang-moe-dense-tp-size 1 --sglang-ep-size 16
         --update-weight-buffer-size 2147483648" ;;
     minimax-m2) row hub=MiniMaxAI/MiniMax-M2.5 source=scripts/run-minimax-m2.sh nodes=16 \
-      tp=2 pp=2 ep=4 tokens=8192 engine=16 memory=0.7 offload=1 parser=minimax_m2 thinking=always weights=fp8 conversion_gpus=8 \
+      tp=2 pp=2 ep=32 tokens=8192 engine=16 memory=0.7 offload=1 parser=minimax_m2 thinking=always weights=fp8 conversion_gpus=8 \
       further="--sglang-ep-size 16 --model-name minimax_m2" ;;
     moonlight) row hub=moonshotai/Moonlight-16B-A3B-Instruct source=scripts/run-moonlight-16B-A3B.sh \
       tp=4 ep=8 tokens=8192 response=4096 engine=8 memory=0.7 offload=1 attention=auto parser=unknown thinking=off r3=1 \

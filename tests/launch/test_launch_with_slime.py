@@ -45,7 +45,7 @@ NUMBERS = {
     "memory": "--sglang-mem-fraction-static",
 }
 # by docs/training.md, "Numbers that are not slime's"; slime's script for GLM-Z1 leaves the fraction to slime
-OWN = {("qwen3.5-9B", "tp"), ("qwen3-8B", "memory"), ("glm4-9B", "memory")}
+OWN = {("qwen3.5-9B", "tp"), ("qwen3-8B", "memory"), ("glm4-9B", "memory"), ("minimax-m2", "ep")}
 # slime's own variables of its scripts
 SLIMES_DEFAULTS = {"CP_SIZE": "4"}
 PRINT_ARGUMENTS = (

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from strands_rollout.samples import SlimeArgs, finite_number
+from strands_rollout.samples import SlimeArgs, finite_number, run_metric
 
 STEP_VARIABLE: Final = "STRANDS_ROLLOUT_EVAL_STEP"
 """Environment variable with the step of the checkpoint that a job only evaluates; `eval_aime.sh --watch` sets it."""
@@ -112,4 +112,4 @@ def wandb_run_of_training() -> Iterator[Callable[[Mapping[str, Any]], object] | 
     try:
         yield lambda values: run.log(dict(values))
     finally:
-        run.finish()
+        run_metric("wandb", run.finish)

@@ -21,6 +21,7 @@ from launch_models import REPOSITORY, flags_of, model_rows, number, training_com
 
 from strands_rollout.diagnostics.flag_check import RECORD, check_flags, load_flag_table
 from strands_rollout.diagnostics.flag_probe import MAIN_ARGUMENTS, execute_file
+from strands_rollout.diagnostics.training_command import TrainingCommand, model_size, training_memory
 
 SLIME = Path(os.environ.get("SLIME_PATH") or "/nowhere").resolve()
 pytestmark = [
@@ -109,6 +110,16 @@ def test_sizes_divide_models_heads_experts_and_layers(model: str) -> None:
     rest = number(flags, "--num-layers") - sum(ends)
     assert rest % max(1, pipeline - sum(1 for end in ends if end)) == 0
     assert "--spec" not in flags or len(flags["--spec"].split()) == 2
+
+
+@pytest.mark.parametrize("mode", ["colocated", "async"])
+@pytest.mark.parametrize("model", ROWS)
+def test_training_step_fits_gpu_of_80_gb(model: str, mode: str) -> None:
+    command = TrainingCommand(tuple(command_of(model, mode)))
+    size = model_size(command)
+    if size is None:
+        pytest.skip("the size of a model with latent attention is not computed")
+    assert sum(training_memory(command, size).values()) < 70
 
 
 def _value(word: str) -> int | float | str:

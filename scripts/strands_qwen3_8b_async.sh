@@ -11,7 +11,7 @@ model_name=Qwen3-8B
 read_options "$@"
 setting NUM_GPUS 8 "GPUs per node" count
 setting ACTOR_GPUS "$((NUM_GPUS / 2))" "GPUs per node that train; the others generate" count
-setting SGLANG_CONCURRENCY 32 "concurrent episodes per engine; slime also starts this many prompts, so a higher number trains older samples" count
+setting SGLANG_CONCURRENCY 32 "concurrent episodes per engine; slime also keeps this many prompts per engine in flight, so a higher number trains older samples" count
 # Memory in GB of a GPU that trains, if four GPUs share the 8.2e9 parameters (TP is TENSOR_PARALLEL):
 #                                                                       TP 4           TP 2, two replicas
 #   weights in bf16, gradients in fp32: 6 bytes a parameter / TP        12.3           24.6

@@ -16,7 +16,7 @@ path_settings() {
   setting DATA_DIR "$repository/data" "folder of the data sets" path
   setting ROLLOUT_CONFIG "$repository/configs/math_code.yaml" "YAML file with the agent's settings; slime's --custom-config-path" path
   setting REWARD strands_rollout.reward_func "dotted path of the reward function; slime's --custom-rm-path"
-  setting REWARD_KEY score "key of the reward function's result to train on; none if it returns a number"
+  setting REWARD_KEY score "key of the reward function's result to train on; set none if it returns a number"
   setting EVAL_REWARD_KEY acc "key of the reward function's result to report in evaluation"
   setting EPISODE_WORKERS "" "processes on Ray that play the episodes; default: the setting episode_workers" optional_count
   setting RUN_NAME "$1" "name of the run" name

@@ -42,7 +42,7 @@ class StopReason(StrEnum):
     - After an answer: user turns.
     - At any time: the timeouts of tools and of the episode.
 
-    The first limit reached counts.
+    The first limit reached counts. Parallel calls and tool timeouts do not end the episode: the policy reads an error.
     """
 
     COMPLETED = "completed"

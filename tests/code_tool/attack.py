@@ -72,7 +72,6 @@ class Attack:
     skip_on_plain: str = ""  # why the attack fails or must not run on the plain backend
     may_fail_on_plain: str = ""  # reason why the attack fails on some machines without isolation
     timeout_s: float = 6.0  # wall-clock limit of the run
-    is_shared: bool = False  # whether other programs may damage the target too, so that one success proves nothing
 
     def was_stopped(self, result: ExecutionResult, name: str) -> bool:
         """Return whether the code failed or was ended before it held the resource that the host looks for."""

@@ -86,7 +86,7 @@ _HOLDERS: Final = {
 
 def _memory_attack(name: str, code: str, counted: str | None = None, may_fail_on_plain: str = "") -> Attack:
     target = partial(MachineMemory, mebibytes=MEMORY_MB + 40, counted=counted)
-    return Attack(f"memory-in-{name}", code, target, may_fail_on_plain=may_fail_on_plain, timeout_s=10, is_shared=True)
+    return Attack(f"memory-in-{name}", code, target, may_fail_on_plain=may_fail_on_plain, timeout_s=10)
 
 
 ALL: Final = (

@@ -253,7 +253,9 @@ def workers(
 
 @app.command(epilog="Example: git worktree add ../before HEAD~1; python -m benchmarks checkouts ../before .")
 def checkouts(
-    folders: Annotated[list[Path], typer.Argument(help="Checkouts of this repository; ratios are to the first.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER...", help="Checkouts of this repository; ratios are to the first.")
+    ],
     turns: Annotated[str, typer.Option(help="Tool turns of an episode, comma-separated.")] = "5,20,80",
     concurrency: Annotated[int, typer.Option(help="Concurrent episodes.", min=1)] = 64,
     repeats: Annotated[int, typer.Option(help="Rounds in each checkout.", min=1)] = 15,

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 import orjson
 import typer
 from preparation.command_line import DATA_DIR
+from preparation.contamination import problems_in
 from preparation.files import atomic_write
 from preparation.report import progress
 from preparation.request import HUB, MAX_REJECTED_SHARE, Request, check_usage
@@ -137,7 +138,7 @@ def _names(only: str | None) -> frozenset[str]:
 
 def _rows(source: Any, only: frozenset[str], request: Request, counts: Counter[str]) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - a datasets.Dataset
     """Yield the rows to write; count those that are left out."""
-    seen = {_key(text) for path in request.against for text in _questions(path)}
+    seen = {_key(text) for path in request.against for text in problems_in(path) if text}
     others = set(seen)
     names = [name for name in (*_COLUMNS, *_KEPT) if name in source.column_names]
     for row in progress(source.select_columns(names), "reading", len(source)):
@@ -172,12 +173,6 @@ def _answers(value: object) -> list[str]:
 def _key(question: str) -> str:
     """Return a question as it is compared with others: NQ has the same question with and without "?"."""
     return " ".join(question.lower().rstrip(" ?.").split())
-
-
-def _questions(path: Path) -> Iterator[str]:
-    with path.open("rb") as lines:
-        for line in filter(bytes.strip, lines):
-            yield json.loads(line)["prompt"][-1]["content"]
 
 
 def _report(facts: Mapping[str, Any]) -> str:

@@ -239,12 +239,14 @@ def launch_settings_table() -> str:
     scripts = ["train", "eval_aime", "prepare_model"]
     for path in (*shared, *(folder / f"{name}.sh" for name in scripts)):
         source = path.read_text().replace("\\\n", " ")
-        for line in re.findall(r"^ *setting [A-Z_]+ .*", source, re.MULTILINE):
+        for line in re.findall(r"^ *setting [A-Z0-9_]+ .*", source, re.MULTILINE):
             name, default, meaning = shlex.split(line)[1:4]
+            if " " not in meaning:
+                raise ValueError(f"the meaning of {name} in {path.name} can't be read: {line}")
             default = re.sub(r"\$\{(?:default_\w+|response):-([\w.]*)\}", r"\1", default)  # without a model's row
             chosen = re.fullmatch(r"\$\(smoke_or_full (\S+) (\S+)\)", default)
             if chosen:
-                default, smoke = chosen[2], f" In a smoke run `{chosen[1]}`."
+                default, smoke = chosen[2], "" if "$" in chosen[1] else f" In a smoke run `{chosen[1]}`."
             else:
                 smoke = ""
             of = "" if path in shared or name == "NUM_GPUS" else f"`{path.name}`: "

@@ -81,7 +81,7 @@ if [[ "${1:-}" == "--environments" ]]; then
   with_progress "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25"
   prepare_environment "$venv" "$extras"
   with_progress "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-    "pytest>=9" "pytest-asyncio>=1.4" "pytest-timeout>=2.4" "verifiers[ta]"
+    "pytest>=9" "pytest-asyncio>=1.4" "pytest-timeout>=2.4" "verifiers[harbor,ta]"
   export PATH="$venv/bin:$PATH" # has uv
   chosen=(tests/environments)
 fi

@@ -276,7 +276,7 @@ class EpisodeWorkers(_Settings):
     """Processes on Ray that play episodes."""
 
     count: int | None = Field(default=0, ge=0)
-    """Number of workers; null for `per_node` on each node."""
+    """Number of workers; null starts `per_node` workers on each node. A mapping without this key means null."""
     per_node: int | None = Field(default=None, ge=1)
     """Maximum workers per node. Default: as Ray spreads them."""
     cpus: float = Field(default=1.0, ge=0)

@@ -347,6 +347,13 @@ def test_extras_are_all_listed() -> None:
     assert sorted(listed) == sorted(PROJECT["optional-dependencies"])
 
 
+def test_extras_named_in_docs_exist() -> None:
+    texts = "".join(USER_TEXTS.values())
+    named = re.findall(r"(?:strands-rollout|'\.)\[([\w,-]+)\]", texts)
+    assert len(named) >= 20
+    assert set(",".join(named).split(",")) <= PROJECT["optional-dependencies"].keys()
+
+
 # Training and data
 
 

@@ -127,7 +127,9 @@ def _load_hub(request: Request, revision: str | None, *, is_offline: bool) -> An
             request.dataset, request.config, split=request.split, revision=revision or request.revision
         )
     except Exception as e:  # `datasets` raises errors of many libraries; its HTTP library differs between versions
-        if "gated" in str(e).lower():  # the hub describes a gated data set to anyone, and refuses its files only
+        # The hub describes a gated data set to anyone, and refuses its files only. `datasets` reports this without the
+        # hub's error in the chain of causes (datasets/load.py).
+        if "is a gated dataset" in str(e):
             message = _MESSAGES_BY_ERROR["GatedRepoError"]
             raise PreparationError(message.format(what=request.dataset, where=request.shown_endpoint)) from e
         if is_offline:

@@ -35,9 +35,14 @@ from strands_rollout.record.saved import EpisodeProgress
 class StopReason(StrEnum):
     """The reason why an episode ended.
 
-    Limits are checked in this order: abort, then the token budgets, before each model call; after a turn, its length,
-    abort, tool iterations, tool calls, parallel calls; after an answer, user turns; the timeouts of tools and of the
-    episode at any time. The first limit reached counts.
+    Limits are checked in this order:
+
+    - Before each model call: abort, then the token budgets.
+    - After a turn: its length, abort, tool iterations, tool calls, parallel calls.
+    - After an answer: user turns.
+    - At any time: the timeouts of tools and of the episode.
+
+    The first limit reached counts. Parallel calls and tool timeouts do not end the episode: the policy reads an error.
     """
 
     COMPLETED = "completed"

@@ -79,7 +79,7 @@ class GroupedCommand(TyperCommand):
                 if group == "Options" and len(params) > _MAX_UNGROUPED:
                     group = _GROUP_BY_OPTION.get(param.opts[0], group)
                 if param.param_type_name == "argument":
-                    group, record = "Arguments", (param.metavar, record[1])
+                    group, record = "Arguments", (param.metavar or record[0], record[1])
                 groups.setdefault(group, []).append(record)
         width = min(max(len(name) for rows in groups.values() for name, _ in rows), _MAX_NAME_WIDTH)
         for group, rows in groups.items():

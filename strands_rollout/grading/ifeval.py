@@ -11,6 +11,7 @@ import contextlib
 import functools
 import logging
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -95,11 +96,14 @@ class Instructions:
             return False
 
 
+_LOADING: Final = threading.Lock()  # grading threads load the library at once, and stdout belongs to all of them
+
+
 @functools.cache
 def _library() -> Any:  # noqa: ANN401 - a module without type information
     """Return the module of lm-evaluation-harness with the checkers; raise a ConfigError if it is not installed."""
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # it prints about its download
+        with _LOADING, contextlib.redirect_stdout(sys.stderr):  # it prints about its download
             import langdetect
             from lm_eval.tasks.ifeval import utils
     except ModuleNotFoundError as e:

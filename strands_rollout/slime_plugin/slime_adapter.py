@@ -1,6 +1,6 @@
 """Everything that this package reads from slime: its generation state, abort flag and trace.
 
-Each function also works where slime is absent. Only this module imports slime, inside functions. slime is installed
+Each function also works where slime is absent: this module imports slime inside functions. slime is installed
 from its repository; the `slime` of PyPI is another package. The code supports the newest slime and its releases from
 0.2.4 on; some modules moved in between.
 """

@@ -33,6 +33,13 @@ def test_client_benchmark_leaves_out_missing_package(monkeypatch: pytest.MonkeyP
         playable_variants(["openai"])
 
 
+@pytest.mark.parametrize("command", [command.callback.__name__ for command in app.registered_commands])
+def test_help_of_each_benchmark(command: str) -> None:
+    result = CliRunner().invoke(app, [command.replace("_", "-"), "--help"])
+    assert result.exit_code == 0, result.output
+    assert "Usage:" in result.output
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [

@@ -63,6 +63,17 @@ def test_question_answering_leaves_out_held_out_questions(main, tmp_path: Path) 
     assert [row["metadata"]["id"] for row in lines_of(held_out)] != [f"train_{number}" for number in range(10)]
 
 
+def test_question_answering_refuses_unprepared_against_file(main, tmp_path: Path) -> None:
+    source = write_parquet([search_r1_row(1)], tmp_path / "source.parquet")
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"question": "?"}\n', encoding="utf-8")
+    arguments = ("--from", str(source), "--out", str(tmp_path / "out.jsonl"), "--against", str(other))
+    code, _, stderr = main(SCRIPT, *arguments)
+    assert code == 1
+    assert f"{other}:1: got " in stderr
+    assert "expected a prepared row" in stderr
+
+
 @pytest.mark.parametrize(
     ("rows", "arguments", "message"),
     [

@@ -194,6 +194,26 @@ def test_tasks_command_writes_rows(config, tmp_path):
     assert {row["metadata"][TASK_KEY]["key"] for row in rows} < keys
 
 
+async def test_tasks_of_harbor_become_rows_and_need_containers(monkeypatch, tmp_path):
+    pytest.importorskip("harbor", reason="needs Harbor, on Python 3.12 or newer: pip install 'verifiers[harbor]'")
+    from verifiers.v1.tasksets.harbor import taskset
+
+    monkeypatch.setattr(taskset, "CACHE", tmp_path / "cache")
+    task = tmp_path / "cache" / "own_tasks" / "greeting"  # a data set that has been downloaded
+    (task / "tests").mkdir(parents=True)
+    (task / "task.toml").write_text('version = "1.0"\n[environment]\ndocker_image = "python:3.12-slim"\n')
+    (task / "instruction.md").write_text("Write hello into /app/hello.txt.")
+    (task / "tests" / "test.sh").write_text("echo 1 > /logs/verifier/reward.txt\n")
+    path = tmp_path / "env.toml"
+    seat = {"harness": {"id": "bash"}, "runtime": {"type": "docker"}}
+    path.write_text(to_toml({"taskset": {"id": "harbor", "dataset": "own/tasks"}, "agent": seat}), encoding="utf-8")
+    [row] = task_rows(path)
+    assert row["prompt"] == "Write hello into /app/hello.txt."
+    monkeypatch.setenv("PATH", "/nowhere")
+    [(_, error)] = await find_load_errors(RolloutSettings(agent_program=PLAY, environment_config=str(path), tools=()))
+    assert "agent.runtime is 'docker', and " in str(error)
+
+
 def test_task_rows_refuses_a_split_that_the_taskset_lacks(config):
     with pytest.raises(ConfigError, match=r"taskset\.split|test2"):
         task_rows(config(), split="test2")

@@ -4,11 +4,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import strands_rollout
 from strands_rollout.errors import ConfigError
+from strands_rollout.files.json_codec import encode_json
 from strands_rollout.files.json_log import JsonLog, complete_lines
 from strands_rollout.files.safe_files import atomic_replacement
 
@@ -57,3 +59,13 @@ def test_code_tool_imports_no_third_party_library() -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(strands_rollout.__file__).parents[1])}
     child = subprocess.run([sys.executable, "-S", "-c", program], env=environment, capture_output=True, check=False)
     assert (child.returncode, child.stderr) == (0, b"")
+
+
+def test_encode_json_refuses_deep_nesting() -> None:
+    nested: list[Any] = []
+    for _ in range(200_000):
+        nested = [nested]
+    with pytest.raises(ValueError, match="it is nested too deeply"):
+        encode_json(nested)
+    while nested:  # freed level by level, since freeing all at once would recurse
+        nested = nested.pop()

@@ -221,12 +221,12 @@ async def test_blocking_program_resources_are_awaited_once(shipped_tokenizer, mo
     settings = {"agent_program": f"{__name__}.blocks", "episode_timeout_s": 0.5, "resources": resources}
     try:
         played = await run(shipped_tokenizer, [DONE], settings=settings)
-        words = [record.getMessage() for record in caplog.records if "not_closed" in record.getMessage()]
+        messages = [record.getMessage() for record in caplog.records if "not_closed" in record.getMessage()]
     finally:
         let_go.set()
     assert played.facts["stop_reason"] == "episode_timeout"
-    assert ["TimeoutError" in one for one in words] == [True, False, False]
-    assert all("still blocks the agent program" in one for one in words[1:])
+    assert ["TimeoutError" in message for message in messages] == [True, False, False]
+    assert all("still blocks the agent program" in message for message in messages[1:])
     async with asyncio.timeout(60):
         while any(one.left_by is None for one in pools[:2]):  # noqa: ASYNC110 - in another thread
             await asyncio.sleep(0.01)

@@ -19,6 +19,7 @@ from programs import TOOLS
 from test_matching import ASK, END
 
 from strands_rollout.engine import SHIPPED_MODEL_DIR, running_engine
+from strands_rollout.gateway import protocols, session
 from strands_rollout.gateway.protocols import HARMLESS, HONOURED, REFUSED
 from strands_rollout.integrations.sessions import chat_endpoint
 from strands_rollout.model.sampling import turn_seed
@@ -82,15 +83,17 @@ async def test_refused_fields_are_refused(stage, api, field, value):
 
 
 @pytest.mark.parametrize(("field", "status"), [("json_schema", 400), ("unheard_of", 200)])
-async def test_deeply_nested_fields_are_answered(stage, field, status):
-    depth = 1010  # orjson reads it, but neither orjson nor Python writes it
-    nested = '{"a":' * depth + "1" + "}" * depth
-    body = json.dumps(HISTORY["chat"])[:-1] + f', "{field}": {nested}}}'
+async def test_unwritable_fields_are_answered(stage, monkeypatch, field, status):
+    def encode_json(value):
+        if value == {"deep": True}:
+            raise ValueError("it is nested too deeply")
+        return json.dumps(value).encode()
+
+    for module in (protocols, session):
+        monkeypatch.setattr(module, "encode_json", encode_json)
     async with stage([END]) as made:
-        headers = {"Authorization": f"Bearer {made.key}"}
-        url = f"{made.gateway.base_url}/v1/chat/completions"
-        async with made.http.post(url, data=body, headers=headers) as answer:
-            assert (answer.status, "nested too deeply" in await answer.text()) == (status, status == 400)
+        got, answer = await made.post("chat", {**HISTORY["chat"], field: {"deep": True}})
+        assert (got, "nested too deeply" in str(answer)) == (status, status == 400)
         shown = made.session.facts.overridden.values()
         assert [*shown] == ["a value that can't be written as JSON: it is nested too deeply"] * (status == 200)
 

@@ -104,6 +104,33 @@ def _to_json(row: Row, agent: Mapping[str, Any]) -> dict[str, Any]:
     return {"prompt": row.prompt, "label": row.label, "metadata": {**row.metadata, ROW_SETTINGS_KEY: dict(agent)}}
 
 
+def model_positions(model: Path) -> int | None:
+    """Return the context in tokens that SGLang takes from a model's `config.json`; None if that is unknown.
+
+    A model that also reads images has the number in `text_config`. A factor of `rope_scaling` counts, unless the
+    configuration names the original number (SGLang's srt/utils/hf_transformers, `get_context_length`).
+
+    Raises:
+        ConfigError: The file is not JSON.
+    """
+    file = model / "config.json"
+    try:
+        if not file.is_file():
+            return None
+    except OSError:  # such as a name that is too long
+        return None
+    config: Mapping[str, Any] = read_json(file, advice="convert or download the model again")
+    text = config.get("text_config")
+    config = text if isinstance(text, Mapping) else config
+    positions, scaling = config.get("max_position_embeddings"), config.get("rope_scaling")
+    if not isinstance(positions, int):
+        return None
+    if not isinstance(scaling, Mapping) or "original_max_position_embeddings" in scaling:
+        return positions
+    factor = 1 if scaling.get("rope_type") == "llama3" else scaling.get("factor", 1)
+    return int(positions * factor) if isinstance(factor, int | float) else positions
+
+
 def check_context(sets: Sequence[ProtocolSet], room: int, model: Path | None) -> int:
     """Return the context that the longest responses and their prompts need.
 
@@ -116,11 +143,8 @@ def check_context(sets: Sequence[ProtocolSet], room: int, model: Path | None) ->
         ConfigError: The model has fewer positions.
     """
     longest = max(each.sampling.max_new_tokens for each in sets)
-    config = model / "config.json" if model else None
-    positions = None
-    if config is not None and config.is_file():
-        positions = read_json(config, advice="convert or download the model again").get("max_position_embeddings")
-    if isinstance(positions, int) and longest + room > positions:
+    positions = model_positions(model) if model else None
+    if positions and longest + room > positions:
         raise ConfigError(
             f"the protocol has responses of {longest} tokens, and prompts {room}; the model has {positions} positions. "
             f"Set EVAL_MAX_RESPONSE_LEN={positions - room}, which marks the numbers as modified, or extend the model's "

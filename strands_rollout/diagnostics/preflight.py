@@ -308,7 +308,12 @@ class Preflight:
             try:
                 headers = {"authorization": f"Bearer {key}"} if key else {}
                 status = httpx.get(f"{url.rstrip('/')}/models", headers=headers, timeout=_JUDGE_TIMEOUT_S).status_code
-            except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as e:
+            except UnicodeError:
+                yield error(
+                    f"judge {name}".strip(), "the key has a character that no header can have", "correct api_key"
+                )
+                continue
+            except (httpx.HTTPError, httpx.InvalidURL) as e:
                 found = f"nothing answers at {url}: {e or type(e).__name__}"
                 yield error(f"judge {name}".strip(), found, "start the judge's server, or correct base_url")
                 continue

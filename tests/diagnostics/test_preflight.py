@@ -1,5 +1,6 @@
 """`doctor --training` with a command: planted mistakes are found, and the summary has the run's own numbers."""
 
+import inspect
 import json
 import random
 import re
@@ -37,8 +38,8 @@ QWEN3_30B = (
 LATENT = "--swiglu --untie-embeddings-and-output-weights --multi-latent-attention --kv-lora-rank 512 "
 LATENT += "--qk-head-dim 128 --qk-pos-emb-head-dim 64 --v-head-dim 128"
 DEEPSEEK_V3 = (
-    f"{LATENT} --num-layers 61 --hidden-size 7168 --ffn-hidden-size 18432 --num-attention-heads 128 --vocab-size 129280 "
-    "--q-lora-rank 1536 --num-experts 256 --moe-layer-freq [0]*3+[1]*58 --moe-ffn-hidden-size 2048 "
+    f"{LATENT} --num-layers 61 --hidden-size 7168 --ffn-hidden-size 18432 --num-attention-heads 128 "
+    "--vocab-size 129280 --q-lora-rank 1536 --num-experts 256 --moe-layer-freq [0]*3+[1]*58 --moe-ffn-hidden-size 2048 "
     "--moe-shared-expert-intermediate-size 2048"
 )
 MOONLIGHT = (
@@ -301,7 +302,7 @@ def test_check_data_finds_the_only_row_over_the_context(data: Path) -> None:
 
 
 def test_check_data_finds_the_only_broken_row(data: Path) -> None:
-    data.write_text(data.read_text() + '{"prompt": 7}\n')
+    data.write_text(data.read_text() + '{"label": "2"}\n')
     (result,) = run(f"--prompt-data {data}").check_data(doctor_options(REPOSITORY, tokenizer=SHIPPED))
     assert (result.status, "line 301" in result.found) == ("error", True), result
 
@@ -345,9 +346,8 @@ def test_preflight_survives_any_command() -> None:
     """Checks of commands with random flags of slime, Megatron-LM and SGLang, and odd values, have no bug."""
     rng = random.Random(35)
     known = [flag["names"][-1] for flag in json.loads(RECORD.read_text(encoding="utf-8"))["flags"]]
-    read = re.findall(
-        r'"(--[a-z-]+)"', "".join(Path(module.__file__).read_text() for module in (preflight, training_command))
-    )
+    sources = map(inspect.getsource, (preflight, training_command))
+    read = re.findall(r'"(--[a-z-]+)"', "".join(sources))
     checks = ("check_context", "check_memory", "check_disk", "check_data", "check_evaluation", "summarize")
     for _ in range(150):
         flags = [rng.choice(rng.choice([known, read, read])) for _ in range(rng.randint(1, 6))]

@@ -470,9 +470,9 @@ def measure_prompts(path: str, options: DoctorOptions, tokenizer: str | None = N
     add_config_folder(options.config_file)
     file, taken = data_file(path)
     rows = list[Row]()
-    for line, row in list(iter_rows(file, prompt_key=options.prompt_key, needs_label=False))[taken]:
+    for _, row in list(iter_rows(file, prompt_key=options.prompt_key, needs_label=False))[taken]:
         if not isinstance(row, Row):
-            raise PromptError(f"line {line}: {row}")
+            raise row
         rows.append(row)
     if not rows:
         raise PromptError(f"{path} selects no rows")

@@ -304,7 +304,7 @@ def test_check_data_finds_the_only_row_over_the_context(data: Path) -> None:
 def test_check_data_finds_the_only_broken_row(data: Path) -> None:
     data.write_text(data.read_text() + '{"label": "2"}\n')
     (result,) = run(f"--prompt-data {data}").check_data(doctor_options(REPOSITORY, tokenizer=SHIPPED))
-    assert (result.status, "line 301" in result.found) == ("error", True), result
+    assert (result.status, "train.jsonl:301: " in result.found) == ("error", True), result
 
 
 def test_data_of_the_command_is_read_as_slime_reads_it(data: Path) -> None:

@@ -86,6 +86,8 @@ class DoctorOptions:
         Path | None,
         Option(help="Checkout of Megatron-LM. Default: MEGATRON_DIR, else beside slime, else the importable package."),
     ] = None
+    prompt_key: str = "prompt"  # key of the prompt in the data sets
+    label_key: str | None = None  # key of the label; None for "label"
     gpus: Annotated[
         int | None, Option(help="Number of GPUs required. Default: NUM_GPUS, else 8 with --training.", min=0)
     ] = None

@@ -7,19 +7,22 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from heapq import nlargest
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import httpx
 
 from strands_rollout import diagnostics
 from strands_rollout.diagnostics import DoctorOptions, Finding, error, good, run_program, skipped, warning
 from strands_rollout.diagnostics.flag_check import check_flags, find_slime_checkout, load_flag_table, read_command
+from strands_rollout.diagnostics.run_files import check_eval_config
 from strands_rollout.diagnostics.training_command import (
     GB,
     EngineCache,
     TrainingCommand,
+    data_file,
     engine_cache,
     evaluation_sets,
     model_size,
@@ -27,14 +30,13 @@ from strands_rollout.diagnostics.training_command import (
     training_memory,
 )
 from strands_rollout.errors import ConfigError, PromptError, RolloutError
+from strands_rollout.evaluation.slime_protocol import model_positions
 from strands_rollout.play.rows import Row, iter_rows
 from strands_rollout.settings import RolloutSettings, read_config_file
 
-if TYPE_CHECKING:
-    pass
-
 _DEFAULT_SCRIPT: Final = "scripts/strands_qwen3_8b.sh"
 _TOKENIZED_ROWS: Final = 100
+_LONG_ROWS: Final = 3
 _GPU_GB: Final = 80.0  # of an H100, if nvidia-smi lists no GPU here
 _MIB_GB: Final = 1024**2 / GB
 _JUDGE_TIMEOUT_S: Final = 5.0
@@ -81,7 +83,7 @@ def with_files_of(options: DoctorOptions, command: TrainingCommand) -> DoctorOpt
     variables = {"HF_CHECKPOINT": "--hf-checkpoint", "REF_LOAD": "--ref-load", "SAVE_DIR": "--save"}
     given = {name: value for name, flag in variables.items() if (value := command.text(flag))}
     config = command.text("--custom-config-path")
-    data = [Path(path) for path in (command.text("--prompt-data"), *_evaluation_files(command)) if path]
+    data = [data_file(path)[0] for path in (command.text("--prompt-data"), *_evaluation_files(command)) if path]
     gpus = options.gpus
     if gpus is None and not options.env.get("RAY_ADDRESS"):
         gpus = command.number("--num-gpus-per-node") or command.number("--actor-num-gpus-per-node") or None
@@ -91,6 +93,8 @@ def with_files_of(options: DoctorOptions, command: TrainingCommand) -> DoctorOpt
         gpus=gpus,
         config=Path(config) if config else options.config,
         data=options.data or data or None,
+        prompt_key=command.text("--input-key") or options.prompt_key,
+        label_key=command.text("--label-key") or options.label_key,
     )
 
 
@@ -105,10 +109,12 @@ class Prompts:
     Attributes:
         rows: Rows of the whole file.
         lengths: Tokens of the first request of some rows, evenly spread, with the system prompt and the tools.
+        longest: Tokens of the longest of these requests, and of those of the rows with most characters.
     """
 
     rows: int
     lengths: Sequence[int]
+    longest: int
 
 
 class Preflight:
@@ -140,8 +146,12 @@ class Preflight:
         """Check that replicas can share an optimizer step, by Megatron's own rule if Megatron-LM is installed."""
         command = self.command
         batch, micro = command.optimizer_batch, max(command.number("--micro-batch-size", 1), 1)
-        if not batch or command.training_gpus % command.replica_gpus:
-            return  # `check_flags` reports it
+        if not batch:
+            return
+        if command.training_gpus % command.replica_gpus or not command.replicas:
+            found = f"{command.training_gpus} GPUs train; a replica takes {command.replica_gpus}"
+            yield error("command: batch", found, "change the number of GPUs, or the parallel sizes")
+            return
         replicas, folder = command.replicas, _megatron_folder(options)
         paths = [str(folder)] if folder else []
         env = {**options.env, "PYTHONPATH": os.pathsep.join([*paths, options.env.get("PYTHONPATH", "")])}
@@ -163,8 +173,6 @@ class Preflight:
 
     def check_context(self, options: DoctorOptions) -> Iterator[Finding]:
         """Check that the longest episode fits a micro batch, the model, and its own response budget."""
-        from strands_rollout.diagnostics.template_check import read_json_object
-
         command, name = self.command, "command: context"
         context, response = command.context, command.number("--rollout-max-response-len")
         trainable, faults = command.trainable_context, False
@@ -178,9 +186,9 @@ class Preflight:
             faults = True
             found = f"--rollout-max-response-len is {response} of a context of {context}, which leaves no prompt"
             yield error(name, found, "raise --rollout-max-context-len by the length of the longest prompt")
-        positions = read_json_object(options.model / "config.json").get("max_position_embeddings")
+        positions = command.number("--sglang-context-length") or model_positions(options.model)
         for flag, length in (("training", context), ("evaluation", command.evaluated_context)):
-            if isinstance(positions, int) and length > positions:
+            if positions and length > positions:
                 faults = True
                 found = f"the context of {flag} is {length} tokens; the model has {positions} positions"
                 yield error(name, found, f"lower it to {positions}: SGLang refuses longer requests")
@@ -201,7 +209,7 @@ class Preflight:
         found = f"training takes about {total:.0f} of {gpu_gb:.0f} GB of {kind}: {shown}"
         is_too_much = total > gpu_gb
         yield (warning("command: memory", found, _REMEDY_MEMORY) if is_too_much else good("command: memory", found))
-        cache = engine_cache(command, size, gpu_gb)
+        cache = engine_cache(command, size, gpu_gb, _weights_gb(options.model))
         if cache is not None:
             yield self._check_cache(cache)
 
@@ -210,7 +218,7 @@ class Preflight:
         command = self.command
         each = -(-command.concurrent_episodes // max(command.engines, 1))
         shown = f"{cache.weights_gb:.0f} GB of weights a GPU, {max(cache.tokens, 0):,} tokens of cache an engine"
-        if cache.tokens < command.context:
+        if cache.tokens // cache.parts < command.context:
             remedy = "raise --rollout-num-gpus-per-engine or --sglang-mem-fraction-static"
             return error(name, f"{shown}; one episode of {command.context:,} tokens does not fit", remedy)
         found = f"{shown}; {each} episodes of {needed:,} tokens need {each * needed:,}"
@@ -232,8 +240,14 @@ class Preflight:
         if size is None or folder is None or not self.command.saves:
             return
         each, kept = saved_gb(self.command, size), self.command.kept_saves
-        existing = next(path for path in (Path(folder).absolute(), *Path(folder).absolute().parents) if path.exists())
-        free = shutil.disk_usage(existing).free / GB
+        paths = (Path(folder).absolute(), *Path(folder).absolute().parents)
+        try:
+            free = shutil.disk_usage(next(path for path in paths if path.exists())).free / GB
+        except (OSError, ValueError) as e:
+            yield error(
+                "command: disk", f"--save {folder:.200} can't be used: {e}", "name a folder that can be written"
+            )
+            return
         found = f"{kept} checkpoints of {each:.0f} GB at once: {kept * each:,.0f} GB; {free:,.0f} GB free at {folder}"
         if kept * each > free:
             remedy = "free some space, save to a larger disk, or keep fewer: KEEP_ALL_CHECKPOINTS=0, a longer interval"
@@ -243,18 +257,16 @@ class Preflight:
 
     def check_data(self, options: DoctorOptions) -> Iterator[Finding]:
         """Tokenize the first request of some rows, and compare its length with the context."""
-        path = self.command.text("--prompt-data")
-        if path is None or not Path(path).is_file():
-            return  # `check_data` of the files reports it
         name, command = "command: prompts", self.command
+        path = command.text("--prompt-data")
+        if path is None or not _is_file(data_file(path)[0]):
+            return  # `check_data` of the files reports it
         try:
-            prompts = measure_prompts(
-                Path(path), options, command.text("--input-key") or "prompt", command.text("--hf-checkpoint")
-            )
+            prompts = measure_prompts(path, options, command.text("--hf-checkpoint"))
         except RolloutError as e:
             yield error(name, f"{path}: {e}", "correct the rows, the tools or the chat template")
             return
-        longest, mean = max(prompts.lengths), fmean(prompts.lengths)
+        longest, mean = prompts.longest, fmean(prompts.lengths)
         measured = (
             f"{len(prompts.lengths)} of {prompts.rows:,} rows have {mean:.0f} tokens on average, {longest} at most"
         )
@@ -271,6 +283,21 @@ class Preflight:
         else:
             yield good(name, f"{path}: {measured}{epochs}", prompt_rows=prompts.rows, prompt_tokens_max=longest)
 
+    def check_evaluation(self, _options: DoctorOptions) -> Iterator[Finding]:
+        """Check that the rollout function can evaluate, and that slime can read the file of --eval-config."""
+        command = self.command
+        if command.fails_to_evaluate:
+            found = "slime's fully asynchronous rollout ends the run at the first evaluation"
+            yield error("command: evaluation", found, "leave out --eval-interval, and run scripts/eval_aime.sh --watch")
+        if config := command.text("--eval-config"):
+            if _is_file(Path(config)):
+                yield check_eval_config(Path(config))
+            else:
+                found = f"{config:.200} does not exist"
+                yield warning(
+                    "eval config", found, "correct --eval-config; a launch script writes a protocol's at its start"
+                )
+
     def check_judges(self, options: DoctorOptions) -> Iterator[Finding]:
         """Check that something answers at the URL of each judge; `check_config` connects to MCP servers."""
         try:
@@ -281,6 +308,11 @@ class Preflight:
             try:
                 headers = {"authorization": f"Bearer {key}"} if key else {}
                 status = httpx.get(f"{url.rstrip('/')}/models", headers=headers, timeout=_JUDGE_TIMEOUT_S).status_code
+            except UnicodeError:
+                yield error(
+                    f"judge {name}".strip(), "the key has a character that no header can have", "correct api_key"
+                )
+                continue
             except (httpx.HTTPError, httpx.InvalidURL) as e:
                 found = f"nothing answers at {url}: {e or type(e).__name__}"
                 yield error(f"judge {name}".strip(), found, "start the judge's server, or correct base_url")
@@ -300,7 +332,9 @@ class Preflight:
     def _lines(self, options: DoctorOptions) -> Iterator[tuple[str, str]]:
         command, size = self.command, self._size
         model = Path(command.text("--hf-checkpoint") or "the model").name
-        parameters = f" ({size.parameters / 1e9:.1f} billion parameters)" if size else ""
+        # layers of a --spec have further parameters
+        at_least = "at least " if command.has("--spec") else ""
+        parameters = f" ({at_least}{size.parameters / 1e9:.1f} billion parameters)" if size else ""
         yield "model", f"{model}{parameters}"
         sizes = ", ".join(
             f"{title} {command.parallel(kind)}"
@@ -322,7 +356,7 @@ class Preflight:
             f"{command.saves}{gb}, each {command.number('--save-interval')} steps, {held}, in {command.text('--save')}"
         )
         yield "checkpoints", save if command.saves else "none"
-        yield "evaluations", self._evaluations(options)
+        yield "evaluations", self._evaluations()
         yield "agent", f"{options.config_file}, reward {command.text('--custom-rm-path') or command.text('--rm-type')}"
         wandb = f"wandb, group {command.text('--wandb-group')}" if command.has("--use-wandb") else "the job's output"
         dumps = command.text("--save-debug-rollout-data")
@@ -365,7 +399,7 @@ class Preflight:
         )
         return "; ".join(parts)
 
-    def _evaluations(self, options: DoctorOptions) -> str:
+    def _evaluations(self) -> str:
         command = self.command
         if not command.evaluations:
             return "none in this run; see scripts/eval_aime.sh --watch"
@@ -375,13 +409,34 @@ class Preflight:
             return f"{every} the sets in {config}, of {tokens}"
         sets = evaluation_sets(command.values.get("--eval-prompt-data", ()))
         samples = command.number("--n-samples-per-eval-prompt", 1)
-        rows = [_count_lines(options.repository / path) for path in sets.values()]
+        rows = [_count_rows(path) for path in sets.values()]
         episodes = f" = {sum(rows) * samples} episodes" if sets and all(rows) else ""
         return f"{every} {', '.join(sets)}: {samples} samples a problem{episodes} of {tokens}"
 
 
-def _count_lines(path: Path) -> int:
-    return sum(bool(line.strip()) for line in path.read_bytes().splitlines()) if path.is_file() else 0
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # such as a name that is too long
+        return False
+
+
+def _count_rows(path: str) -> int:
+    """Return the number of rows that slime takes of a JSONL file; 0 if it is unknown."""
+    file, rows = data_file(path)
+    if file.suffix != ".jsonl" or not _is_file(file):
+        return 0
+    with file.open("rb") as lines:
+        count = sum(bool(line.strip()) for line in lines)
+    return len(range(count)[rows])
+
+
+def _weights_gb(model: Path) -> float | None:
+    """Return the GB of a model's weights, which may be in FP8 or int4; None if they are not here."""
+    try:
+        return sum(file.stat().st_size for file in model.glob("*.safetensors")) / GB or None
+    except OSError:
+        return None
 
 
 def _judges(settings: RolloutSettings) -> Iterator[tuple[str, str, str | None]]:
@@ -391,10 +446,13 @@ def _judges(settings: RolloutSettings) -> Iterator[tuple[str, str, str | None]]:
             yield name, os.path.expandvars(part.judge.base_url), key and os.path.expandvars(key)
 
 
-def measure_prompts(
-    path: Path, options: DoctorOptions, prompt_key: str = "prompt", tokenizer: str | None = None
-) -> Prompts:
+def measure_prompts(path: str, options: DoctorOptions, tokenizer: str | None = None) -> Prompts:
     """Count the rows of a data set, and tokenize the first request of some rows as an episode does.
+
+    Args:
+        path: The data set, as in slime's --prompt-data.
+        options: The doctor's options.
+        tokenizer: Folder of the tokenizer, if it has one; else that of the options.
 
     Raises:
         RolloutError: A row, a tool, the tokenizer or its template can't be used.
@@ -410,16 +468,19 @@ def measure_prompts(
     if options.config_file or options.changes:
         settings = read_config_file(options.config_file, options.changes)
     add_config_folder(options.config_file)
-    rows = list(iter_rows(path, prompt_key=prompt_key, needs_label=False))
-    count = min(len(rows), _TOKENIZED_ROWS)
-    chosen = [rows[number * len(rows) // count] for number in range(count)]
-    thinking = {} if settings.enable_thinking is None else {"enable_thinking": settings.enable_thinking}
-    folder = Path(tokenizer) if tokenizer and (Path(tokenizer) / "tokenizer.json").is_file() else options.tokenizer_dir
-    template = ChatTemplate(load_tokenizer_folder(folder), **thinking)
-    lengths = []
-    for line, row in chosen:
+    file, taken = data_file(path)
+    rows = list[Row]()
+    for _, row in list(iter_rows(file, prompt_key=options.prompt_key, needs_label=False))[taken]:
         if not isinstance(row, Row):
-            raise PromptError(f"line {line}: {row}")
+            raise row
+        rows.append(row)
+    if not rows:
+        raise PromptError(f"{path} selects no rows")
+    thinking = {} if settings.enable_thinking is None else {"enable_thinking": settings.enable_thinking}
+    folder = Path(tokenizer) if tokenizer and _is_file(Path(tokenizer) / "tokenizer.json") else options.tokenizer_dir
+    template = ChatTemplate(load_tokenizer_folder(folder), **thinking)
+
+    def length(row: Row) -> int:
         own = with_row_settings(settings, row.metadata)
         # the tools of MCP servers are unknown until a connection is made
         tools = [tool.tool_spec for tool in load_tools(own.tools) if hasattr(tool, "tool_spec")]
@@ -427,8 +488,12 @@ def measure_prompts(
         chat = to_chat_messages(prompt.messages)
         if prompt.system_prompt:
             chat = [{"role": "system", "content": prompt.system_prompt}, *chat]
-        lengths.append(len(template.prompt_ids(chat, to_chat_tools(tools))))
-    return Prompts(len(rows), lengths)
+        return len(template.prompt_ids(chat, to_chat_tools(tools)))
+
+    count = min(len(rows), _TOKENIZED_ROWS)
+    lengths = [length(rows[number * len(rows) // count]) for number in range(count)]
+    most_characters = nlargest(_LONG_ROWS, rows, key=lambda row: len(str(row.prompt)))
+    return Prompts(len(rows), lengths, max(*lengths, *map(length, most_characters)))
 
 
 def _gpu_memory(options: DoctorOptions) -> tuple[float, str]:

@@ -192,7 +192,7 @@ def check_data(options: DoctorOptions) -> Iterator[Finding]:
             yield from _check_data_file(path, options, needed=True)
         return
     if config := options.path_in_env("EVAL_CONFIG"):
-        yield _check_eval_config(config)
+        yield check_eval_config(config)
     sets = "" if config else options.env.get("EVAL_SETS") or "aime-2024"
     evaluated = [options.data_dir / f"{name}.jsonl" for name in sets.split(",") if name]
     for path in (options.path_in_env("PROMPT_DATA") or options.data_dir / "dapo-math-17k.jsonl", *evaluated):
@@ -203,7 +203,8 @@ def check_data(options: DoctorOptions) -> Iterator[Finding]:
         yield from _check_data_file(further, options, needed=False)
 
 
-def _check_eval_config(path: Path) -> Finding:
+def check_eval_config(path: Path) -> Finding:
+    """Check slime's --eval-config and its data sets."""
     from strands_rollout.evaluation.plan import read_eval_config
     from strands_rollout.play.options import Sampling
 
@@ -234,7 +235,9 @@ def _check_data_file(path: Path, options: DoctorOptions, *, needed: bool) -> Ite
         template = ChatTemplate(load_tokenizer_folder(diagnostics.SHIPPED_TOKENIZER))
     settings = _settings_or_defaults(options)
     try:
-        rows = list(islice(iter_rows(path, needs_label=settings.needs_labels), _MAX_ROWS))
+        prompt_key, label_key = options.prompt_key, options.label_key
+        found = iter_rows(path, prompt_key=prompt_key, label_key=label_key, needs_label=settings.needs_labels)
+        rows = list(islice(found, _MAX_ROWS))
     except PromptError as e:
         yield error(name, str(e), prepare)
         return

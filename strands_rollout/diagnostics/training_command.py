@@ -6,12 +6,13 @@ logits, kept activations and the KV cache, and a constant for CUDA and NCCL.
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from math import ceil
+from math import ceil, isfinite
+from pathlib import Path
 from typing import Final
 
 from strands_rollout.diagnostics.flag_check import is_flag
@@ -27,6 +28,9 @@ LOGIT_BYTES: Final = 14
 # without the quadratic term, which flash attention does not keep
 LAYER_BYTES: Final = 34
 RUNTIME_GB: Final = 3.0  # CUDA's context, NCCL's buffers
+_LAYER_PATTERN: Final = re.compile(r"\[([\d,]*)\](?:\*(\d+))?")  # a term of [0]*3+[1]*45
+_ROWS: Final = re.compile(r"(?P<file>.*)@\[(?P<start>-?\d{0,15}):(?P<end>-?\d{0,15})\]", re.DOTALL)
+_MAX_DIGITS: Final = 15  # more can't be meant, and break the arithmetic
 DEFAULT_CONCURRENCY: Final = 512  # slime's --sglang-server-concurrency (slime/backends/sglang_utils/arguments.py)
 
 
@@ -37,8 +41,9 @@ class ModelSize:
     Attributes:
         shared: Parameters outside of the experts.
         experts: Parameters of all experts; 0 for a dense model.
-        cache_bytes: Bytes of a token in the KV cache of a whole engine; None if the attention is not multi-head or
-            grouped-query attention in all layers.
+        query_groups: Parts of the KV cache that GPUs can share; 1 for latent attention, which each GPU holds.
+        cache_bytes: Bytes of a token in the KV cache of a whole engine; None if some layers have another attention than
+            multi-head, grouped-query or latent attention.
     """
 
     shared: int
@@ -80,14 +85,15 @@ class TrainingCommand:
     def number(self, flag: str, default: int = 0) -> int:
         """Return the value of a flag as an integer; `default` if there is none."""
         text = self.text(flag) or ""
-        return int(text) if text.isdecimal() else default
+        return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else default
 
     def share(self, flag: str, default: float) -> float:
         """Return the value of a flag as a number; `default` if there is none."""
         try:
-            return float(self.text(flag) or default)
+            number = float(self.text(flag) or default)
         except ValueError:
             return default
+        return number if isfinite(number) else default
 
     @property
     def is_colocated(self) -> bool:
@@ -103,6 +109,12 @@ class TrainingCommand:
     def is_fully_async(self) -> bool:
         """True if episodes run on while the trainer trains."""
         return "fully_async" in (self.text("--rollout-function-path") or "")
+
+    @property
+    def fails_to_evaluate(self) -> bool:
+        """True if the run ends at its first evaluation, because slime's fully asynchronous rollout has none."""
+        path = self.text("--eval-function-path") or self.text("--rollout-function-path") or ""
+        return bool(self.evaluations) and "fully_async" in path
 
     @property
     def samples(self) -> int:
@@ -206,13 +218,10 @@ def model_size(command: TrainingCommand) -> ModelSize | None:
     """Return the size of the model from Megatron's arguments; None if they don't give it."""
     layers, hidden = command.number("--num-layers"), command.number("--hidden-size")
     heads, vocabulary = command.number("--num-attention-heads"), command.number("--vocab-size")
-    has_other_attention = command.has("--multi-latent-attention") or command.has("--spec")
-    if not (layers and hidden and heads and vocabulary) or command.has("--multi-latent-attention"):
+    if not (layers and hidden and heads and vocabulary):
         return None
-    channels = command.number("--kv-channels") or hidden // heads
-    groups = command.number("--num-query-groups") if command.has("--group-query-attention") else heads
+    attention, groups, cached = _attention(command, hidden, heads)
     matrices = 3 if command.has("--swiglu") else 2
-    attention = 2 * hidden * channels * (heads + groups)
     shared = vocabulary * hidden * (2 if command.has("--untie-embeddings-and-output-weights") else 1)
     shared += layers * attention
     sparse = _sparse_layers(command, layers)
@@ -222,27 +231,49 @@ def model_size(command: TrainingCommand) -> ModelSize | None:
         + hidden * command.number("--num-experts")
     )
     experts = sparse * command.number("--num-experts") * matrices * hidden * command.number("--moe-ffn-hidden-size")
-    cache = None if has_other_attention else 2 * WEIGHT_BYTES * layers * groups * channels
+    cache = None if command.has("--spec") else WEIGHT_BYTES * layers * cached
     return ModelSize(shared, experts, layers, hidden, vocabulary, groups, cache)
 
 
+def _attention(command: TrainingCommand, hidden: int, heads: int) -> tuple[int, int, int]:
+    """Return the parameters of a layer's attention, its query groups, and the numbers in the cache for a token.
+
+    Latent attention caches a compressed vector and the rotated part of the keys, for all heads (arXiv:2405.04434,
+    section 2.1). The defaults are Megatron's.
+    """
+    if not command.has("--multi-latent-attention"):
+        channels = command.number("--kv-channels") or hidden // heads
+        groups = command.number("--num-query-groups", 1) if command.has("--group-query-attention") else heads
+        return 2 * hidden * channels * (heads + groups), max(groups, 1), 2 * groups * channels
+    rotated, latent = command.number("--qk-pos-emb-head-dim", 64), command.number("--kv-lora-rank", 32)
+    key, value = command.number("--qk-head-dim", 128), command.number("--v-head-dim", 128)
+    queries = heads * (key + rotated)
+    compressed = command.number("--q-lora-rank")
+    parameters = compressed * (hidden + queries) if compressed else hidden * queries
+    parameters += hidden * (latent + rotated) + latent * heads * (key + value) + heads * value * hidden
+    return parameters, 1, latent + rotated
+
+
 def _sparse_layers(command: TrainingCommand, layers: int) -> int:
+    """Return the number of layers with experts: each layer, each N-th, or those of a pattern such as [0]*3+[1]*45."""
     if not command.number("--num-experts"):
         return 0
-    frequency = command.text("--moe-layer-freq") or "1"
-    try:
-        chosen = json.loads(frequency)
-    except ValueError:
-        return layers
-    return sum(map(bool, chosen)) if isinstance(chosen, list) else ceil(layers / max(int(chosen), 1))
+    terms = _LAYER_PATTERN.findall((command.text("--moe-layer-freq") or "").replace(" ", ""))
+    if not terms:
+        return ceil(layers / max(command.number("--moe-layer-freq", 1), 1))
+    counts: list[int] = [flags.split(",").count("1") * int(times[:_MAX_DIGITS] or 1) for flags, times in terms]
+    return min(layers, sum(counts))
 
 
 def training_memory(command: TrainingCommand, size: ModelSize) -> dict[str, float]:
     """Return the GB that each part of a training step takes on a GPU, for a micro batch of the maximum length."""
     tensor, pipeline = command.parallel("tensor-model"), command.parallel("pipeline-model")
-    expert_gpus = command.parallel("expert-model") * command.parallel("expert-tensor") * pipeline
+    # Megatron splits an expert over as many GPUs as a layer, unless told otherwise
+    expert_tensor = max(command.number("--expert-tensor-parallel-size", tensor), 1)
+    expert_gpus = command.parallel("expert-model") * expert_tensor * pipeline
     shared, experts = size.shared / (tensor * pipeline), size.experts / expert_gpus
-    optimizer = size.shared / command.training_gpus + size.experts / max(command.training_gpus, expert_gpus)
+    gpus = max(command.training_gpus, 1)
+    optimizer = size.shared / gpus + size.experts / max(gpus, expert_gpus)
     tokens = command.number("--max-tokens-per-gpu") or command.context // command.parallel("context")
     layers, activations = size.layers / pipeline, size.hidden * tokens / tensor
     recomputes = command.text("--recompute-granularity") == "full"
@@ -262,29 +293,53 @@ class EngineCache:
     Attributes:
         weights_gb: GB of weights on each of its GPUs.
         tokens: Tokens that the cache holds; negative if the weights leave no room.
+        parts: Parts of the cache, each for other episodes (SGLang's attention with data parallelism).
     """
 
     weights_gb: float
     tokens: int
+    parts: int = 1
 
 
-def engine_cache(command: TrainingCommand, size: ModelSize, gpu_gb: float) -> EngineCache | None:
-    """Return the KV cache of an engine with weights in bf16; None if its size is unknown.
+def engine_cache(
+    command: TrainingCommand, size: ModelSize, gpu_gb: float, model_gb: float | None = None
+) -> EngineCache | None:
+    """Return the KV cache of an engine; None if its size is unknown.
 
     SGLang's --mem-fraction-static covers weights and cache. A GPU holds the heads of its share, and at least one.
+
+    Args:
+        command: The command.
+        size: The model's size.
+        gpu_gb: GB of a GPU.
+        model_gb: GB of the engine's weights; None for weights in bf16.
     """
     fraction = command.share("--sglang-mem-fraction-static", 0)
-    if size.cache_bytes is None or not fraction:
+    if not size.cache_bytes or not fraction:
         return None
     gpus = command.engine_gpus
-    weights_gb = WEIGHT_BYTES * size.parameters / gpus / GB
-    gpu_bytes = size.cache_bytes / min(gpus, size.query_groups)
-    return EngineCache(weights_gb, int((gpu_gb * fraction - weights_gb) * GB / gpu_bytes))
+    weights_gb = (model_gb or WEIGHT_BYTES * size.parameters / GB) / gpus
+    parts = min(command.number("--sglang-dp-size", 1), gpus) if command.has("--sglang-enable-dp-attention") else 1
+    parts = max(parts, 1)
+    gpu_bytes = size.cache_bytes / min(gpus // parts, size.query_groups)
+    return EngineCache(weights_gb, parts * int((gpu_gb * fraction - weights_gb) * GB / gpu_bytes), parts)
 
 
 def saved_gb(command: TrainingCommand, size: ModelSize) -> float:
     """Return the GB of a checkpoint."""
     return size.parameters * (WEIGHT_BYTES if command.has("--no-save-optim") else SAVED_BYTES) / GB
+
+
+def data_file(path: str) -> tuple[Path, slice]:
+    """Return the file of a path such as `rows.jsonl@[0:100]`, and the rows of it that slime takes.
+
+    The notation is slime's (slime/utils/data.py, `_parse_generalized_path`).
+    """
+    found = _ROWS.fullmatch(path)
+    if found is None:
+        return Path(path), slice(None)
+    start, end = (int(number) if number else None for number in (found["start"], found["end"]))
+    return Path(found["file"]), slice(start, end)
 
 
 def evaluation_sets(words: Sequence[str]) -> dict[str, str]:

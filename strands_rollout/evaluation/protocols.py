@@ -27,8 +27,18 @@ from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.reward import Grading, grading_of
 
 _REWARD_SETTINGS: Final = ("function", "evaluator", "parts", "style")
-# settings of the machine and the model, which change no accuracy
-_NOT_FIXED: Final = frozenset({"executor", "model_name", "tool_parser", "engine_patience_s", "max_failed_groups"})
+# settings of the machine, the model and the training, which change no accuracy
+_NOT_FIXED: Final = frozenset(
+    {
+        "executor",
+        "model_name",
+        "tool_parser",
+        "engine_patience_s",
+        "max_failed_groups",
+        "max_staleness",
+        "max_sample_staleness",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

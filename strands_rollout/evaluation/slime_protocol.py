@@ -8,17 +8,22 @@ of a data set, which slime logs, carries the protocol, as in `aime-2024@qwen3`.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import orjson
+
 from strands_rollout.errors import ConfigError, RolloutError
 from strands_rollout.evaluation.benchmarks import BENCHMARKS, Benchmark, benchmark_of
 from strands_rollout.evaluation.protocols import Measurement, Protocol, find_protocol
-from strands_rollout.files.json_files import read_json
+from strands_rollout.files.json_files import read_json, write_json
+from strands_rollout.files.safe_files import atomic_replacement
 from strands_rollout.play.options import Sampling
 from strands_rollout.play.rows import Row, iter_rows
 from strands_rollout.settings import RolloutSettings, read_config_file
@@ -51,6 +56,9 @@ class ProtocolSet:
             "top_p": self.sampling.top_p,
             "top_k": self.sampling.top_k,
             "max_response_len": self.sampling.max_new_tokens,
+            "input_key": "prompt",
+            "label_key": "label",
+            "metadata_key": "metadata",
         }
 
 
@@ -71,9 +79,9 @@ def protocol_set(
         PromptError: A row can't be used.
     """
     rows = []
-    for line, row in iter_rows(path, needs_label=False) if path.is_file() else ():
+    for _, row in iter_rows(path, needs_label=False) if path.is_file() else ():
         if not isinstance(row, Row):
-            raise ConfigError(f"{path}:{line}: {row}")
+            raise row
         rows.append(row)
     benchmark: Benchmark | None = BENCHMARKS.get(name) or benchmark_of([row.metadata for row in rows])
     own = RolloutSettings(**protocol.settings)
@@ -104,6 +112,33 @@ def _to_json(row: Row, agent: Mapping[str, Any]) -> dict[str, Any]:
     return {"prompt": row.prompt, "label": row.label, "metadata": {**row.metadata, ROW_SETTINGS_KEY: dict(agent)}}
 
 
+def model_positions(model: Path) -> int | None:
+    """Return the context in tokens that SGLang takes from a model's `config.json`; None if that is unknown.
+
+    A model that also reads images has the number in `text_config`. A factor of `rope_scaling` counts, unless the
+    configuration names the original number (SGLang's srt/utils/hf_transformers, `get_context_length`).
+
+    Raises:
+        ConfigError: The file is not JSON.
+    """
+    file = model / "config.json"
+    try:
+        if not file.is_file():
+            return None
+    except OSError:  # such as a name that is too long
+        return None
+    config: Mapping[str, Any] = read_json(file, advice="convert or download the model again")
+    text = config.get("text_config")
+    config = text if isinstance(text, Mapping) else config
+    positions, scaling = config.get("max_position_embeddings"), config.get("rope_scaling")
+    if not isinstance(positions, int):
+        return None
+    if not isinstance(scaling, Mapping) or "original_max_position_embeddings" in scaling:
+        return positions
+    factor = 1 if scaling.get("rope_type") == "llama3" else scaling.get("factor", 1)
+    return int(positions * factor) if isinstance(factor, int | float) else positions
+
+
 def check_context(sets: Sequence[ProtocolSet], room: int, model: Path | None) -> int:
     """Return the context that the longest responses and their prompts need.
 
@@ -116,11 +151,8 @@ def check_context(sets: Sequence[ProtocolSet], room: int, model: Path | None) ->
         ConfigError: The model has fewer positions.
     """
     longest = max(each.sampling.max_new_tokens for each in sets)
-    config = model / "config.json" if model else None
-    positions = None
-    if config is not None and config.is_file():
-        positions = read_json(config, advice="convert or download the model again").get("max_position_embeddings")
-    if isinstance(positions, int) and longest + room > positions:
+    positions = model_positions(model) if model else None
+    if positions and longest + room > positions:
         raise ConfigError(
             f"the protocol has responses of {longest} tokens, and prompts {room}; the model has {positions} positions. "
             f"Set EVAL_MAX_RESPONSE_LEN={positions - room}, which marks the numbers as modified, or extend the model's "
@@ -129,14 +161,47 @@ def check_context(sets: Sequence[ProtocolSet], room: int, model: Path | None) ->
     return longest + room
 
 
+def files_folder(sets: Sequence[ProtocolSet], out: Path) -> Path:
+    """Return the folder in `out` for the files of these sets.
+
+    Its name is a hash of their content, because slime reads the files long after they are written: another job, with
+    other samples or problems, must not replace them.
+    """
+    content = [[each.entry(out), list(each.rows)] for each in sets]
+    return out / hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
 def write_sets(sets: Sequence[ProtocolSet], folder: Path) -> None:
-    """Write the data sets and slime's configuration to a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for each in sets:
-        lines = (json.dumps(row, ensure_ascii=False) for row in each.rows)
-        (folder / f"{each.name}.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    entries = {"eval": {"datasets": [each.entry(folder) for each in sets]}}
-    (folder / _CONFIG_NAME).write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
+    """Write the data sets and slime's configuration to a folder.
+
+    Raises:
+        ConfigError: A file can't be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for each in sets:
+            with atomic_replacement(folder / f"{each.name}.jsonl") as temporary:
+                temporary.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in each.rows))
+    except OSError as e:
+        raise ConfigError(f"can't write to {folder}: {e.strerror}; choose another folder with --out") from e
+    write_json(folder / _CONFIG_NAME, {"eval": {"datasets": [each.entry(folder) for each in sets]}})
+
+
+def _read_sets(given: Sequence[str], *, must_exist: bool) -> dict[str, Path]:
+    """Return the files of data sets by name, from `NAME=PATH`.
+
+    Raises:
+        ConfigError: An entry has another form, a name is given twice, or a file does not exist.
+    """
+    paths: dict[str, Path] = {}
+    for entry in given:
+        name, _, path = entry.partition("=")
+        if not path or not re.fullmatch(r"[\w.+-]+", name) or name in paths:
+            raise ConfigError(f"got {entry!r}; expected NAME=PATH, with another name for each data set")
+        if must_exist and not Path(path).is_file():
+            raise ConfigError(f"the data set {path} does not exist")
+        paths[name] = Path(path)
+    return paths
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -161,11 +226,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     overrides = {name: value for name in names if (value := getattr(given, name)) is not None}
     try:
         protocol, settings = find_protocol(given.protocol), read_config_file(given.config)
-        pairs = [entry.partition("=") for entry in given.sets]
-        sets = [protocol_set(name, Path(path), protocol, settings, overrides) for name, _, path in pairs]
-        context = check_context(sets, given.prompt_room, given.model)
+        paths = _read_sets(given.sets, must_exist=not given.dry_run)
+        sets = [protocol_set(name, path, protocol, settings, overrides) for name, path in paths.items()]
+        context, folder = check_context(sets, given.prompt_room, given.model), files_folder(sets, given.out)
         if not given.dry_run:
-            write_sets(sets, given.out)
+            write_sets(sets, folder)
     except RolloutError as e:
         print(f"error: {e}", file=sys.stderr)
         return 1
@@ -175,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{each.name}: {note}", file=sys.stderr)
     longest = max(each.sampling.max_new_tokens for each in sets)
     lengths = ["--eval-max-response-len", str(longest), "--eval-max-context-len", str(context)]
-    print("\n".join(["--eval-config", str(given.out / _CONFIG_NAME), *lengths]))
+    print("\n".join(["--eval-config", str(folder / _CONFIG_NAME), *lengths]))
     return 0
 
 

@@ -61,7 +61,7 @@ def pass_rates(rewards: Iterable[tuple[int, Any]], size: int) -> dict[str, float
     counts: dict[int, list[int]] = {}
     for position, reward in rewards:
         count = counts.setdefault(position // size, [0, 0])
-        count[0] += finite_number(reward) == 1
+        count[0] += bool(reward == 1)  # as slime compares it; a reward may also be a bool or a number of NumPy
         count[1] += 1
     rates = {}
     for k in (2**power for power in range(size.bit_length())):

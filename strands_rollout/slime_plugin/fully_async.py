@@ -1,15 +1,18 @@
-"""slime's fully asynchronous rollout, with no more groups in flight than `max_sample_staleness` allows.
+"""slime's fully asynchronous rollout, with no more groups started than `max_sample_staleness` allows.
 
-slime's worker starts `--sglang-server-concurrency` x engines groups, and lets as many finished groups wait before it
-pauses (slime/rollout/fully_async_rollout.py, `AsyncRolloutWorker`). The same number limits the episodes that generate
-at once, so that more concurrent episodes mean older samples. Here only the episodes follow
-`--sglang-server-concurrency`; the number of groups follows from the staleness.
+slime's worker plays `--sglang-server-concurrency` x engines groups. Finished groups wait for the trainer: up to as many
+again in the newest slime, and any number in 0.3.0 and 0.3.1, where a step takes all that wait and drops those that it
+does not need (slime/rollout/fully_async_rollout.py, `AsyncRolloutWorker`). Here, groups in play and groups that wait
+are limited together, and a step takes only the groups that it trains.
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
+import queue
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 from strands_rollout.errors import ConfigError
@@ -30,7 +33,7 @@ def generate_rollout_fully_async(
 ) -> object:
     """Collect the groups of a step from slime's worker; slime's `--rollout-function-path`.
 
-    Without the setting `max_sample_staleness`, the worker has slime's own size.
+    Without the setting `max_sample_staleness`, the worker is slime's own.
 
     Raises:
         ConfigError: slime has no such rollout (before 0.3.0), or a setting is invalid.
@@ -39,6 +42,8 @@ def generate_rollout_fully_async(
     try:
         module = importlib.import_module(_MODULE)
     except ModuleNotFoundError as e:
+        if not _MODULE.startswith(str(e.name)):
+            raise  # a package that slime needs
         raise ConfigError(f"slime lacks {_MODULE}; expected slime 0.3.0 or newer: {e}") from e
     if not evaluation:
         _start_worker(module, args, data_source)
@@ -46,11 +51,13 @@ def generate_rollout_fully_async(
 
 
 def _start_worker(module: Any, args: SlimeArgs, data_source: object) -> None:  # noqa: ANN401 - slime's module
-    """Start slime's worker with the number of groups that the staleness allows, unless it runs already."""
+    """Start a worker that starts only the groups that the staleness allows, unless slime's worker runs already."""
     limit = settings_from_args(args).max_sample_staleness
     if limit is None:
         return
-    if not all(hasattr(module, name) for name in ("_global_worker", "_worker_lock", "AsyncRolloutWorker")):
+    worker_class = getattr(module, "AsyncRolloutWorker", None)
+    known = all(hasattr(module, name) for name in ("_global_worker", "_worker_lock"))
+    if not known or not all(hasattr(worker_class, name) for name in ("_make_done_cb", "get_completed_groups")):
         message = "max_sample_staleness does not limit the groups in flight: this slime's %s has another structure"
         log_once(logger, logging.WARNING, message, _MODULE)
         return
@@ -60,12 +67,8 @@ def _start_worker(module: Any, args: SlimeArgs, data_source: object) -> None:  #
             return
         job: Any = args
         slots = job.sglang_server_concurrency * _engines(job)
-        groups = groups_in_flight(
-            limit,
-            prompts=job.rollout_batch_size,
-            slots=slots,
-            update_interval=getattr(job, "update_weights_interval", None) or 1,
-        )
+        interval = getattr(job, "update_weights_interval", None) or 1
+        groups = max_started_groups(limit, prompts=job.rollout_batch_size, update_interval=interval)
         episodes = groups * job.n_samples_per_prompt
         message = "event=fully_async_started groups=%d episodes=%d slots=%d max_sample_staleness=%d"
         logger.info(message, groups, episodes, slots, limit)
@@ -78,25 +81,74 @@ def _start_worker(module: Any, args: SlimeArgs, data_source: object) -> None:  #
                 job.n_samples_per_prompt,
                 slots,
             )
-        module._global_worker = module.AsyncRolloutWorker(args, data_source, concurrency=groups)
+        module._global_worker = _bounded_worker(worker_class, args, data_source, slots=slots, groups=groups)
         module._global_worker.start()
 
 
-def groups_in_flight(limit: int, *, prompts: int, slots: int, update_interval: int = 1) -> int:
-    """Return the number of groups that slime's worker may play at once, so that samples don't get too old.
+def max_started_groups(limit: int, *, prompts: int, update_interval: int = 1) -> int:
+    """Return the number of groups in play or waiting for the trainer, so that few samples get too old.
 
-    slime lets as many finished groups wait as it plays at once, and those in play finish as well. A group thus waits
-    for at most twice this number of groups, `prompts` of which are taken in each step. One version is left for the
-    samples of a group that wait for the slowest of their group.
+    A step takes `prompts` groups, the first that have finished. Of so many groups, the last is taken after
+    `limit` - 1 versions. One version is left for the samples of a group that wait for the slowest of their group. With
+    a limit of 0 or 1, the groups of one version are started, since fewer would leave the trainer without samples.
 
     Args:
         limit: Maximum staleness, in weight versions.
         prompts: Groups of a step.
-        slots: Maximum episodes at once; slime's own number of groups.
         update_interval: Steps between weight updates.
     """
-    waiting_steps = max(limit - 1, 0) * update_interval
-    return max(1, min(slots, waiting_steps * prompts // 2))
+    return max(limit - 1, 1) * update_interval * prompts
+
+
+def _bounded_worker(
+    worker_class: Any,  # noqa: ANN401 - slime's AsyncRolloutWorker
+    args: SlimeArgs,
+    data_source: Any,  # noqa: ANN401 - slime's
+    *,
+    slots: int,
+    groups: int,
+) -> Any:  # noqa: ANN401
+    """Return slime's worker, changed to start no group while `groups` groups are in play or wait for the trainer."""
+
+    class BoundedWorker(worker_class):  # type: ignore[misc]
+        """slime's worker; it is also the source of its own prompts, and then asks slime's data source."""
+
+        def __init__(self) -> None:
+            super().__init__(args, self, concurrency=min(slots, groups))
+            self.in_play = 0
+            # in 0.3.0 and 0.3.1, a full queue would block the worker's event loop
+            self.max_started = min(groups, self.output_queue.maxsize or groups)
+
+        def get_samples(self, count: int) -> Any:  # noqa: ANN401 - slime's groups
+            if self.in_play + self.output_queue.qsize() >= self.max_started:
+                return []
+            found = data_source.get_samples(count)
+            self.in_play += len(found)
+            return found
+
+        def add_samples(self, returned: Any) -> None:  # noqa: ANN401 - slime's groups
+            data_source.add_samples(returned)
+
+        def _make_done_cb(self, gid: int) -> Callable[[Any], None]:
+            on_done = super()._make_done_cb(gid)
+
+            def on_end(task: Any) -> None:  # noqa: ANN401 - slime's task
+                try:
+                    on_done(task)
+                finally:
+                    self.in_play -= 1
+
+            return on_end
+
+        def get_completed_groups(self, limit: int = 1) -> list[Any]:
+            """Return groups that wait, oldest first; slime 0.3.0 and 0.3.1 ask without a limit, and drop surplus."""
+            found = list[Any]()
+            with suppress(queue.Empty):
+                while len(found) < limit:
+                    found.append(self.output_queue.get_nowait())
+            return found
+
+    return BoundedWorker()
 
 
 def _engines(args: Any) -> int:  # noqa: ANN401 - slime's args, whose fields SlimeArgs does not declare

@@ -1,6 +1,9 @@
 """`doctor --training` with a command: planted mistakes are found, and the summary has the run's own numbers."""
 
+import inspect
 import json
+import random
+import re
 import shlex
 import threading
 from collections.abc import Callable, Iterator
@@ -14,8 +17,10 @@ from stand_in_machine import REPOSITORY, SHIPPED, assert_fault, doctor_options, 
 from typer.testing import CliRunner
 
 from strands_rollout.cli.commands import app
-from strands_rollout.diagnostics import DoctorOptions, Finding, doctor, preflight
+from strands_rollout.diagnostics import DoctorOptions, Finding, doctor, preflight, training_command
+from strands_rollout.diagnostics.flag_check import RECORD
 from strands_rollout.diagnostics.preflight import Preflight, measure_prompts, read_preflight, with_files_of
+from strands_rollout.diagnostics.run_files import check_data
 from strands_rollout.diagnostics.training_command import TrainingCommand, engine_cache, model_size, training_memory
 
 # slime's scripts/models/qwen3-8B.sh and qwen3-30B-A3B.sh
@@ -29,11 +34,24 @@ QWEN3_30B = (
     "--group-query-attention --num-query-groups 4 --kv-channels 128 --vocab-size 151936 --num-experts 128 "
     "--untie-embeddings-and-output-weights --moe-ffn-hidden-size 768"
 )
+# slime's scripts/models/deepseek-v3.sh and moonlight.sh
+LATENT = "--swiglu --untie-embeddings-and-output-weights --multi-latent-attention --kv-lora-rank 512 "
+LATENT += "--qk-head-dim 128 --qk-pos-emb-head-dim 64 --v-head-dim 128"
+DEEPSEEK_V3 = (
+    f"{LATENT} --num-layers 61 --hidden-size 7168 --ffn-hidden-size 18432 --num-attention-heads 128 "
+    "--vocab-size 129280 --q-lora-rank 1536 --num-experts 256 --moe-layer-freq [0]*3+[1]*58 --moe-ffn-hidden-size 2048 "
+    "--moe-shared-expert-intermediate-size 2048"
+)
+MOONLIGHT = (
+    f"{LATENT} --num-layers 27 --hidden-size 2048 --ffn-hidden-size 11264 --num-attention-heads 16 --vocab-size 163840 "
+    "--num-experts 64 --moe-layer-freq [0,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1] "
+    "--moe-ffn-hidden-size 1408 --moe-shared-expert-intermediate-size 2816"
+)
 RUN = (
     f"{QWEN3_8B} --actor-num-nodes 1 --actor-num-gpus-per-node 8 --colocate --rollout-batch-size 16 "
     "--n-samples-per-prompt 8 --global-batch-size 128 --num-rollout 100 --over-sampling-batch-size 24 "
     "--rollout-max-response-len 16384 --rollout-max-context-len 18432 --use-dynamic-batch-size "
-    "--max-tokens-per-gpu 18432 --tensor-model-parallel-size 2 --recompute-granularity full "
+    "--max-tokens-per-gpu 18432 --input-key prompt --tensor-model-parallel-size 2 --recompute-granularity full "
     "--rollout-num-gpus-per-engine 2 --sglang-mem-fraction-static 0.7 --save-interval 20 --eval-interval 20"
 )
 HERE = doctor_options(Path("nowhere"))
@@ -46,8 +64,8 @@ def run(*more: str) -> Preflight:
 
 @pytest.mark.parametrize(
     ("words", "billions", "cache_bytes"),
-    [(QWEN3_8B, 8.19, 147_456), (QWEN3_30B, 30.5, 98_304)],
-    ids=["Qwen3-8B", "Qwen3-30B-A3B"],
+    [(QWEN3_8B, 8.19, 147_456), (QWEN3_30B, 30.5, 98_304), (DEEPSEEK_V3, 671, 70_272), (MOONLIGHT, 15.96, 31_104)],
+    ids=["Qwen3-8B", "Qwen3-30B-A3B", "DeepSeek-V3", "Moonlight-16B-A3B"],
 )
 def test_model_size_equals_published_parameters(words: str, billions: float, cache_bytes: int) -> None:
     size = model_size(TrainingCommand(tuple(words.split())))
@@ -58,7 +76,42 @@ def test_model_size_equals_published_parameters(words: str, billions: float, cac
 
 def test_model_size_is_unknown_without_megatron_arguments() -> None:
     assert model_size(TrainingCommand(("--lr", "1"))) is None
-    assert model_size(TrainingCommand((*QWEN3_8B.split(), "--multi-latent-attention"))) is None
+    assert model_size(TrainingCommand(())) is None
+
+
+@pytest.mark.parametrize(
+    ("frequency", "sparse"),
+    [("1", 48), ("2", 24), ("[0]*3+[1]*45", 45), ("[0, 1]*24", 24), ("[1]*99", 48), ("null", 48), ("1e400", 48)],
+)
+def test_model_size_reads_the_layers_with_experts(frequency: str, sparse: int) -> None:
+    size = model_size(TrainingCommand((*QWEN3_30B.split(), "--moe-layer-freq", frequency)))
+    assert size is not None
+    assert size.experts == sparse * 128 * 3 * 2048 * 768
+
+
+def test_training_memory_splits_experts_like_layers_by_default() -> None:
+    """Megatron-LM's --expert-tensor-parallel-size is the tensor parallel size by default."""
+    words = shlex.split(f"{RUN} {QWEN3_30B} --tensor-model-parallel-size 4 --expert-model-parallel-size 2")
+    size = model_size(TrainingCommand(tuple(words)))
+    assert size is not None
+    whole, split = (
+        training_memory(TrainingCommand((*words, *more)), size)["weights and gradients"]
+        for more in (("--expert-tensor-parallel-size", "1"), ())
+    )
+    assert (whole, split) == pytest.approx([6e-9 * (size.shared / 4 + size.experts / gpus) for gpus in (2, 8)])
+
+
+def test_engine_cache_of_data_parallel_attention_is_in_parts() -> None:
+    """Each of 8 GPUs holds whole tokens of DeepSeek-V3; with data parallelism, of other episodes each."""
+    words = (*shlex.split(RUN), *DEEPSEEK_V3.split(), "--rollout-num-gpus-per-engine", "64")
+    size = model_size(TrainingCommand(words))
+    assert size is not None
+    one = engine_cache(TrainingCommand(words), size, 80)
+    more = engine_cache(TrainingCommand((*words, "--sglang-enable-dp-attention", "--sglang-dp-size", "8")), size, 80)
+    assert one is not None
+    assert more is not None
+    assert one.tokens == pytest.approx((80 * 0.7 - 2 * 671.03 / 64) * 1e9 / 70_272, rel=0.001)
+    assert (more.tokens, more.parts) == (8 * one.tokens, 8)
 
 
 def test_memory_arithmetic_equals_the_documented_table() -> None:
@@ -101,6 +154,16 @@ def test_memory_arithmetic_equals_the_documented_table() -> None:
             "128 episodes of 9,216",
             "--sglang-server-concurrency to 70",
         ),
+        (Preflight.check_batch, "--actor-num-gpus-per-node 0", "batch", "error", "0 GPUs train", "number of GPUs"),
+        (
+            Preflight.check_evaluation,
+            "--rollout-function-path strands_rollout.generate_rollout_fully_async",
+            "evaluation",
+            "error",
+            "first evaluation",
+            "--watch",
+        ),
+        (Preflight.check_disk, f"--save /{'n' * 300}", "disk", "error", "can't be used", "name a folder"),
         (Preflight.check_disk, "--num-rollout 20000 --save /", "disk", "error", "1000 checkpoints of 115", "free"),
     ],
 )
@@ -157,6 +220,40 @@ def test_check_context_reads_the_models_positions(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("config", "words", "positions"),
+    [
+        ({"text_config": {"max_position_embeddings": 8192}}, "", 8192),
+        ({"max_position_embeddings": 8192, "rope_scaling": {"rope_type": "linear", "factor": 4}}, "", None),
+        (
+            {"max_position_embeddings": 8192, "rope_scaling": {"factor": 4, "original_max_position_embeddings": 1}},
+            "",
+            8192,
+        ),
+        ({"max_position_embeddings": 8192}, "--sglang-context-length 32768", None),
+        ({"max_position_embeddings": "many"}, "", None),
+    ],
+)
+def test_check_context_reads_positions_as_sglang_does(
+    config: dict[str, Any], words: str, positions: int | None, tmp_path: Path
+) -> None:
+    folder = tmp_path / "models" / "Qwen3-8B"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    found = [each.found for each in run(words).check_context(doctor_options(tmp_path)) if each.status == "error"]
+    assert [f"the model has {positions} positions" in text for text in found] == ([True, True] if positions else [])
+
+
+def test_check_memory_takes_the_weights_from_the_models_files(tmp_path: Path) -> None:
+    """A model in FP8 leaves more room for the cache than its parameters in bf16."""
+    folder = tmp_path / "models" / "Qwen3-8B"
+    folder.mkdir(parents=True)
+    with (folder / "model-1.safetensors").open("wb") as file:
+        file.truncate(8 * 10**9)
+    found = find_only(run().check_memory(doctor_options(tmp_path)), "command: KV cache")
+    assert "4 GB of weights a GPU" in found.found
+
+
 def test_memory_is_compared_with_this_machines_gpu(tmp_path: Path) -> None:
     env = write_program(tmp_path / "bin", "nvidia-smi", "echo '24564, NVIDIA RTX'")
     found = run().check_memory(doctor_options(tmp_path, env))
@@ -176,9 +273,9 @@ def data(tmp_path: Path) -> Path:
 
 def test_measure_prompts_counts_system_prompt_and_tools(data: Path) -> None:
     options = doctor_options(REPOSITORY, tokenizer=SHIPPED)
-    measured = measure_prompts(data, options)
+    measured = measure_prompts(str(data), options)
     assert (measured.rows, len(measured.lengths)) == (300, 100)
-    without = measure_prompts(data, doctor_options(data.parent, tokenizer=SHIPPED, changes=["tools=[]"]))
+    without = measure_prompts(str(data), doctor_options(data.parent, tokenizer=SHIPPED, changes=["tools=[]"]))
     assert min(measured.lengths) - min(without.lengths) > 100
 
 
@@ -196,6 +293,71 @@ def test_check_data_compares_prompts_with_the_context(words: str, status: str, f
     assert (result.status, found in result.found) == (status, True), result
 
 
+def test_check_data_finds_the_only_row_over_the_context(data: Path) -> None:
+    rows = data.read_text().splitlines()
+    rows[1] = json.dumps({**ROW, "prompt": [{"role": "user", "content": "word " * 20_000}]})
+    data.write_text("\n".join(rows))
+    (result,) = run(f"--prompt-data {data}").check_data(doctor_options(REPOSITORY, tokenizer=SHIPPED))
+    assert (result.status, "the limit is 18431" in result.found) == ("error", True), result
+
+
+def test_check_data_finds_the_only_broken_row(data: Path) -> None:
+    data.write_text(data.read_text() + '{"label": "2"}\n')
+    (result,) = run(f"--prompt-data {data}").check_data(doctor_options(REPOSITORY, tokenizer=SHIPPED))
+    assert (result.status, "train.jsonl:301: " in result.found) == ("error", True), result
+
+
+def test_data_of_the_command_is_read_as_slime_reads_it(data: Path) -> None:
+    """slime takes rows by `@[start:end]`, and names keys by --input-key and --label-key."""
+    rows = [{"question": json.loads(line)["prompt"], "answer": "2"} for line in data.read_text().splitlines()]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    preflight = run(f"--prompt-data {data}@[10:40] --input-key question --label-key answer")
+    options = preflight.with_files(doctor_options(REPOSITORY, tokenizer=SHIPPED))
+    (result,) = preflight.check_data(options)
+    assert "30 of 30 rows" in result.found
+    assert {finding.status for finding in check_data(options)} == {"ok"}
+    (empty,) = run(f"--prompt-data {data}@[300:]").check_data(options)
+    assert (empty.status, "selects no rows" in empty.found) == ("error", True)
+
+
+@pytest.mark.parametrize("text", ["", "\n \n"])
+def test_check_data_reports_an_empty_file(text: str, data: Path) -> None:
+    data.write_text(text)
+    (result,) = run(f"--prompt-data {data}").check_data(HERE)
+    assert (result.status, "no rows" in result.found) == ("error", True), result
+
+
+def test_check_evaluation_reads_the_eval_config(tmp_path: Path) -> None:
+    path = tmp_path / "eval.yaml"
+    (missing,) = run(f"--eval-config {path}").check_evaluation(HERE)
+    assert (missing.status, "does not exist" in missing.found) == ("warning", True)
+    path.write_text("eval: {datasets: [{name: aime, path: /nowhere.jsonl}]}")
+    (wrong,) = run(f"--eval-config {path}").check_evaluation(HERE)
+    assert (wrong.status, "/nowhere.jsonl" in wrong.found) == ("error", True), wrong
+
+
+ODD_VALUES = [
+    *("0", "-1", "1", "3", "x", "", "null", '{"a":1}', "1e400", "nan", "9" * 5000, "9" * 30, "²", "1.5", "[1,1", "a=b"),
+    *("\0", f"/{'n' * 300}", "/root/x", "[0]*3+[1]*99999999999999999999"),
+]
+
+
+def test_preflight_survives_any_command() -> None:
+    """Checks of commands with random flags of slime, Megatron-LM and SGLang, and odd values, have no bug."""
+    rng = random.Random(35)
+    known = [flag["names"][-1] for flag in json.loads(RECORD.read_text(encoding="utf-8"))["flags"]]
+    sources = map(inspect.getsource, (preflight, training_command))
+    read = re.findall(r'"(--[a-z-]+)"', "".join(sources))
+    checks = ("check_context", "check_memory", "check_disk", "check_data", "check_evaluation", "summarize")
+    for _ in range(150):
+        flags = [rng.choice(rng.choice([known, read, read])) for _ in range(rng.randint(1, 6))]
+        values = [rng.choices(ODD_VALUES, k=rng.choice([0, 1, 1, 1, 2])) for _ in flags]
+        words = [word for flag, given in zip(flags, values, strict=True) for word in (flag, *given)]
+        found = Preflight((*shlex.split(f"{RUN} {rng.choice([QWEN3_8B, QWEN3_30B, DEEPSEEK_V3])}"), *words), "it")
+        for name in checks:
+            assert list(getattr(found, name)(found.with_files(HERE))) is not None, words
+
+
 class Judge(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200 if self.headers["authorization"] == "Bearer right" else 401)
@@ -204,7 +366,7 @@ class Judge(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None: ...
 
 
-@pytest.mark.parametrize(("key", "status"), [("right", "ok"), ("wrong", "error")])
+@pytest.mark.parametrize(("key", "status"), [("right", "ok"), ("wrong", "error"), ("clé", "error")])
 def test_check_judges_asks_each_judge(key: str, status: str, tmp_path: Path) -> None:
     with HTTPServer(("127.0.0.1", 0), Judge) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

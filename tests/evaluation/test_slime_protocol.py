@@ -70,14 +70,15 @@ def test_missing_problems_are_marked_in_the_name(data: Path) -> None:
     assert under("qwen3", data).measurement.changes == ("1 of 30 problems",)
 
 
-def run(data: Path, *arguments: str, protocol: str = "qwen3") -> int:
+def run(data: Path, *options: str, protocol: str = "qwen3", further: str | None = None) -> int:
     config, out = str(CONFIGS / "math_code.yaml"), str(data.parent / "out")
-    return main(["--protocol", protocol, "--config", config, "--out", out, *arguments, f"aime-2024={data}"])
+    sets = [f"aime-2024={data}", *([] if further is None else [further])]
+    return main(["--protocol", protocol, "--config", config, "--out", out, *options, *sets])
 
 
 def test_main_writes_sets_and_prints_slimes_arguments(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(data) == 0
-    config = data.parent / "out" / "eval.json"
+    (config,) = data.parent.glob("out/*/eval.json")
     lengths = ["--eval-max-response-len", "38912", "--eval-max-context-len", "40960"]
     printed = capsys.readouterr()
     assert printed.out.split() == ["--eval-config", str(config), *lengths]
@@ -107,6 +108,62 @@ def test_main_refuses_unknown_protocols_and_short_models(
     (data.parent / "config.json").write_text('{"max_position_embeddings": 32768}')
     assert run(data, "--model", str(data.parent), protocol=protocol) == 1
     assert words in capsys.readouterr().err
+
+
+def test_main_keeps_the_files_of_another_job(data: Path) -> None:
+    """A job that starts later in the same folder, with other samples or problems, leaves an earlier job's files."""
+    assert run(data) == 0
+    (config,) = data.parent.glob("out/*/eval.json")
+    (entry,) = json.loads(config.read_text())["eval"]["datasets"]
+    before = (config.read_bytes(), Path(entry["path"]).read_bytes())
+    assert run(data) == 0  # a restart
+    assert len(list(data.parent.glob("out/*/eval.json"))) == 1
+    assert run(data, "--samples", "8") == 0
+    data.write_text(data.read_text().replace("3 + 0?", "3 + 1?"))
+    assert run(data) == 0
+    assert len(list(data.parent.glob("out/*/eval.json"))) == 3
+    assert (config.read_bytes(), Path(entry["path"]).read_bytes()) == before
+
+
+def test_main_keeps_labels_and_metadata(data: Path) -> None:
+    row = {
+        "prompt": "1 + 0?",
+        "label": ["1", 2],
+        "metadata": {"source": "x", "strands_rollout_settings": {"tools": []}},
+    }
+    data.write_text(json.dumps(row) + "\n")
+    assert run(data, protocol="tool") == 0
+    (written,) = data.parent.glob("out/*/aime-2024@tool+modified.jsonl")
+    found = json.loads(written.read_text())
+    assert (found["label"], found["metadata"]["source"]) == (["1", 2], "x")
+    assert found["metadata"]["strands_rollout_settings"]["tools"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("aime-2024", "expected NAME=PATH"),
+        ("=x.jsonl", "expected NAME=PATH"),
+        ("a/b=x.jsonl", "expected NAME=PATH"),
+        ("other=/nowhere.jsonl", "/nowhere.jsonl does not exist"),
+        ("aime-2024=/nowhere.jsonl", "another name for each"),
+    ],
+)
+def test_main_refuses_wrong_sets(entry: str, words: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(data, further=entry) == 1
+    assert words in capsys.readouterr().err
+    assert not (data.parent / "out").exists()
+
+
+def test_main_reports_a_folder_that_it_can_not_write(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (data.parent / "out").write_text("a file")
+    assert run(data) == 1
+    assert "choose another folder with --out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("setting", ["max_staleness", "max_sample_staleness"])
+def test_settings_of_the_training_do_not_modify_a_protocol(setting: str, data: Path) -> None:
+    assert under("qwen3", data, RolloutSettings(**{setting: 4})).name == "aime-2024@qwen3"
 
 
 def test_every_protocol_is_accepted_by_name(data: Path) -> None:

@@ -1,6 +1,7 @@
 """EVAL_PROTOCOL, EVAL_TOP_P and EVAL_TOP_K of the launch scripts."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def test_protocol_sets_lengths_within_the_context(script: str, stage: Stage) -> 
     finished = stage.run(script, "--dry-run", EVAL_PROTOCOL="qwen3", EVAL_SETS="aime-2024")
     assert finished.returncode == 0, finished.stderr
     words = words_of(finished.stdout)
-    assert value_of(words, "--eval-config").endswith("/protocol-qwen3/eval.json")
+    assert re.search(r"/protocol-qwen3/\w+/eval\.json$", value_of(words, "--eval-config"))
     lengths = [value_of(words, f"--eval-max-{part}-len") for part in ("response", "context")]
     assert lengths == ["38912", "40960"]
     assert not {"--eval-prompt-data", "--eval-temperature", "--n-samples-per-eval-prompt"} & set(words)
@@ -41,7 +42,8 @@ def test_protocol_sets_lengths_within_the_context(script: str, stage: Stage) -> 
 def test_protocol_files_are_written_before_a_run(stage: Stage) -> None:
     finished = stage.run(TRAIN, "--eval-protocol", "qwen3", "--eval-samples", "4", SAVE_DIR=str(stage.root / "run"))
     assert finished.returncode == 0, finished.stderr
-    (entry,) = json.loads((stage.root / "run/protocol-qwen3/eval.json").read_text())["eval"]["datasets"]
+    (config,) = stage.root.glob("run/protocol-qwen3/*/eval.json")
+    (entry,) = json.loads(config.read_text())["eval"]["datasets"]
     assert (entry["name"], entry["n_samples_per_eval_prompt"]) == ("aime-2024@qwen3+modified", 4)
     assert len(stage.calls_of("ray", "job", "submit")) == 1
 

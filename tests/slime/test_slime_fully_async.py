@@ -1,7 +1,6 @@
 """slime's fully-async rollout, whose weight updates interrupt the engine while episodes run."""
 
 import asyncio
-import importlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,7 +10,7 @@ from interruptible_policy import ANSWER, call, paced, turn
 from slime_interruptions import PROGRAM, Begin, Scene, facts_of
 from slime_run import trained_tokens
 
-from strands_rollout.slime_plugin.fully_async import generate_rollout_fully_async, groups_in_flight
+from strands_rollout.slime_plugin.fully_async import generate_rollout_fully_async
 
 pytestmark = pytest.mark.slime
 
@@ -78,13 +77,29 @@ async def test_fully_async_resumes_returned_groups(begin: Begin, player: Any) ->
     assert trained == sum(len(scene.planned_ids(sample)) for sample in samples)
 
 
-async def test_max_sample_staleness_limits_groups_in_flight(begin: Begin) -> None:
-    path, settings = "strands_rollout.generate_rollout_fully_async", {"max_sample_staleness": 3}
-    given = {"rollout_function_path": path, "rollout_batch_size": 6, "settings": settings}
-    scene = await started(begin, lambda _asked: paced(0.001), 12, **given)
-    samples, _ = await trained_through_updates(scene, "abort", every_s=0.2, most=3)
-    module = importlib.import_module("slime.rollout.fully_async_rollout")
-    assert module._global_worker.concurrency == groups_in_flight(3, prompts=6, slots=12) == 6
-    assert ({sample.status.value for sample in samples}, scene.problems(samples)) == ({"completed"}, [])
+PATH = "strands_rollout.generate_rollout_fully_async"
+
+
+async def test_max_sample_staleness_limits_started_groups(begin: Begin) -> None:
+    """A step takes four groups; with two versions to wait, eight others are in play or wait, and none is lost."""
+    given = {"rollout_function_path": PATH, "rollout_batch_size": 4, "settings": {"max_sample_staleness": 3}}
+    scene = await started(begin, lambda _asked: paced(0.001), 24, **given)
+    source, drawn, trained = scene.rollouts.manager.data_source, list[int](), list[int]()
+    draw = source.get_samples
+
+    def counted(count: int) -> Any:
+        found = draw(count)
+        drawn.extend(group[0].group_index for group in found)
+        return found
+
+    source.get_samples = counted
+    for _ in range(4):
+        samples, _ = await trained_through_updates(scene, "abort", every_s=0.2, most=3)
+        assert ({sample.status.value for sample in samples}, scene.problems(samples)) == ({"completed"}, [])
+        trained += {sample.group_index for sample in samples}
+        await asyncio.sleep(2.5)  # slime's worker looks for new groups each second
+        assert len(drawn) == len(trained) + 8
+    assert len(set(trained)) == 16
+    assert set(trained) <= set(drawn)
     with pytest.raises(ValueError, match="evaluation"):
         generate_rollout_fully_async(scene.rollouts.args, 0, None, evaluation=True)

@@ -65,7 +65,8 @@ def test_protocol_config_is_read_by_slime(tmp_path: Path) -> None:
     data = tmp_path / "aime-2024.jsonl"
     data.write_text('{"prompt": [{"role": "user", "content": "1 + 0?"}], "label": "1"}\n')
     assert slime_protocol.main(["--protocol", "qwen3", "--out", str(tmp_path / "out"), f"aime-2024={data}"]) == 0
-    config = OmegaConf.to_container(OmegaConf.load(tmp_path / "out/eval.json"), resolve=True)["eval"]
+    (path,) = tmp_path.glob("out/*/eval.json")
+    config = OmegaConf.to_container(OmegaConf.load(path), resolve=True)["eval"]
     (found,) = build_eval_dataset_configs(SimpleNamespace(), ensure_dataset_list(config["datasets"]), {})
     values = (found.name, found.n_samples_per_eval_prompt, found.temperature, found.top_p, found.top_k)
     assert values == ("aime-2024@qwen3+modified", 64, 0.6, 0.95, 20)

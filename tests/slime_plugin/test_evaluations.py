@@ -79,6 +79,11 @@ def test_pass_rates_of_whole_problems_equal_slimes(size: int) -> None:
     assert pass_rates(enumerate(rewards), size) == pytest.approx(slimes_pass_rates(rewards, size))
 
 
+def test_pass_rates_count_every_kind_of_one() -> None:
+    rewards = [True, 1, np.float32(1), np.True_, False, None, "1", {"score": 1}]
+    assert pass_rates(enumerate(rewards), 8)["pass@1"] == 0.5
+
+
 def test_pass_rates_keep_a_problem_with_a_missing_sample() -> None:
     kept = [(0, 1.0), (1, 0.0), (3, 0.0), (4, 0.0), (5, 0.0), (6, 1.0), (7, 1.0)]
     assert pass_rates(kept, 4) == pytest.approx(

@@ -3,7 +3,7 @@
 
 # The values of a row become the defaults of the settings; `row` describes them.
 _model_keys="hub source nodes gpus tp tp_async pp first last cp ep tokens response engine memory offload estimator clip clip_high"
-_model_keys+=" attention parser thinking r3 fp8 weights conversion_nodes conversion_gpus conversion environment concurrency further"
+_model_keys+=" attention parser thinking r3 fp8 weights conversion_nodes conversion_gpus conversion environment concurrency slots further"
 
 # row KEY=VALUE...: set model_KEY for each key, to the value or to its default.
 #   hub          id on the Hugging Face hub
@@ -24,6 +24,7 @@ _model_keys+=" attention parser thinking r3 fp8 weights conversion_nodes convers
 #   weights      format of the hub's weights
 #   conversion_nodes, conversion_gpus, conversion  nodes, GPUs per node and arguments for slime's converter
 #   concurrency  episodes per engine, if the same GPUs generate and train in turns
+#   slots        episodes per engine in an asynchronous training, if the cache of an engine holds fewer than 64
 #   environment  environment variables of the job, as NAME=VALUE
 #   further      further arguments for slime
 row() {
@@ -58,7 +59,7 @@ model_row() {
     qwen3-1.7B) row hub=Qwen/Qwen3-1.7B source="like qwen3-4B" gpus=4 tp=2 response=16384 engine=2 memory=0.7 parser=hermes ;;
     qwen3-4B) row hub=Qwen/Qwen3-4B source=scripts/run-qwen3-4B.sh gpus=4 tp=2 response=16384 engine=2 memory=0.7 parser=hermes ;;
     qwen3-4B-Instruct-2507) row hub=Qwen/Qwen3-4B-Instruct-2507 source=examples/tau-bench/run_qwen3_4B.sh \
-      gpus=4 tp=2 response=16384 engine=1 memory=0.7 parser=hermes thinking=off ;;
+      gpus=4 tp=2 response=16384 engine=1 memory=0.7 parser=hermes thinking=off slots=32 ;;
     qwen3-8B) row hub=Qwen/Qwen3-8B source=examples/strands_sglang/strands_qwen3_8b.sh \
       tp=2 tp_async=4 response=16384 engine=2 memory=0.7 parser=hermes ;;
     qwen3-14B) row hub=Qwen/Qwen3-14B source="like qwen3-32B" tp=8 tokens=20480 engine=8 memory=0.7 offload=1 parser=hermes \
@@ -134,7 +135,7 @@ model_row() {
         --sglang-deepep-mode auto $_deepep
         --apply-chat-template-kwargs {\"chat_template\":\"deepseek_r1_tools\",\"thinking\":true}" ;;
     mimo-7B-rl) row hub=XiaomiMiMo/MiMo-7B-RL source=scripts/run-mimo-7B-rl-eagle.sh \
-      tp=2 tokens=9216 engine=1 memory=0.7 parser=auto thinking=always further="--sglang-attention-backend fa3" ;;
+      tp=2 tokens=9216 engine=1 memory=0.7 parser=auto thinking=always slots=56 further="--sglang-attention-backend fa3" ;;
     *) return 1 ;;
   esac
 }

@@ -161,6 +161,16 @@ colocated_training() {
   launch train.py
 }
 
+# Print the default of SGLANG_CONCURRENCY: the episodes that the cache of an engine holds, or fewer if the staleness allows fewer
+# episodes at once (max_started_groups in strands_rollout/slime_plugin/fully_async.py) than all engines together could play.
+_episodes_per_engine() {
+  local slots="${model_slots:-64}" engines=$((ROLLOUT_GPUS / GPUS_PER_ENGINE)) steps=$((MAX_SAMPLE_STALENESS - 1)) started
+  started=$(((steps > 1 ? steps : 1) * ROLLOUT_BATCH_SIZE * N_SAMPLES_PER_PROMPT))
+  engines=$((engines > 0 ? engines : 1))
+  started=$(((started + engines - 1) / engines))
+  printf '%s' "$((started < slots ? started : slots))"
+}
+
 # fully_async_training TEXT RUN_NAME: the complete script of a training in which some GPUs generate all the time, and the others train
 # on finished episodes. slime's fully asynchronous rollout has no evaluation, no dynamic sampling and no partial rollouts.
 fully_async_training() {
@@ -170,7 +180,6 @@ fully_async_training() {
   if [[ $NUM_NODES -eq 1 ]]; then gpus="$((NUM_GPUS / 2))"; else nodes="$((NUM_NODES / 2))"; fi
   setting ACTOR_NODES "$nodes" "nodes with GPUs that train" count
   setting ACTOR_GPUS "$gpus" "GPUs that train on each of ACTOR_NODES; all others generate" count
-  setting SGLANG_CONCURRENCY 64 "concurrent episodes per engine" count
   setting MAX_SAMPLE_STALENESS 4 "maximum weight versions by which a trained sample may be older than the newest; also limits the groups in flight" count
   # Memory in GB of a GPU that trains, if four GPUs share the 8.2e9 parameters (TP is TENSOR_PARALLEL):
   #                                                                       TP 4           TP 2, two replicas
@@ -188,9 +197,11 @@ fully_async_training() {
     default_tensor_parallel="$model_tp_async"
   fi
   training_settings "$2"
+  ROLLOUT_GPUS="$((NUM_GPUS * NUM_NODES - ACTOR_GPUS * ACTOR_NODES))"
+  setting SGLANG_CONCURRENCY "$(_episodes_per_engine)" \
+    "concurrent episodes per engine; default: 64, or fewer if MAX_SAMPLE_STALENESS or the cache allows fewer" count
   pass_rate_settings
   end_of_settings "$1" "bash $0 --actor-gpus 4 -- --update-weights-interval 2"
-  ROLLOUT_GPUS="$((NUM_GPUS * NUM_NODES - ACTOR_GPUS * ACTOR_NODES))"
   [[ $ROLLOUT_GPUS -gt 0 ]] || usage_error "$((ACTOR_GPUS * ACTOR_NODES)) of $((NUM_GPUS * NUM_NODES)) GPUs train (ACTOR_GPUS x ACTOR_NODES);" \
     "expected fewer, so that some GPUs generate"
   for name in PARTIAL_ROLLOUT DYNAMIC_SAMPLING; do

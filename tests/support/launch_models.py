@@ -8,7 +8,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
 _KEYS = ["hub", "source", "nodes", "gpus", "tp", "pp", "first", "last", "cp", "ep", "tokens", "engine", "memory"]
-_KEYS += ["offload", "parser", "weights", "further"]
+_KEYS += ["offload", "parser", "weights", "fp8", "further"]
 
 
 def model_rows() -> dict[str, dict[str, str]]:

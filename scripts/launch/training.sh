@@ -161,6 +161,16 @@ colocated_training() {
   launch train.py
 }
 
+# Print the default of SGLANG_CONCURRENCY: an engine's share of the episodes that strands_rollout.generate_rollout_fully_async plays
+# at once, at most those that its cache holds. More slots would stay empty.
+_async_concurrency() {
+  local engines=$((ROLLOUT_GPUS / GPUS_PER_ENGINE)) groups=$(((MAX_SAMPLE_STALENESS - 1) * ROLLOUT_BATCH_SIZE / 2))
+  local share most="${model_concurrency:-64}"
+  engines=$((engines > 0 ? engines : 1)) groups=$((groups > 0 ? groups : 1))
+  share=$(((groups * N_SAMPLES_PER_PROMPT + engines - 1) / engines))
+  printf '%s' "$((share < most ? share : most))"
+}
+
 # fully_async_training TEXT RUN_NAME: the complete script of a training in which some GPUs generate all the time, and the others train
 # on finished episodes. slime's fully asynchronous rollout has no evaluation, no dynamic sampling and no partial rollouts.
 fully_async_training() {
@@ -170,7 +180,6 @@ fully_async_training() {
   if [[ $NUM_NODES -eq 1 ]]; then gpus="$((NUM_GPUS / 2))"; else nodes="$((NUM_NODES / 2))"; fi
   setting ACTOR_NODES "$nodes" "nodes with GPUs that train" count
   setting ACTOR_GPUS "$gpus" "GPUs that train on each of ACTOR_NODES; all others generate" count
-  setting SGLANG_CONCURRENCY 64 "concurrent episodes per engine" count
   setting MAX_SAMPLE_STALENESS 4 "maximum weight versions by which a trained sample may be older than the newest; also limits the groups in flight" count
   # Memory in GB of a GPU that trains, if four GPUs share the 8.2e9 parameters (TP is TENSOR_PARALLEL):
   #                                                                       TP 4           TP 2, two replicas
@@ -188,9 +197,11 @@ fully_async_training() {
     default_tensor_parallel="$model_tp_async"
   fi
   training_settings "$2"
+  ROLLOUT_GPUS="$((NUM_GPUS * NUM_NODES - ACTOR_GPUS * ACTOR_NODES))"
+  setting SGLANG_CONCURRENCY "$(_async_concurrency)" \
+    "concurrent episodes per engine; default: those that MAX_SAMPLE_STALENESS allows, at most those that the cache holds" count
   pass_rate_settings
   end_of_settings "$1" "bash $0 --actor-gpus 4 -- --update-weights-interval 2"
-  ROLLOUT_GPUS="$((NUM_GPUS * NUM_NODES - ACTOR_GPUS * ACTOR_NODES))"
   [[ $ROLLOUT_GPUS -gt 0 ]] || usage_error "$((ACTOR_GPUS * ACTOR_NODES)) of $((NUM_GPUS * NUM_NODES)) GPUs train (ACTOR_GPUS x ACTOR_NODES);" \
     "expected fewer, so that some GPUs generate"
   for name in PARTIAL_ROLLOUT DYNAMIC_SAMPLING; do

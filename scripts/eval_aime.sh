@@ -14,10 +14,10 @@ if [[ $has_model_row -eq 1 ]]; then
 fi
 setting NUM_GPUS "${default_gpus:-8}" "GPUs per node" count
 slime_settings
+watch_settings
 path_settings "$(printf '%s' "$model_name" | tr '[:upper:]' '[:lower:]')-aime"
 setting LOAD "$REF_LOAD" "checkpoint to evaluate, in Megatron's format: a run's SAVE_DIR, or the model's REF_LOAD" path
 setting CKPT_STEP "" "step of the checkpoint; default: the last checkpoint in LOAD" optional_count
-watch_settings
 size_settings
 evaluation_settings aime-2024,aime-2025
 pass_rate_settings
@@ -26,7 +26,7 @@ wandb_settings
 ray_settings
 end_of_settings "Evaluates a checkpoint on AIME 2024 and 2025 in slime, with the agent that is trained." \
   "bash $0 --load checkpoints/qwen3-8b-strands --ckpt-step 199 --eval-samples 32"
-if [[ -n "$WATCH" ]]; then
+if [[ -n "$WATCH" ]] && ! is_watched_evaluation; then
   watch_checkpoints "$@"
   exit
 fi
@@ -60,7 +60,7 @@ if [[ $dry_run -eq 0 ]]; then
   [[ "$LOAD" == "$REF_LOAD" ]] || require_path "$LOAD/latest_checkpointed_iteration.txt" "a checkpoint in Megatron's format" \
     "Name a run's SAVE_DIR, or the model's REF_LOAD"
   if [[ -n "$CKPT_STEP" ]]; then
-    require_path "$LOAD/$(printf 'iter_%07d' "$((10#$CKPT_STEP))")" "the checkpoint of step $CKPT_STEP" "LOAD has: $(cd "$LOAD" && echo iter_* release)"
+    require_path "$LOAD/$(printf 'iter_%07d' "$CKPT_STEP")" "the checkpoint of step $CKPT_STEP" "LOAD has: $(cd "$LOAD" && echo iter_* release)"
   fi
 fi
 launch train.py

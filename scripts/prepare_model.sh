@@ -25,6 +25,8 @@ slime_settings
 end_of_settings "Downloads a model and converts it to Megatron's format. Arguments after -- go to slime's converter." \
   "bash $0 --model Qwen/Qwen3-4B --model-dir /models"
 
+require_fp8_copy
+
 # Succeed if the model's config.json and all its files of weights exist.
 is_complete() {
   [[ -f "$HF_CHECKPOINT/config.json" ]] && python3 - "$HF_CHECKPOINT" <<'PYTHON'
@@ -105,7 +107,7 @@ convert() {
     python=(torchrun --nproc-per-node "$CONVERSION_GPUS" ${nodes[@]+"${nodes[@]}"})
   fi
   [[ $dry_run -eq 1 || $NODE_RANK -gt 0 ]] || rm -rf -- "$partial"
-  if [[ $CONVERSION_NODES -gt 1 && $NODE_RANK -eq 0 ]]; then
+  if [[ $CONVERSION_NODES -gt 1 && $NODE_RANK -eq 0 && $dry_run -eq 0 ]]; then
     echo "converting; now run this script on the $((CONVERSION_NODES - 1)) other nodes, with NODE_RANK=1 and so on" >&2
   fi
   # shellcheck disable=SC2086 # model_conversion is a list of words
@@ -137,10 +139,14 @@ fi
 if [[ $NODE_RANK -eq 0 ]]; then
   download
 fi
-if [[ $converts -eq 1 || $FP8_ROLLOUT -eq 1 && $DOWNLOAD_ONLY -eq 0 ]]; then
+copies=0
+if [[ $FP8_ROLLOUT -eq 1 && $DOWNLOAD_ONLY -eq 0 && ( $dry_run -eq 1 || ! -e "$HF_CHECKPOINT-FP8" ) ]]; then
+  copies=1
+fi
+if [[ $converts -eq 1 || $copies -eq 1 ]]; then
   cast_to_bf16
 fi
-if [[ $FP8_ROLLOUT -eq 1 && $DOWNLOAD_ONLY -eq 0 ]]; then
+if [[ $copies -eq 1 ]]; then
   make_copy "$HF_CHECKPOINT-FP8" convert_hf_to_fp8.py --model-dir "$bf16" --save-dir "$HF_CHECKPOINT-FP8.partial" --strategy block \
     --block-size 128 128 --max-workers 4
 fi

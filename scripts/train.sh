@@ -9,10 +9,14 @@ set -euo pipefail
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/slime_launch.sh"
 
 mode=colocated
-if [[ "${1:-}" == colocated || "${1:-}" == async ]]; then
-  mode="$1"
-  shift
-fi
+case "${1:-}" in
+  colocated | async)
+    mode="$1"
+    shift
+    ;;
+  -* | "") ;;
+  *) usage_error "got '$1'; expected colocated, async or an option" ;;
+esac
 read_options "$@"
 setting MODEL qwen3-8B "model: a row of scripts/launch/models.sh, a name of slime's scripts/models, or an id on the hub"
 use_model "$MODEL"

@@ -2,25 +2,20 @@
 # Evaluation in slime: data sets, sampling, and the protocols whose numbers can be compared with others.
 
 evaluation_settings() {
-  local samples response
+  local samples=16 length="$MAX_RESPONSE_LEN" one=1.0
   # shellcheck disable=SC2034 # job.sh checks the files of an evaluation
   _evaluates=1
   setting EVAL_SETS "$1" "data sets to evaluate on, separated by commas: NAME is DATA_DIR/NAME.jsonl" names
   setting EVAL_CONFIG "" "slime's --eval-config instead of EVAL_SETS, such as configs/aime_eval.yaml" path
   setting EVAL_PROTOCOL "" "protocol of EVAL_SETS: qwen3 or tool; sets sampling, lengths, samples, prompt and agent, and the metric's name"
-  samples="$(without_protocol 16)" response="$(without_protocol "$MAX_RESPONSE_LEN")"
+  if [[ -n "$EVAL_PROTOCOL" ]]; then samples="" length="" one=""; fi # the protocol has them
   setting EVAL_SAMPLES "$(smoke_or_full 1 "$samples")" "samples per problem; default: 16, or the protocol's" optional_count
-  setting EVAL_MAX_RESPONSE_LEN "$(smoke_or_full "$MAX_RESPONSE_LEN" "$response")" \
+  setting EVAL_MAX_RESPONSE_LEN "$(smoke_or_full "$MAX_RESPONSE_LEN" "$length")" \
     "maximum tokens of a response in evaluation; default: MAX_RESPONSE_LEN, or the protocol's" optional_count
-  setting EVAL_TEMPERATURE "$(without_protocol 1.0)" "sampling temperature in evaluation; default: 1.0, or the protocol's" optional_number
-  setting EVAL_TOP_P "$(without_protocol 1.0)" "top-p in evaluation; default: 1.0, or the protocol's" optional_number
+  setting EVAL_TEMPERATURE "$one" "sampling temperature in evaluation; default: 1.0, or the protocol's" optional_number
+  setting EVAL_TOP_P "$one" "top-p in evaluation; default: 1.0, or the protocol's" optional_number
   setting EVAL_TOP_K "" "top-k in evaluation; default: all tokens, or the protocol's" optional_count
-  [[ ! "$EVAL_SAMPLES" =~ ^0+$ ]] || usage_error "got EVAL_SAMPLES='$EVAL_SAMPLES'; expected a whole number of at least 1"
-}
-
-# without_protocol DEFAULT: print DEFAULT, or nothing if a protocol sets the value.
-without_protocol() {
-  if [[ -z "$EVAL_PROTOCOL" ]]; then printf '%s' "$1"; fi
+  [[ "$EVAL_SAMPLES" != 0 ]] || usage_error "got EVAL_SAMPLES='$EVAL_SAMPLES'; expected a whole number of at least 1"
 }
 
 evaluation_arguments() {

@@ -164,7 +164,7 @@ model_row_arguments() {
   if [[ -n "${model_concurrency:-}" && " ${arguments[*]} " != *" --sglang-server-concurrency "* ]]; then
     arguments+=(--sglang-server-concurrency "$model_concurrency")
   fi
-  if [[ -n "$THINKING" ]]; then
+  if [[ -n "$THINKING" && "${model_thinking:-on}" == on ]]; then
     arguments+=(--apply-chat-template-kwargs "{\"enable_thinking\": $([[ $THINKING -eq 1 ]] && printf true || printf false)}")
   fi
 }
@@ -204,7 +204,11 @@ require_sizes() {
     "PIPELINE_PARALLEL x CONTEXT_PARALLEL = $replica"
   [[ $((trainers % (EXPERT_PARALLEL * PIPELINE_PARALLEL))) -eq 0 ]] || usage_error "$trainers GPUs train; expected a multiple of" \
     "EXPERT_PARALLEL x PIPELINE_PARALLEL = $((EXPERT_PARALLEL * PIPELINE_PARALLEL))"
-  [[ "$THINKING" != 0 || "${model_thinking:-on}" != always ]] || usage_error "THINKING is 0, but $model_name always reasons"
+  case "${model_thinking:-on}:$THINKING" in
+    always:0) usage_error "THINKING is 0, but $model_name always reasons" ;;
+    off:1) usage_error "THINKING is 1, but $model_name does not reason" ;;
+  esac
+  require_fp8_copy
   [[ "$SAVE_DIR" != *[{}]* ]] || usage_error "SAVE_DIR is $SAVE_DIR; expected no braces, which slime reads as a placeholder"
   [[ $((ROLLOUT_GPUS % GPUS_PER_ENGINE)) -eq 0 ]] || usage_error "$ROLLOUT_GPUS GPUs generate; expected a multiple of" \
     "GPUS_PER_ENGINE=$GPUS_PER_ENGINE"
@@ -229,6 +233,7 @@ _prepare_model() {
     id="Qwen/$model_name"
   fi
   [[ "$SLIME_MODEL" == "${default_slime_model:-${model_name/#Q/q}}" ]] || name=" --slime-model $SLIME_MODEL"
+  [[ $FP8_ROLLOUT -eq 0 ]] || name+=" --fp8-rollout"
   printf '%s' "MODEL_DIR=$MODEL_DIR bash scripts/prepare_model.sh --model $id$name"
 }
 

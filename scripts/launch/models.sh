@@ -3,7 +3,7 @@
 
 # The values of a row become the defaults of the settings; `row` describes them.
 _model_keys="hub source nodes gpus tp tp_async pp first last cp ep tokens response engine memory offload estimator clip clip_high"
-_model_keys+=" attention parser thinking r3 fp8 weights conversion_nodes conversion_gpus conversion environment concurrency slots further"
+_model_keys+=" attention parser thinking r3 fp8 weights conversion_nodes conversion_gpus conversion environment concurrency further"
 
 # row KEY=VALUE...: set model_KEY for each key, to the value or to its default.
 #   hub          id on the Hugging Face hub
@@ -23,8 +23,8 @@ _model_keys+=" attention parser thinking r3 fp8 weights conversion_nodes convers
 #   fp8          1: the engines hold an FP8 copy of the weights
 #   weights      format of the hub's weights
 #   conversion_nodes, conversion_gpus, conversion  nodes, GPUs per node and arguments for slime's converter
-#   concurrency  episodes per engine, if the same GPUs generate and train in turns
-#   slots        episodes per engine in an asynchronous training, if the cache of an engine holds fewer than 64
+#   concurrency  episodes per engine: slime's number, or what the engine's cache holds (docs/training.md, "Asynchronous training");
+#                default: 64 in an asynchronous training, else slime's
 #   environment  environment variables of the job, as NAME=VALUE
 #   further      further arguments for slime
 row() {
@@ -44,6 +44,9 @@ row() {
 # SGLang's batch sizes for which slime's scripts capture CUDA graphs.
 _graphs="--sglang-cuda-graph-bs 1 2 4 8 $(seq -s ' ' 16 8 256)"
 _deepep="--moe-token-dispatcher-type flex --moe-enable-deepep"
+# from slime's docs/en/examples/deepseek-r1.md; Kimi-K2 has as many layers, and by its own default the converter splits no experts
+_conversion_of_61_layers="--tensor-model-parallel-size 1 --pipeline-model-parallel-size 8 --expert-tensor-parallel-size 1
+  --expert-model-parallel-size 4 --decoder-first-pipeline-num-layers 7 --decoder-last-pipeline-num-layers 6"
 _dp_attention="--sglang-enable-dp-attention --sglang-enable-dp-lm-head"
 
 # model_row NAME: set the model_* variables from NAME's row, or fail if there is no row.
@@ -52,22 +55,25 @@ model_row() {
     qwen2.5-0.5B) row hub=Qwen/Qwen2.5-0.5B-Instruct source=scripts/run-qwen2.5-0.5B-reproducibility.sh \
       tp=1 tokens=9216 engine=1 memory=0.7 parser=hermes thinking=off ;;
     qwen2.5-1.5B) row hub=Qwen/Qwen2.5-1.5B-Instruct source="like qwen2.5-3B" \
-      tp=2 tokens=9216 engine=2 memory=0.7 gpus=4 parser=hermes thinking=off ;;
+      tp=2 tokens=9216 engine=2 memory=0.7 gpus=4 concurrency=512 parser=hermes thinking=off ;;
     qwen2.5-3B) row hub=Qwen/Qwen2.5-3B source=examples/search-r1/run_qwen2.5_3B.sh \
-      tp=2 tokens=9216 engine=2 memory=0.7 gpus=4 parser=hermes thinking=off ;;
-    qwen3-0.6B) row hub=Qwen/Qwen3-0.6B source="like qwen3-4B" gpus=4 tp=2 response=16384 engine=2 memory=0.7 parser=hermes ;;
-    qwen3-1.7B) row hub=Qwen/Qwen3-1.7B source="like qwen3-4B" gpus=4 tp=2 response=16384 engine=2 memory=0.7 parser=hermes ;;
+      tp=2 tokens=9216 engine=2 memory=0.7 gpus=4 concurrency=512 parser=hermes thinking=off ;;
+    qwen3-0.6B) row hub=Qwen/Qwen3-0.6B source="like qwen3-4B" gpus=4 tp=2 response=16384 engine=2 memory=0.7 concurrency=96 \
+      parser=hermes ;;
+    qwen3-1.7B) row hub=Qwen/Qwen3-1.7B source="like qwen3-4B" gpus=4 tp=2 response=16384 engine=2 memory=0.7 concurrency=96 \
+      parser=hermes ;;
     qwen3-4B) row hub=Qwen/Qwen3-4B source=scripts/run-qwen3-4B.sh gpus=4 tp=2 response=16384 engine=2 memory=0.7 parser=hermes ;;
     qwen3-4B-Instruct-2507) row hub=Qwen/Qwen3-4B-Instruct-2507 source=examples/tau-bench/run_qwen3_4B.sh \
-      gpus=4 tp=2 response=16384 engine=1 memory=0.7 parser=hermes thinking=off slots=32 ;;
+      gpus=4 tp=2 response=16384 engine=1 memory=0.7 concurrency=32 parser=hermes thinking=off ;;
     qwen3-8B) row hub=Qwen/Qwen3-8B source=examples/strands_sglang/strands_qwen3_8b.sh \
       tp=2 tp_async=4 response=16384 engine=2 memory=0.7 parser=hermes ;;
-    qwen3-14B) row hub=Qwen/Qwen3-14B source="like qwen3-32B" tp=8 tokens=20480 engine=8 memory=0.7 offload=1 parser=hermes \
-      further="$_graphs" ;;
-    qwen3-32B) row hub=Qwen/Qwen3-32B source=scripts/run-qwen3-32B.sh tp=8 tokens=20480 engine=8 memory=0.7 offload=1 parser=hermes \
-      further="$_graphs" ;;
+    qwen3-14B) row hub=Qwen/Qwen3-14B source="like qwen3-32B" tp=8 tokens=20480 engine=8 memory=0.7 offload=1 \
+      concurrency=256 parser=hermes further="$_graphs" ;;
+    qwen3-32B) row hub=Qwen/Qwen3-32B source=scripts/run-qwen3-32B.sh tp=8 tokens=20480 engine=8 memory=0.7 offload=1 \
+      concurrency=144 parser=hermes further="$_graphs" ;;
     qwen3-30B-A3B) row hub=Qwen/Qwen3-30B-A3B source=scripts/run-qwen3-30B-A3B.sh \
-      tp=4 ep=8 tokens=20480 engine=8 memory=0.7 offload=1 parser=hermes r3=1 conversion_gpus=8 further="$_graphs" ;;
+      tp=4 ep=8 tokens=20480 engine=8 memory=0.7 offload=1 concurrency=192 parser=hermes r3=1 conversion_gpus=8 \
+      further="$_graphs" ;;
     qwen3-235B-A22B) row hub=Qwen/Qwen3-235B-A22B source=scripts/run-qwen3-235B-A22B.sh nodes=8 \
       tp=4 pp=4 last=22 cp=2 ep=16 tokens=16384 engine=32 memory=0.7 offload=1 estimator=gspo clip=4e-4 clip_high=4e-4 \
       parser=hermes fp8=1 conversion_gpus=8 \
@@ -90,7 +96,7 @@ model_row() {
       further="$_dp_attention --sglang-dp-size 4 --sglang-ep-size 4 --sglang-max-running-requests 512
         --sglang-mamba-scheduler-strategy extra_buffer --update-weight-buffer-size 2147483648 $_deepep" ;;
     glm4-9B) row hub=zai-org/GLM-Z1-9B-0414 source=scripts/run-glm4-9B.sh tp=2 cp=2 tokens=4608 engine=2 memory=0.7 \
-      parser=unknown thinking=always ;;
+      concurrency=448 parser=unknown thinking=always ;;
     glm4.7-30B-A3B) row hub=THUDM/GLM-4.7-Flash source="scripts/run-glm4.7-30B-A3B.sh, tests/test_glm4.7_30B_A3B_pd_mooncake.py" \
       tp=2 pp=2 last=23 cp=2 ep=4 tokens=8192 engine=8 memory=0.8 offload=1 parser=glm4 conversion_gpus=8 \
       further="$_dp_attention --sglang-dp-size 8 --sglang-moe-dense-tp-size 1 --sglang-cuda-graph-max-bs 64
@@ -112,30 +118,30 @@ model_row() {
         --data-pad-size-multiplier 4096 --log-probs-chunk-size 1024 --update-weight-buffer-size 2147483648 $_deepep" ;;
     kimi-k2) row hub=moonshotai/Kimi-K2-Instruct source=scripts/run-kimi-k2-Instruct.sh nodes=32 concurrency=1024 \
       tp=8 pp=8 last=5 cp=4 ep=32 tokens=16384 engine=16 memory=0.7 offload=1 parser=kimi_k2 thinking=off weights=fp8 \
-      conversion_nodes=4 conversion_gpus=8 \
+      conversion_nodes=4 conversion_gpus=8 conversion="$_conversion_of_61_layers" \
       further="$_dp_attention --sglang-dp-size 8 --sglang-moe-dense-tp-size 1 --sglang-ep-size 16
         --update-weight-buffer-size 2147483648 $_deepep" ;;
     kimi-k2-thinking) row hub=moonshotai/Kimi-K2-Thinking source=scripts/run-kimi-k2-Thinking.sh nodes=32 concurrency=1024 \
       tp=8 pp=8 last=5 cp=4 ep=32 tokens=16384 engine=16 memory=0.7 offload=1 parser=kimi_k2 thinking=always weights=int4 fp8=1 \
-      conversion_nodes=4 conversion_gpus=8 \
+      conversion_nodes=4 conversion_gpus=8 conversion="$_conversion_of_61_layers" \
       further="$_dp_attention --sglang-dp-size 8 --sglang-moe-dense-tp-size 1 --sglang-ep-size 16
         --update-weight-buffer-size 2147483648" ;;
     minimax-m2) row hub=MiniMaxAI/MiniMax-M2.5 source=scripts/run-minimax-m2.sh nodes=16 \
       tp=2 pp=2 ep=32 tokens=8192 engine=16 memory=0.7 offload=1 parser=minimax_m2 thinking=always weights=fp8 conversion_gpus=8 \
       further="--sglang-ep-size 16 --model-name minimax_m2" ;;
     moonlight) row hub=moonshotai/Moonlight-16B-A3B-Instruct source=scripts/run-moonlight-16B-A3B.sh \
-      tp=4 ep=8 tokens=8192 response=4096 engine=8 memory=0.7 offload=1 attention=auto parser=unknown thinking=off r3=1 \
+      tp=4 ep=8 tokens=8192 response=4096 engine=8 memory=0.7 offload=1 concurrency=512 attention=auto parser=unknown thinking=off r3=1 \
       conversion_gpus=8 further="$_graphs $_deepep" ;;
     deepseek-v3) row hub=deepseek-ai/DeepSeek-R1 source=scripts/run-deepseek-r1.sh nodes=16 concurrency=1024 \
       tp=8 pp=4 last=13 cp=4 ep=32 tokens=16384 engine=64 memory=0.7 offload=1 parser=deepseek_v3 thinking=always weights=fp8 \
       conversion_nodes=4 conversion_gpus=8 \
-      conversion="--tensor-model-parallel-size 1 --pipeline-model-parallel-size 8 --expert-tensor-parallel-size 1
-        --expert-model-parallel-size 4 --decoder-first-pipeline-num-layers 7 --decoder-last-pipeline-num-layers 6" \
+      conversion="$_conversion_of_61_layers" \
       further="$_dp_attention --sglang-ep-size 64 --sglang-dp-size 8 --sglang-moe-dense-tp-size 1 --sglang-moe-a2a-backend deepep
         --sglang-deepep-mode auto $_deepep
         --apply-chat-template-kwargs {\"chat_template\":\"deepseek_r1_tools\",\"thinking\":true}" ;;
     mimo-7B-rl) row hub=XiaomiMiMo/MiMo-7B-RL source=scripts/run-mimo-7B-rl-eagle.sh \
-      tp=2 tokens=9216 engine=1 memory=0.7 parser=auto thinking=always slots=56 further="--sglang-attention-backend fa3" ;;
+      tp=2 tokens=9216 engine=1 memory=0.7 concurrency=56 parser=auto thinking=always \
+      further="--sglang-attention-backend fa3" ;;
     *) return 1 ;;
   esac
 }
@@ -148,22 +154,27 @@ model_names() {
 has_model_row=0
 
 # use_model MODEL: set model_name and slime's name of the model, and take the defaults of the settings from its row. MODEL is the
-# name of a row, or an id on the hub. Without a row, only the names are set.
+# name of a row, an id on the hub or its last part, in upper or lower case. Without a row, only the names are set.
 use_model() {
   local name
-  for name in "$1" $(model_names); do
-    if model_row "$name" && [[ "$name" == "$1" || "$model_hub" == "$1" ]]; then
+  shopt -s nocasematch
+  for name in $(model_names); do
+    model_row "$name"
+    if [[ "$1" == "$name" || "$1" == "$model_hub" || "$1" == "${model_hub##*/}" ]]; then
       has_model_row=1
       default_hub_id="$model_hub"
       default_slime_model="$name"
       model_name="${model_hub##*/}"
-      return
+      break
     fi
   done
-  row parser=unknown
-  model_name="${1##*/}"
-  [[ -n "$model_name" ]] || usage_error "got MODEL='$1'; expected a model's id, such as Qwen/Qwen3-8B, or one of: $(model_names)"
-  default_hub_id="$1"
+  shopt -u nocasematch
+  if [[ $has_model_row -eq 0 ]]; then
+    row parser=unknown
+    model_name="${1##*/}"
+    [[ -n "$model_name" ]] || usage_error "got MODEL='$1'; expected a model's id, such as Qwen/Qwen3-8B, or one of: $(model_names)"
+    default_hub_id="$1"
+  fi
 }
 
 # use_model_sizes [async]: take the defaults of a job's sizes from the row of use_model. Without a row, ask for them by name. In an
@@ -195,4 +206,10 @@ use_model_sizes() {
   [[ -z "$missing" || $_wants_help -eq 1 ]] || usage_error "scripts/launch/models.sh has no" \
     "$([[ $has_model_row -eq 1 ]] && printf 'tool parser' || printf 'sizes') for $MODEL; set $missing" \
     "(docs/training.md, \"Adding a model\"). Rows: $(model_names)"
+}
+
+# Refuse an FP8 copy of weights that are FP8 on the hub.
+require_fp8_copy() {
+  [[ $FP8_ROLLOUT -eq 0 || "${model_weights:-bf16}" != fp8 ]] || usage_error "got FP8_ROLLOUT=1; expected 0: the hub has $model_name" \
+    "in FP8, so that the engines hold FP8 weights already"
 }

@@ -178,7 +178,7 @@ _start_ray() {
   _ray_log="$(mktemp)"
   ray_start_command
   echo "starting Ray; it stops when the job ends ..." >&2
-  (trap '' HUP && exec "${ray_start[@]}") >"$_ray_log" 2>&1 </dev/null &
+  (trap '' HUP && exec "${ray_start[@]}") >"$_ray_log" 2>&1 </dev/null 9>&- & # 9: the lock of watch.sh
   _ray_pid=$!
   while [[ $SECONDS -lt $deadline ]]; do
     if ! kill -0 "$_ray_pid" 2>/dev/null && ! wait "$_ray_pid"; then

@@ -121,7 +121,7 @@ _check_value() {
   local name="$1" value="$2" kind="$3" expected
   case "$kind" in
     name) [[ "$value" =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] && return || expected="letters, digits, dots, dashes and underscores" ;;
-    optional_count) [[ "$value" =~ ^[0-9]{0,9}$ ]] && return || expected="a whole number" ;;
+    optional_count) [[ "$value" =~ ^(0|[1-9][0-9]{0,8})?$ ]] && return || expected="a whole number without leading zeros" ;;
     count) [[ "$value" =~ ^[1-9][0-9]{0,8}$ ]] && return || expected="a whole number of at least 1, and less than a billion" ;;
     optional_number) [[ -z "$value" || "$value" =~ ^[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?$ ]] && return || expected="a number of at least 0" ;;
     number) [[ "$value" =~ ^[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?$ ]] && return || expected="a number of at least 0" ;;

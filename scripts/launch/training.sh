@@ -161,14 +161,13 @@ colocated_training() {
   launch train.py
 }
 
-# Print the default of SGLANG_CONCURRENCY: the episodes that the cache of an engine holds, or fewer if the staleness allows fewer
-# episodes at once (max_started_groups in strands_rollout/slime_plugin/fully_async.py) than all engines together could play.
-_episodes_per_engine() {
-  local slots="${model_slots:-64}" engines=$((ROLLOUT_GPUS / GPUS_PER_ENGINE)) steps=$((MAX_SAMPLE_STALENESS - 1)) started
-  started=$(((steps > 1 ? steps : 1) * ROLLOUT_BATCH_SIZE * N_SAMPLES_PER_PROMPT))
-  engines=$((engines > 0 ? engines : 1))
-  started=$(((started + engines - 1) / engines))
-  printf '%s' "$((started < slots ? started : slots))"
+# Print the default of SGLANG_CONCURRENCY: an engine's share of the episodes that strands_rollout.generate_rollout_fully_async starts
+# (max_started_groups in slime_plugin/fully_async.py), at most those that its cache holds. More slots would stay empty.
+_async_concurrency() {
+  local engines=$((ROLLOUT_GPUS / GPUS_PER_ENGINE)) steps=$((MAX_SAMPLE_STALENESS - 1)) share most="${model_concurrency:-64}"
+  engines=$((engines > 0 ? engines : 1)) steps=$((steps > 0 ? steps : 1))
+  share=$(((steps * ROLLOUT_BATCH_SIZE * N_SAMPLES_PER_PROMPT + engines - 1) / engines))
+  printf '%s' "$((share < most ? share : most))"
 }
 
 # fully_async_training TEXT RUN_NAME: the complete script of a training in which some GPUs generate all the time, and the others train
@@ -198,8 +197,8 @@ fully_async_training() {
   fi
   training_settings "$2"
   ROLLOUT_GPUS="$((NUM_GPUS * NUM_NODES - ACTOR_GPUS * ACTOR_NODES))"
-  setting SGLANG_CONCURRENCY "$(_episodes_per_engine)" \
-    "concurrent episodes per engine; default: 64, or fewer if MAX_SAMPLE_STALENESS or the cache allows fewer" count
+  setting SGLANG_CONCURRENCY "$(_async_concurrency)" \
+    "concurrent episodes per engine; default: those that MAX_SAMPLE_STALENESS allows, at most those that the cache holds" count
   pass_rate_settings
   end_of_settings "$1" "bash $0 --actor-gpus 4 -- --update-weights-interval 2"
   [[ $ROLLOUT_GPUS -gt 0 ]] || usage_error "$((ACTOR_GPUS * ACTOR_NODES)) of $((NUM_GPUS * NUM_NODES)) GPUs train (ACTOR_GPUS x ACTOR_NODES);" \

@@ -20,25 +20,20 @@ wandb_run() {
   WANDB_RESUME=allow
 }
 
-watch_settings() {
-  setting WATCH "" "SAVE_DIR of a run: evaluate each new checkpoint, until the script is stopped; needs GPUs that the run does not use" path
-  setting WATCH_UNTIL "" "with WATCH, step of the last checkpoint to evaluate; default: evaluate until stopped" optional_count
+# Succeed in the script that a watching script starts for one checkpoint.
+is_watched_evaluation() {
+  [[ -n "${STRANDS_ROLLOUT_EVAL_STEP:-}" ]]
 }
 
-# without_watch ARGUMENTS...: set kept_arguments to the arguments without the options that the loop sets for each evaluation.
-without_watch() {
-  kept_arguments=()
-  while [[ $# -gt 0 ]]; do
-    case "$1" in
-      --)
-        kept_arguments+=("$@")
-        return
-        ;;
-      --watch=* | --watch-until=* | --load=* | --ckpt-step=* | --dry-run) ;;
-      --watch | --watch-until | --load | --ckpt-step) if [[ $# -gt 1 ]]; then shift; fi ;;
-      *) kept_arguments+=("$1") ;;
-    esac
-    shift
+# The samples go below WATCH, so that two watched runs don't mix theirs.
+watch_settings() {
+  local name
+  setting WATCH "" "SAVE_DIR of a run: evaluate each new checkpoint, until the script is stopped; needs GPUs that the run does not use" path
+  setting WATCH_UNTIL "" "with WATCH, step of the last checkpoint to evaluate, such as NUM_ROLLOUT - 1; default: evaluate until stopped" optional_count
+  [[ -n "$WATCH" ]] || return 0
+  setting SAVE_DIR "$WATCH/evaluations/samples" "folder of the samples" path
+  is_watched_evaluation || for name in LOAD CKPT_STEP; do
+    ! is_given "$name" || usage_error "got WATCH and $name; expected one of them: WATCH evaluates the newest checkpoint"
   done
 }
 
@@ -49,37 +44,45 @@ _newest_step() {
   if [[ "$step" =~ ^[0-9]+$ ]]; then printf '%s' "$((10#$step))"; fi
 }
 
-# evaluate_checkpoint STEP: evaluate a checkpoint in a job of its own, with this script's options in kept_arguments. Hard links
-# keep its files while the job runs, because training removes a checkpoint after the next save.
-evaluate_checkpoint() {
-  local step="$1" folder held status=0 shared=1 run="${WANDB_RUN_ID:-}"
-  folder="$(printf 'iter_%07d' "$step")"
-  held="$WATCH/evaluations/held-$step"
-  rm -rf -- "$held"
+# hold_checkpoint STEP: set `held` to a folder with the checkpoint, which stays while the training removes it after its next save:
+# hard links, or WATCH itself on a file system without them. Fail if the training has saved another one meanwhile, because it
+# may have removed files of this one before they were linked.
+hold_checkpoint() {
+  held="$WATCH/evaluations/held-$1"
   mkdir -p -- "$held"
-  if ! cp -al -- "$WATCH/$folder" "$held/" 2>/dev/null; then
-    rm -rf -- "$held"
-    [[ -d "$WATCH/$folder" ]] || return 2 # removed meanwhile
-    held="$WATCH"                        # a file system without hard links
+  if cp -al -- "$WATCH/$(printf 'iter_%07d' "$1")" "$held/" 2>/dev/null; then
+    printf '%s' "$1" >"$held/latest_checkpointed_iteration.txt"
   else
-    printf '%s' "$step" >"$held/latest_checkpointed_iteration.txt"
+    rm -rf -- "$held"
+    held="$WATCH"
   fi
-  if [[ "$USE_WANDB" != "1" ]]; then
-    run=""
-  elif [[ -f "$WATCH/wandb-run-id" ]]; then
-    run="$(cat "$WATCH/wandb-run-id")"
-  elif [[ -z "$run" ]]; then # the training has no run in wandb
-    shared=0
-    wandb_run "$WATCH/evaluations"
-    run="$WANDB_RUN_ID"
+  [[ "$(_newest_step)" == "$1" ]]
+}
+
+_release_checkpoints() {
+  rm -rf -- "$WATCH"/evaluations/held-*
+}
+
+# evaluate_checkpoint STEP ARGUMENTS...: evaluate the checkpoint in `held` with this script, in a job of its own.
+evaluate_checkpoint() {
+  local step="$1" status=0 shared=1 run=""
+  shift
+  if [[ "$USE_WANDB" == "1" ]]; then
+    run="${WANDB_RUN_ID:-}"
+    if [[ -f "$WATCH/wandb-run-id" ]]; then
+      run="$(cat "$WATCH/wandb-run-id")"
+    elif [[ -z "$run" ]]; then # the training has no run in wandb
+      shared=0
+      wandb_run "$WATCH/evaluations"
+      run="$WANDB_RUN_ID"
+    fi
   fi
   echo "evaluating the checkpoint of step $step ..." >&2
-  env -u WATCH -u WATCH_UNTIL LOAD="$held" CKPT_STEP="$step" WANDB_RUN_ID="$run" STRANDS_ROLLOUT_EVAL_STEP="$step" \
-    STRANDS_ROLLOUT_EVAL_SHARED="$shared" bash "$0" ${kept_arguments[@]+"${kept_arguments[@]}"} &
+  LOAD="$held" CKPT_STEP="$step" WANDB_RUN_ID="$run" STRANDS_ROLLOUT_EVAL_STEP="$step" STRANDS_ROLLOUT_EVAL_SHARED="$shared" \
+    bash "$0" "$@" &
   _evaluation=$!
   wait "$_evaluation" || status=$?
   _evaluation=""
-  [[ "$held" == "$WATCH" ]] || rm -rf -- "$held"
   return "$status"
 }
 
@@ -90,48 +93,65 @@ _stop_evaluation() {
     kill "$_evaluation" 2>/dev/null || true
     wait "$_evaluation" 2>/dev/null || true
   fi
-  rm -rf -- "$WATCH"/evaluations/held-*
+  _release_checkpoints
   exit "$1"
 }
 
-# watch_checkpoints ARGUMENTS...: evaluate the newest checkpoint of WATCH whenever there is a new one. Older ones that training
-# has replaced meanwhile are skipped. A checkpoint whose evaluation fails twice is skipped, too.
+# End the script if another one watches WATCH, or has left an evaluation behind: evaluations inherit the lock.
+_lock_watch() {
+  mkdir -p -- "$WATCH/evaluations"
+  command -v flock >/dev/null || return 0
+  exec 9>"$WATCH/.watch-lock"
+  # 1 is a conflict; other numbers mean that the file system has no locks
+  flock -n 9 || [[ $? -ne 1 ]] || fail "another script watches $WATCH, or an evaluation that it started still runs; end it first"
+}
+
+# watch_checkpoints ARGUMENTS...: evaluate the newest checkpoint of WATCH whenever there is a new one, with this script's ARGUMENTS.
+# Older ones that training has replaced meanwhile are skipped. A checkpoint whose evaluation fails twice is skipped, too.
 watch_checkpoints() {
-  local step status failures=0
-  _evaluation=""
-  without_watch "$@"
+  local step status failed="" shown
+  step="$(_newest_step)"
+  # also checks the arguments now, not when the first checkpoint comes
+  shown="$(LOAD="$WATCH" CKPT_STEP="$step" STRANDS_ROLLOUT_EVAL_STEP="${step:-0}" bash "$0" --dry-run "$@")" || exit
   if [[ $dry_run -eq 1 ]]; then
-    step="$(_newest_step)"
-    printf '# for each new checkpoint of %s%s\n' "$WATCH" "${WATCH_UNTIL:+, up to step $WATCH_UNTIL}"
-    env -u WATCH -u WATCH_UNTIL LOAD="$WATCH" CKPT_STEP="$step" STRANDS_ROLLOUT_EVAL_STEP="${step:-0}" \
-      bash "$0" --dry-run ${kept_arguments[@]+"${kept_arguments[@]}"}
+    printf '# for each new checkpoint of %s%s\n%s\n' "$WATCH" "${WATCH_UNTIL:+, up to step $WATCH_UNTIL}" "$shown"
     return
   fi
   [[ -d "$WATCH" ]] || fail "WATCH is $WATCH, which does not exist; expected the SAVE_DIR of a run"
+  [[ $NUM_NODES -eq 1 || -n "$RAY_ADDRESS" ]] || fail "NUM_NODES is $NUM_NODES; expected also RAY_ADDRESS, because a Ray that the script" \
+    "starts ends with each evaluation, and the other nodes would have to join again"
+  require_files
+  require_gpus
+  require_wandb
+  _lock_watch
+  _release_checkpoints # of a script that was killed
+  _evaluation=""
   trap '_stop_evaluation 130' INT
   trap '_stop_evaluation 143' TERM
   trap '_stop_evaluation 129' HUP
-  mkdir -p -- "$WATCH/evaluations"
+  [[ -n "$step" ]] || echo "waiting for the first checkpoint in $WATCH ..." >&2
   while true; do
     step="$(_newest_step)"
     if [[ -n "$step" && ! -e "$WATCH/evaluations/step-$step" ]]; then
-      status=0
-      evaluate_checkpoint "$step" || status=$?
-      if [[ $status -eq 0 ]]; then
-        failures=0
-        : >"$WATCH/evaluations/step-$step"
+      if ! hold_checkpoint "$step"; then
+        _release_checkpoints
         continue
       fi
-      failures=$((failures + 1))
-      if [[ $failures -ge 2 ]]; then
-        failures=0
+      status=0
+      evaluate_checkpoint "$step" "$@" || status=$?
+      _release_checkpoints
+      if [[ $status -eq 0 ]]; then
+        : >"$WATCH/evaluations/step-$step"
+        continue
+      elif [[ "$step" == "$failed" ]]; then
         echo "error: the evaluation of step $step failed twice ($status) and is skipped" >&2
         printf 'failed\n' >"$WATCH/evaluations/step-$step"
       fi
+      failed="$step"
     elif [[ -n "$WATCH_UNTIL" && -n "$step" && "$step" -ge "$WATCH_UNTIL" ]]; then
       return
     fi
-    sleep 30 &
+    sleep 30 9>&- &
     wait $! || true
   done
 }

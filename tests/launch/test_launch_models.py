@@ -50,8 +50,20 @@ def test_rows_name_source_and_known_parser(model: str) -> None:
     assert row["hub"].count("/") == 1
 
 
-def test_train_finds_row_by_hub_id() -> None:
-    assert training_command(MODEL="Qwen/Qwen3.5-4B") == training_command(MODEL="qwen3.5-4B")
+@pytest.mark.parametrize("model", ["Qwen/Qwen3.5-4B", "Qwen3.5-4B", "qwen3.5-4b", "qwen/qwen3.5-4b"])
+def test_train_finds_row_by_hub_id_and_any_case(model: str) -> None:
+    assert training_command(MODEL=model) == training_command(MODEL="qwen3.5-4B")
+
+
+def test_train_takes_no_row_of_another_owners_model(stage: Stage) -> None:
+    refused = stage.run("train.sh", "--dry-run", MODEL="mine/Qwen3.5-4B")
+    assert "no sizes for mine/Qwen3.5-4B" in refused.stderr
+
+
+def test_train_refuses_unknown_mode(stage: Stage) -> None:
+    refused = stage.run("train.sh", "asynch", "--dry-run")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "got 'asynch'; expected colocated, async or an option" in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -108,6 +120,57 @@ def test_thinking_is_switched_by_template_variable(stage: Stage) -> None:
     assert flags["--apply-chat-template-kwargs"] == '{"enable_thinking": false}'
     refused = stage.run("train.sh", "--dry-run", MODEL="minimax-m2", THINKING="0", SLIME_MODEL="qwen3-8B")
     assert "always reasons" in refused.stderr
+    refused = stage.run("train.sh", "--dry-run", MODEL="kimi-k2", THINKING="1", SLIME_MODEL="qwen3-8B")
+    assert "does not reason" in refused.stderr
+
+
+def test_thinking_keeps_template_of_row() -> None:
+    chosen = flags_of(words_of(training_command(MODEL="deepseek-v3")))["--apply-chat-template-kwargs"]
+    assert "deepseek_r1_tools" in chosen
+    with_thinking = flags_of(words_of(training_command("--thinking=1", MODEL="deepseek-v3")))
+    assert with_thinking["--apply-chat-template-kwargs"] == chosen
+
+
+def test_fp8_rollout_refuses_weights_that_are_fp8_on_the_hub(stage: Stage) -> None:
+    for script in ("train.sh", "prepare_model.sh"):
+        refused = stage.run(script, "--dry-run", MODEL="minimax-m2", FP8_ROLLOUT="1", SLIME_MODEL="qwen3-8B")
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert "the hub has MiniMax-M2.5 in FP8" in refused.stderr
+
+
+def test_missing_fp8_copy_names_command_that_makes_it(stage: Stage) -> None:
+    refused = stage.run("train.sh", MODEL="qwen3-8B", FP8_ROLLOUT="1")
+    assert "bash scripts/prepare_model.sh --model Qwen/Qwen3-8B --fp8-rollout" in refused.stderr
+
+
+def test_prepare_model_casts_int4_only_for_missing_copies(stage: Stage) -> None:
+    models = stage.root / "models"
+    for name in ("", "_torch_dist", "-FP8"):
+        (models / f"Kimi-K2-Thinking{name}").mkdir(parents=True)
+    (models / "Kimi-K2-Thinking/config.json").write_text("{}")
+    (models / "Kimi-K2-Thinking/model.safetensors").touch()
+    (models / "Kimi-K2-Thinking_torch_dist/latest_checkpointed_iteration.txt").write_text("release")
+    before = len(stage.calls)
+    finished = stage.run("prepare_model.sh", MODEL="kimi-k2-thinking", MASTER_ADDR="10.0.0.1", SLIME_MODEL="qwen3-8B")
+    assert finished.returncode == 0, finished.stderr
+    assert not [call for call in stage.calls[before:] if "int4" in " ".join(call.words)]
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "expected"),
+    [
+        ("qwen3-8B", {}, 64),  # the cache limits
+        ("qwen3-4B-Instruct-2507", {}, 32),  # an engine of one GPU
+        ("qwen3-32B", {}, 144),  # one engine of 8 GPUs
+        ("deepseek-v3", {}, 96),  # 24 groups of 8 on two engines
+        ("deepseek-v3", {"ROLLOUT_BATCH_SIZE": "128"}, 768),
+        ("qwen3-8B", {"MAX_SAMPLE_STALENESS": "1"}, 4),  # one group
+        ("qwen3-8B", {"SGLANG_CONCURRENCY": "7"}, 7),
+    ],
+)
+def test_async_concurrency_follows_from_cache_and_staleness(model: str, given: dict[str, str], expected: int) -> None:
+    flags = flags_of(words_of(training_command("async", MODEL=model, **given)))
+    assert flags["--sglang-server-concurrency"] == str(expected)
 
 
 def test_row_values_are_defaults_of_settings() -> None:

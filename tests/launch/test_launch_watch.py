@@ -121,3 +121,109 @@ def test_watch_dry_run_starts_nothing(stage: Stage) -> None:
     assert f"# for each new checkpoint of {run}\n" in finished.stdout
     assert "--ckpt-step 19" in finished.stdout
     assert stage.run(EVAL, "--watch", str(stage.root / "none")).returncode == 1
+
+
+def put_command(stage: Stage, name: str, body: str) -> None:
+    path = stage.root.parent / "bin" / name
+    path.write_text(f"#!/bin/bash\n{body}\n")
+    path.chmod(0o755)
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_watch_counts_failures_of_each_checkpoint(stage: Stage) -> None:
+    run = stage.root / "run"
+    save(run, 19)
+    # the training saves step 39 while the evaluation of step 19 fails; that of step 39 fails once
+    put_command(
+        stage,
+        "sleep",
+        f"""[[ -e '{run}/iter_0000039' ]] && touch '{run}/slept' && exec /bin/sleep 0.02
+        mkdir '{run}/iter_0000039' && echo 39 >'{run}/latest_checkpointed_iteration.txt'""",
+    )
+    ray = (stage.root.parent / "bin/ray").read_text()
+    running = f"number = 3 if not pathlib.Path('{run}/slept').exists() else 0\n"
+    put_body = ray.replace('if words[:2] == ["job", "status"]:', running + 'if words[:2] == ["job", "status"]:')
+    (stage.root.parent / "bin/ray").write_text(put_body)
+    finished = stage.run(EVAL, "--watch", str(run), "--watch-until", "39")
+    assert finished.returncode == 0, finished.stderr
+    assert [value_of(call.words, "--ckpt-step") for call in submitted(stage)] == ["19", "39", "39"]
+    assert "failed twice" not in finished.stderr
+    assert {path.name: path.read_text() for path in (run / "evaluations").iterdir()} == {"step-39": ""}
+
+
+def test_watch_evaluates_no_checkpoint_that_is_replaced_while_it_is_linked(stage: Stage) -> None:
+    run = stage.root / "run"
+    save(run, 19)
+    put_command(
+        stage,
+        "cp",
+        f"""/bin/cp "$@" && [[ ! -e '{run}/iter_0000039' ]] || exit 0
+        /bin/cp -r '{run}/iter_0000019' '{run}/iter_0000039' && echo 39 >'{run}/latest_checkpointed_iteration.txt'""",
+    )
+    finished = stage.run(EVAL, "--watch", str(run), "--watch-until", "39")
+    assert finished.returncode == 0, finished.stderr
+    assert [value_of(call.words, "--load") for call in submitted(stage)] == [f"{run}/evaluations/held-39"]
+
+
+def test_second_watch_of_a_run_is_refused_until_the_first_and_its_evaluation_end(stage: Stage) -> None:
+    run = stage.root / "run"
+    save(run, 19)
+    with stage.start(EVAL, "--watch", str(run), FAKE_LONG_JOB="1") as process:
+        wait_for(stage.root.parent / "job-runs")
+        refused = stage.run(EVAL, "--watch", str(run))
+        assert (refused.returncode, len(submitted(stage))) == (1, 1)
+        assert f"another script watches {run}" in refused.stderr
+        assert (run / "evaluations/held-19/iter_0000019/weights.distcp").exists()
+        process.kill()
+        process.wait()
+        assert "an evaluation that it started still runs" in stage.run(EVAL, "--watch", str(run)).stderr
+        (stage.root.parent / "job-stopped").touch()
+    (run / "evaluations/held-7").mkdir()  # of a script that was killed
+    finished = stage.run(EVAL, "--watch", str(run), "--watch-until", "19")
+    assert finished.returncode == 0, finished.stderr
+    assert sorted(path.name for path in (run / "evaluations").iterdir()) == ["step-19"]
+
+
+def test_watch_checks_files_and_arguments_before_the_first_checkpoint(stage: Stage) -> None:
+    run = stage.root / "run"
+    run.mkdir()
+    for arguments, error in (
+        (["--load", "elsewhere"], "got WATCH and LOAD; expected one of them"),
+        (["--ckpt-step", "19"], "got WATCH and CKPT_STEP; expected one of them"),
+        (["--eval-sets", "gpqa"], "the evaluation data is missing"),
+        (["--tensor-parallel", "3"], "8 GPUs train; expected a multiple of"),
+        (["--num-nodes", "2"], "NUM_NODES is 2; expected also RAY_ADDRESS"),
+        (["--watch-until", "019"], "got WATCH_UNTIL='019'; expected a whole number without leading zeros"),
+    ):
+        refused = stage.run(EVAL, "--watch", str(run), *arguments)
+        assert refused.returncode in (1, 2)
+        assert error in refused.stderr
+    assert list(run.iterdir()) == []
+
+
+def test_watch_of_an_empty_folder_waits_and_says_so(stage: Stage) -> None:
+    run = stage.root / "run"
+    run.mkdir()
+    with stage.start(EVAL, "--watch", str(run)) as process:
+        wait_for(run / "evaluations")
+        time.sleep(0.1)
+        os.kill(process.pid, signal.SIGTERM)
+        output, _ = process.communicate(timeout=300)
+    assert process.returncode == 128 + signal.SIGTERM, output
+    assert f"waiting for the first checkpoint in {run} ..." in output
+    assert not submitted(stage)
+
+
+def test_watched_runs_have_separate_samples(stage: Stage) -> None:
+    for name in ("one", "two"):
+        save(stage.root / name, 19)
+        finished = stage.run(EVAL, "--watch", str(stage.root / name), "--watch-until", "19")
+        assert finished.returncode == 0, finished.stderr
+    samples = [value_of(call.words, "--save-debug-rollout-data") for call in submitted(stage)]
+    assert samples == [f"{stage.root}/{name}/evaluations/samples/step-19/{{rollout_id}}.pt" for name in ("one", "two")]

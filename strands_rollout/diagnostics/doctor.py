@@ -135,6 +135,7 @@ def run_doctor(options: DoctorOptions, preflight: Preflight | None = None) -> di
             Check("command: disk", preflight.check_disk),
             Check("command: prompts", preflight.check_data),
             Check("command: evaluation", preflight.check_evaluation),
+            Check("command: outage", preflight.check_outage),
             Check("judge", preflight.check_judges, waits=True),
             Check("this run", preflight.summarize),
         ]

@@ -40,6 +40,7 @@ _LONG_ROWS: Final = 3
 _GPU_GB: Final = 80.0  # of an H100, if nvidia-smi lists no GPU here
 _MIB_GB: Final = 1024**2 / GB
 _JUDGE_TIMEOUT_S: Final = 5.0
+_OUTAGE_S: Final = 300.0  # an outage of all engines that should cost no step
 _MEGATRON_TIMEOUT_S: Final = 50.0
 # Megatron's own rule for batch sizes; prints why it refuses them, or nothing
 _MEGATRON_RULE: Final = """
@@ -297,6 +298,19 @@ class Preflight:
                 yield warning(
                     "eval config", found, "correct --eval-config; a launch script writes a protocol's at its start"
                 )
+
+    def check_outage(self, options: DoctorOptions) -> Iterator[Finding]:
+        """Check that episodes outlast an outage of all engines for which slime restarts them."""
+        try:
+            settings = read_config_file(options.config_file, options.changes)
+        except ConfigError:  # `check_config` reports the error
+            return
+        for name in ("episode_timeout_s", "engine_patience_s"):
+            limit_s: float | None = getattr(settings, name)
+            if limit_s is not None and limit_s < _OUTAGE_S:
+                found = f"{name} is {limit_s:g} s: an outage of all engines for that time fails the episodes in play"
+                remedy = f"raise it above {_OUTAGE_S:g} s, so that an outage of a few minutes costs no step"
+                yield warning("command: outage", found, remedy)
 
     def check_judges(self, options: DoctorOptions) -> Iterator[Finding]:
         """Check that something answers at the URL of each judge; `check_config` connects to MCP servers."""

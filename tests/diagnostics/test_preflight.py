@@ -382,6 +382,26 @@ def test_check_judges_reports_a_dead_judge(tmp_path: Path) -> None:
     assert_fault(found, "judge style", "error", "nothing answers at", remedy="start the judge's server")
 
 
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({}, []),
+        ({"episode_timeout_s": 1800, "engine_patience_s": 400}, []),
+        ({"episode_timeout_s": 120}, ["episode_timeout_s is 120 s"]),
+        ({"engine_patience_s": 90}, ["engine_patience_s is 90 s"]),
+    ],
+)
+def test_check_outage_warns_of_limits_below_five_minutes(
+    settings: dict[str, float], names: list[str], tmp_path: Path
+) -> None:
+    config = tmp_path / "rollout.yaml"
+    config.write_text(json.dumps({"strands_rollout": settings}))
+    found = list(run().check_outage(doctor_options(tmp_path, config=config)))
+    assert [(finding.status, finding.found.partition(":")[0]) for finding in found] == [
+        ("warning", name) for name in names
+    ]
+
+
 def with_judge(folder: Path, url: str, key: str) -> DoctorOptions:
     judge = {"base_url": url, "model": "m", "api_key": key}
     config = {"strands_rollout": {"reward": {"parts": {"style": {"judge": judge}}}}}

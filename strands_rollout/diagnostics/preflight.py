@@ -209,18 +209,21 @@ class Preflight:
         found = f"training takes about {total:.0f} of {gpu_gb:.0f} GB of {kind}: {shown}"
         is_too_much = total > gpu_gb
         yield (warning("command: memory", found, _REMEDY_MEMORY) if is_too_much else good("command: memory", found))
-        cache = engine_cache(command, size, gpu_gb, _weights_gb(options.model))
+        model_gb = _weights_gb(options.model)
+        cache = engine_cache(command, size, gpu_gb, model_gb)
         if cache is not None:
-            yield self._check_cache(cache)
+            yield self._check_cache(cache, "" if model_gb else " in bf16, if the model is not quantized")
 
-    def _check_cache(self, cache: EngineCache) -> Finding:
+    def _check_cache(self, cache: EngineCache, assumption: str) -> Finding:
         name, needed = "command: KV cache", self._episode_tokens()
         command = self.command
         each = -(-command.concurrent_episodes // max(command.engines, 1))
-        shown = f"{cache.weights_gb:.0f} GB of weights a GPU, {max(cache.tokens, 0):,} tokens of cache an engine"
+        weights = f"{cache.weights_gb:.0f} GB of weights a GPU{assumption}"
+        shown = f"{weights}, {max(cache.tokens, 0):,} tokens of cache an engine"
         if cache.tokens // cache.parts < command.context:
             remedy = "raise --rollout-num-gpus-per-engine or --sglang-mem-fraction-static"
-            return error(name, f"{shown}; one episode of {command.context:,} tokens does not fit", remedy)
+            found = f"{shown}; one episode of {command.context:,} tokens does not fit"
+            return (warning if assumption else error)(name, found, remedy)
         found = f"{shown}; {each} episodes of {needed:,} tokens need {each * needed:,}"
         if command.only_evaluates:
             return good(name, shown)
@@ -388,7 +391,7 @@ class Preflight:
         command = self.command
         if command.is_fully_async:
             held = command.concurrent_episodes
-            return f"fully asynchronous; engines never wait for the trainer, {held} episodes at once"
+            return f"fully asynchronous: engines generate while the trainer trains, up to {held} episodes at once"
         parts = []
         if over := command.number("--over-sampling-batch-size"):
             parts.append(f"{over} prompts start at once")

@@ -57,7 +57,7 @@ _REMEDY_MEMORY: Final = (
 )
 
 
-def default_script(options: DoctorOptions) -> Path | None:
+def _default_script(options: DoctorOptions) -> Path | None:
     """Return the launch script that `--training` reads without a command: that of Qwen3-8B, in a checkout."""
     script = options.repository / _DEFAULT_SCRIPT
     is_default_model = options.model_id.endswith(f"/{diagnostics.DEFAULT_MODEL_NAME}")
@@ -71,35 +71,11 @@ def read_preflight(script: Path | None, arguments: Sequence[str], options: Docto
         ConfigError: The script can't be read, is not a script of this package, or fails its dry run.
     """
     if script is None and not arguments:
-        script = default_script(options)
+        script = _default_script(options)
         if script is None:
             return None
     read = read_command(script, _slime_checkout(options))
     return Preflight((*read.words, *arguments), read.source)
-
-
-def with_files_of(options: DoctorOptions, command: TrainingCommand) -> DoctorOptions:
-    """Return the options with the files that the command names instead of those of the environment."""
-    variables = {"HF_CHECKPOINT": "--hf-checkpoint", "REF_LOAD": "--ref-load", "SAVE_DIR": "--save"}
-    given = {name: value for name, flag in variables.items() if (value := command.text(flag))}
-    config = command.text("--custom-config-path")
-    data = [data_file(path)[0] for path in (command.text("--prompt-data"), *_evaluation_files(command)) if path]
-    gpus = options.gpus
-    if gpus is None and not options.env.get("RAY_ADDRESS"):
-        gpus = command.number("--num-gpus-per-node") or command.number("--actor-num-gpus-per-node") or None
-    return replace(
-        options,
-        env={**options.env, **given},
-        gpus=gpus,
-        config=Path(config) if config else options.config,
-        data=options.data or data or None,
-        prompt_key=command.text("--input-key") or options.prompt_key,
-        label_key=command.text("--label-key") or options.label_key,
-    )
-
-
-def _evaluation_files(command: TrainingCommand) -> list[str]:
-    return list(evaluation_sets(command.values.get("--eval-prompt-data", ())).values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +103,24 @@ class Preflight:
 
     def with_files(self, options: DoctorOptions) -> DoctorOptions:
         """Return the options with the files that the command names instead of those of the environment."""
-        return with_files_of(options, self.command)
+        command = self.command
+        variables = {"HF_CHECKPOINT": "--hf-checkpoint", "REF_LOAD": "--ref-load", "SAVE_DIR": "--save"}
+        given = {name: value for name, flag in variables.items() if (value := command.text(flag))}
+        config = command.text("--custom-config-path")
+        evaluated = evaluation_sets(command.values.get("--eval-prompt-data", ()))
+        data = [data_file(path)[0] for path in (command.text("--prompt-data"), *evaluated.values()) if path]
+        gpus = options.gpus
+        if gpus is None and not options.env.get("RAY_ADDRESS"):
+            gpus = command.number("--num-gpus-per-node") or command.number("--actor-num-gpus-per-node") or None
+        return replace(
+            options,
+            env={**options.env, **given},
+            gpus=gpus,
+            config=Path(config) if config else options.config,
+            data=options.data or data or None,
+            prompt_key=command.text("--input-key") or options.prompt_key,
+            label_key=command.text("--label-key") or options.label_key,
+        )
 
     def check_flags(self, options: DoctorOptions) -> Iterator[Finding]:
         """Check the flags as `doctor --flags` does."""
@@ -290,7 +283,7 @@ class Preflight:
         """Check that the rollout function can evaluate, and that slime can read the file of --eval-config."""
         command = self.command
         if command.fails_to_evaluate:
-            found = "slime's fully asynchronous rollout ends the run at the first evaluation"
+            found = "the first evaluation ends the run: slime can't evaluate beside its fully asynchronous rollout"
             yield error("command: evaluation", found, "leave out --eval-interval, and run scripts/eval_aime.sh --watch")
         if config := command.text("--eval-config"):
             if _is_file(Path(config)):

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from strands_rollout.cli.commands import app
 from strands_rollout.diagnostics import DoctorOptions, Finding, doctor, preflight, training_command
 from strands_rollout.diagnostics.flag_check import RECORD
-from strands_rollout.diagnostics.preflight import Preflight, measure_prompts, read_preflight, with_files_of
+from strands_rollout.diagnostics.preflight import Preflight, measure_prompts, read_preflight
 from strands_rollout.diagnostics.run_files import check_data
 from strands_rollout.diagnostics.training_command import TrainingCommand, engine_cache, model_size, training_memory
 
@@ -171,6 +171,22 @@ def test_preflight_finds_planted_mistakes(
     check: Check, words: str, name: str, status: str, found: str, remedy: str
 ) -> None:
     assert_fault(check(run(words), HERE), f"command: {name}", status, found, remedy=remedy)
+
+
+@pytest.mark.parametrize(
+    ("words", "fails"),
+    [
+        ("", False),
+        ("--rollout-function-path slime.rollout.fully_async_rollout.generate_rollout_fully_async", True),
+        ("--eval-function-path slime.rollout.sglang_rollout.generate_rollout", True),
+        ("--eval-function-path mine.evaluate", False),
+        ("--eval-interval x", False),
+    ],
+)
+def test_check_evaluation_of_fully_async_runs(words: str, fails: bool) -> None:
+    path = "strands_rollout.generate_rollout_fully_async" if words else "slime.rollout.sglang_rollout.generate_rollout"
+    found = list(run(f"--rollout-function-path {path} {words}").check_evaluation(HERE))
+    assert [finding.status for finding in found] == ["error"] * fails
 
 
 @pytest.mark.parametrize(
@@ -421,8 +437,8 @@ def test_summary_of_an_evaluation_has_no_steps() -> None:
 
 
 def test_files_of_the_command_replace_those_of_the_environment(tmp_path: Path) -> None:
-    command = TrainingCommand(("--hf-checkpoint", "/m", "--prompt-data", "/d.jsonl", "--custom-config-path", "/c.yaml"))
-    options = with_files_of(doctor_options(tmp_path, {"HF_CHECKPOINT": "/other"}), command)
+    words = ("--hf-checkpoint", "/m", "--prompt-data", "/d.jsonl", "--custom-config-path", "/c.yaml")
+    options = Preflight(words, "it").with_files(doctor_options(tmp_path, {"HF_CHECKPOINT": "/other"}))
     assert (options.model, options.data, options.config_file) == (Path("/m"), [Path("/d.jsonl")], Path("/c.yaml"))
 
 

@@ -83,7 +83,7 @@ class Prompts:
     """The prompts of a data set.
 
     Attributes:
-        rows: Rows of the whole file.
+        rows: Number of rows that slime takes.
         lengths: Tokens of the first request of some rows, evenly spread, with the system prompt and the tools.
         longest: Tokens of the longest of these requests, and of those of the rows with most characters.
     """
@@ -118,7 +118,8 @@ class Preflight:
             gpus=gpus,
             config=Path(config) if config else options.config,
             data=options.data or data or None,
-            prompt_key=command.text("--input-key") or options.prompt_key,
+            # slime's default (slime/utils/arguments.py)
+            prompt_key=command.text("--input-key") or ("input" if command.has("--prompt-data") else options.prompt_key),
             label_key=command.text("--label-key") or options.label_key,
         )
 

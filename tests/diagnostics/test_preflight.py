@@ -340,6 +340,14 @@ def test_data_of_the_command_is_read_as_slime_reads_it(data: Path) -> None:
     assert (empty.status, "selects no rows" in empty.found) == ("error", True)
 
 
+def test_data_without_an_input_key_is_read_from_slimes_default(data: Path) -> None:
+    preflight = Preflight(("--prompt-data", str(data)), "the command")
+    options = preflight.with_files(doctor_options(REPOSITORY, tokenizer=SHIPPED))
+    (result,) = preflight.check_data(options)
+    assert (result.status, '"input"' in result.found) == ("error", True), result
+    assert {finding.status for finding in check_data(options)} == {"error"}
+
+
 @pytest.mark.parametrize("text", ["", "\n \n"])
 def test_check_data_reports_an_empty_file(text: str, data: Path) -> None:
     data.write_text(text)

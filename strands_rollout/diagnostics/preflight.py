@@ -58,7 +58,7 @@ _REMEDY_MEMORY: Final = (
 )
 
 
-def default_script(options: DoctorOptions) -> Path | None:
+def _default_script(options: DoctorOptions) -> Path | None:
     """Return the launch script that `--training` reads without a command: that of Qwen3-8B, in a checkout."""
     script = options.repository / _DEFAULT_SCRIPT
     is_default_model = options.model_id.endswith(f"/{diagnostics.DEFAULT_MODEL_NAME}")
@@ -72,35 +72,11 @@ def read_preflight(script: Path | None, arguments: Sequence[str], options: Docto
         ConfigError: The script can't be read, is not a script of this package, or fails its dry run.
     """
     if script is None and not arguments:
-        script = default_script(options)
+        script = _default_script(options)
         if script is None:
             return None
     read = read_command(script, _slime_checkout(options))
     return Preflight((*read.words, *arguments), read.source)
-
-
-def with_files_of(options: DoctorOptions, command: TrainingCommand) -> DoctorOptions:
-    """Return the options with the files that the command names instead of those of the environment."""
-    variables = {"HF_CHECKPOINT": "--hf-checkpoint", "REF_LOAD": "--ref-load", "SAVE_DIR": "--save"}
-    given = {name: value for name, flag in variables.items() if (value := command.text(flag))}
-    config = command.text("--custom-config-path")
-    data = [data_file(path)[0] for path in (command.text("--prompt-data"), *_evaluation_files(command)) if path]
-    gpus = options.gpus
-    if gpus is None and not options.env.get("RAY_ADDRESS"):
-        gpus = command.number("--num-gpus-per-node") or command.number("--actor-num-gpus-per-node") or None
-    return replace(
-        options,
-        env={**options.env, **given},
-        gpus=gpus,
-        config=Path(config) if config else options.config,
-        data=options.data or data or None,
-        prompt_key=command.text("--input-key") or options.prompt_key,
-        label_key=command.text("--label-key") or options.label_key,
-    )
-
-
-def _evaluation_files(command: TrainingCommand) -> list[str]:
-    return list(evaluation_sets(command.values.get("--eval-prompt-data", ())).values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +84,7 @@ class Prompts:
     """The prompts of a data set.
 
     Attributes:
-        rows: Rows of the whole file.
+        rows: Number of rows that slime takes.
         lengths: Tokens of the first request of some rows, evenly spread, with the system prompt and the tools.
         longest: Tokens of the longest of these requests, and of those of the rows with most characters.
     """
@@ -128,7 +104,25 @@ class Preflight:
 
     def with_files(self, options: DoctorOptions) -> DoctorOptions:
         """Return the options with the files that the command names instead of those of the environment."""
-        return with_files_of(options, self.command)
+        command = self.command
+        variables = {"HF_CHECKPOINT": "--hf-checkpoint", "REF_LOAD": "--ref-load", "SAVE_DIR": "--save"}
+        given = {name: value for name, flag in variables.items() if (value := command.text(flag))}
+        config = command.text("--custom-config-path")
+        evaluated = evaluation_sets(command.values.get("--eval-prompt-data", ()))
+        data = [data_file(path)[0] for path in (command.text("--prompt-data"), *evaluated.values()) if path]
+        gpus = options.gpus
+        if gpus is None and not options.env.get("RAY_ADDRESS"):
+            gpus = command.number("--num-gpus-per-node") or command.number("--actor-num-gpus-per-node") or None
+        return replace(
+            options,
+            env={**options.env, **given},
+            gpus=gpus,
+            config=Path(config) if config else options.config,
+            data=options.data or data or None,
+            # slime's default (slime/utils/arguments.py)
+            prompt_key=command.text("--input-key") or ("input" if command.has("--prompt-data") else options.prompt_key),
+            label_key=command.text("--label-key") or options.label_key,
+        )
 
     def check_flags(self, options: DoctorOptions) -> Iterator[Finding]:
         """Check the flags as `doctor --flags` does."""
@@ -210,18 +204,21 @@ class Preflight:
         found = f"training takes about {total:.0f} of {gpu_gb:.0f} GB of {kind}: {shown}"
         is_too_much = total > gpu_gb
         yield (warning("command: memory", found, _REMEDY_MEMORY) if is_too_much else good("command: memory", found))
-        cache = engine_cache(command, size, gpu_gb, _weights_gb(options.model))
+        model_gb = _weights_gb(options.model)
+        cache = engine_cache(command, size, gpu_gb, model_gb)
         if cache is not None:
-            yield self._check_cache(cache)
+            yield self._check_cache(cache, "" if model_gb else " in bf16, if the model is not quantized")
 
-    def _check_cache(self, cache: EngineCache) -> Finding:
+    def _check_cache(self, cache: EngineCache, assumption: str) -> Finding:
         name, needed = "command: KV cache", self._episode_tokens()
         command = self.command
         each = -(-command.concurrent_episodes // max(command.engines, 1))
-        shown = f"{cache.weights_gb:.0f} GB of weights a GPU, {max(cache.tokens, 0):,} tokens of cache an engine"
+        weights = f"{cache.weights_gb:.0f} GB of weights a GPU{assumption}"
+        shown = f"{weights}, {max(cache.tokens, 0):,} tokens of cache an engine"
         if cache.tokens // cache.parts < command.context:
             remedy = "raise --rollout-num-gpus-per-engine or --sglang-mem-fraction-static"
-            return error(name, f"{shown}; one episode of {command.context:,} tokens does not fit", remedy)
+            found = f"{shown}; one episode of {command.context:,} tokens does not fit"
+            return (warning if assumption else error)(name, found, remedy)
         found = f"{shown}; {each} episodes of {needed:,} tokens need {each * needed:,}"
         if command.only_evaluates:
             return good(name, shown)
@@ -288,7 +285,7 @@ class Preflight:
         """Check that the rollout function can evaluate, and that slime can read the file of --eval-config."""
         command = self.command
         if command.fails_to_evaluate:
-            found = "slime's fully asynchronous rollout ends the run at the first evaluation"
+            found = "the first evaluation ends the run: slime can't evaluate beside its fully asynchronous rollout"
             yield error("command: evaluation", found, "leave out --eval-interval, and run scripts/eval_aime.sh --watch")
         if config := command.text("--eval-config"):
             if _is_file(Path(config)):
@@ -402,7 +399,7 @@ class Preflight:
         command = self.command
         if command.is_fully_async:
             held = command.concurrent_episodes
-            return f"fully asynchronous; engines never wait for the trainer, {held} episodes at once"
+            return f"fully asynchronous: engines generate while the trainer trains, up to {held} episodes at once"
         parts = []
         if over := command.number("--over-sampling-batch-size"):
             parts.append(f"{over} prompts start at once")

@@ -112,9 +112,14 @@ class TrainingCommand:
 
     @property
     def fails_to_evaluate(self) -> bool:
-        """True if the run ends at its first evaluation, because slime's fully asynchronous rollout has none."""
-        path = self.text("--eval-function-path") or self.text("--rollout-function-path") or ""
-        return bool(self.evaluations) and "fully_async" in path
+        """True if a fully asynchronous run ends at its first evaluation.
+
+        slime's rollout function for it has no evaluation, and that of others shares a semaphore with the worker's event
+        loop (`GenerateState` in slime/rollout/sglang_rollout.py), which Python refuses once an episode has to wait.
+        """
+        path = self.text("--eval-function-path") or ""
+        has_own = path != "" and not path.startswith("slime.") and "fully_async" not in path
+        return bool(self.evaluations) and self.is_fully_async and not has_own
 
     @property
     def samples(self) -> int:

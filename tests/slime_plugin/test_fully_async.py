@@ -1,10 +1,15 @@
 """`generate_rollout_fully_async`: the groups in flight that a staleness allows, and a slime without that rollout."""
 
+import asyncio
 import heapq
 import itertools
+import queue
 import random
+import sys
+import threading
 from argparse import Namespace
 from collections import deque
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -108,3 +113,130 @@ def test_max_sample_staleness_refuses_a_bad_environment(monkeypatch: pytest.Monk
     monkeypatch.setenv("STRANDS_ROLLOUT_MAX_SAMPLE_STALENESS", "four")
     with pytest.raises(ConfigError, match="STRANDS_ROLLOUT_MAX_SAMPLE_STALENESS='four'"):
         RolloutSettings()
+
+
+class StandInWorker:
+    """slime's AsyncRolloutWorker, reduced to what the plugin changes; `play` is a pass of its loop."""
+
+    maxsize = 0
+
+    def __init__(self, args: Any, data_buffer: Any, concurrency: int) -> None:
+        self.args, self.data_buffer, self.concurrency = args, data_buffer, concurrency
+        self.output_queue: queue.Queue[Any] = queue.Queue(self.maxsize)
+        self.worker_thread: threading.Thread | None = None
+        self.ended = threading.Event()
+        self.tasks: dict[int, Any] = {}
+
+    def start(self) -> None:
+        self.worker_thread = threading.Thread(target=self.ended.wait, daemon=True)
+        self.worker_thread.start()
+
+    def play(self) -> None:
+        while len(self.tasks) < self.concurrency and (groups := self.data_buffer.get_samples(1)):
+            self.tasks[groups[0]] = self._make_done_cb(groups[0])
+
+    def end(self, group: int, result: str = "done") -> None:
+        self.tasks.pop(group)((group, result))
+
+    def _make_done_cb(self, _gid: int) -> Any:
+        def on_done(task: Any) -> None:
+            group, result = task
+            if result == "cancelled":
+                raise asyncio.CancelledError
+            if result == "aborted":
+                self.data_buffer.add_samples([group])
+            elif result == "done":
+                self.output_queue.put(task)
+
+        return on_done
+
+    def get_completed_groups(self) -> list[Any]:
+        raise NotImplementedError
+
+
+class StandInSource:
+    def __init__(self) -> None:
+        self.numbers, self.returned = itertools.count(), list[int]()
+
+    def get_samples(self, _count: int) -> list[int]:
+        return [self.returned.pop() if self.returned else next(self.numbers)]
+
+    def add_samples(self, groups: list[int]) -> None:
+        self.returned += groups
+
+
+@pytest.fixture
+def slimes_module(monkeypatch: pytest.MonkeyPatch) -> Any:
+    module: Any = ModuleType("slime.rollout.fully_async_rollout")
+    module._global_worker, module._worker_lock = None, threading.Lock()
+    module.AsyncRolloutWorker = StandInWorker
+    module.generate_rollout_fully_async = lambda *_, **__: module._global_worker
+    http_utils: Any = ModuleType("slime.utils.http_utils")
+    http_utils.get_rollout_num_engines = lambda _: 2
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(sys.modules, http_utils.__name__, http_utils)
+    return module
+
+
+def job(limit: int | None, **more: Any) -> Namespace:
+    sizes = {"sglang_server_concurrency": 64, "rollout_batch_size": 4, "n_samples_per_prompt": 8}
+    return Namespace(strands_rollout={"max_sample_staleness": limit}, **sizes, **more)
+
+
+@pytest.mark.usefixtures("slimes_module")
+def test_worker_starts_no_group_beyond_the_limit() -> None:
+    source = StandInSource()
+    worker: Any = generate_rollout_fully_async(job(3), 0, source)
+    worker.play()
+    assert sorted(worker.tasks) == list(range(8))  # two versions of four groups
+    for group in (5, 2, 7):
+        worker.end(group)
+    worker.play()
+    assert len(worker.tasks) == 5  # the three others wait
+    assert [gid for gid, _ in worker.get_completed_groups()] == [5]  # slime 0.3 drops what a step does not need
+    assert [gid for gid, _ in worker.get_completed_groups(limit=4)] == [2, 7]
+    worker.play()
+    assert len(worker.tasks) == 8
+    worker.end(8, "aborted")
+    worker.end(9, "failed")
+    with pytest.raises(asyncio.CancelledError):
+        worker.end(10, "cancelled")
+    worker.play()
+    assert len(worker.tasks) == 8
+    assert {8, 11, 12} <= set(worker.tasks)  # the aborted group is played again
+
+
+def test_worker_is_replaced_only_when_it_has_ended(slimes_module: Any) -> None:
+    first: Any = generate_rollout_fully_async(job(3), 0, StandInSource())
+    assert generate_rollout_fully_async(job(3), 1, StandInSource()) is first
+    first.ended.set()
+    first.worker_thread.join()
+    second: Any = generate_rollout_fully_async(job(3), 2, StandInSource())
+    assert second is not first
+    second.play()
+    assert len(second.tasks) == 8
+    assert slimes_module._global_worker is second
+
+
+def test_worker_fills_no_bounded_queue(slimes_module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full queue would block the event loop of slime 0.3's worker."""
+    monkeypatch.setattr(StandInWorker, "maxsize", 5)
+    worker: Any = generate_rollout_fully_async(job(9), 0, StandInSource())
+    worker.play()
+    assert len(worker.tasks) == 5
+
+
+def test_worker_is_slimes_own_without_a_limit(slimes_module: Any, caplog: pytest.LogCaptureFixture) -> None:
+    assert generate_rollout_fully_async(job(None), 0, StandInSource()) is None
+    del slimes_module._worker_lock
+    assert generate_rollout_fully_async(job(3), 0, StandInSource()) is None
+    assert "this slime's slime.rollout.fully_async_rollout has another structure" in caplog.text
+
+
+def test_generate_rollout_fully_async_passes_on_what_slime_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: str) -> None:
+        raise ModuleNotFoundError("No module named 'sglang_router'", name="sglang_router")
+
+    monkeypatch.setattr("strands_rollout.slime_plugin.fully_async.importlib.import_module", fail)
+    with pytest.raises(ModuleNotFoundError, match="sglang_router"):
+        generate_rollout_fully_async(job(3), 0, None)

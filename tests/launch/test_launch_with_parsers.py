@@ -32,6 +32,7 @@ def refusals_of(commands: Sequence[Sequence[str]]) -> list[str | None]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, folders)),
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # as the job
+        "CUDA_VISIBLE_DEVICES": "",
     }
     done = subprocess.run(
         [os.environ.get("PARSERS_PYTHON", sys.executable), str(REPOSITORY / "tests/support/parse_with_slime.py")],
@@ -47,13 +48,18 @@ def refusals_of(commands: Sequence[Sequence[str]]) -> list[str | None]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def command_of(model: str, mode: str = "colocated") -> list[str]:
+def command_of(model: str, job: str = "colocated") -> list[str]:
     """Return a command with a policy that the router on PyPI has, too."""
-    return words_of(training_command(mode, MODEL=model, SLIME_DIR=str(SLIME), ROUTER_POLICY="cache_aware"))
+    named = {"script": "eval_aime.sh"} if job == "evaluation" else {}
+    arguments = [] if named else [job]
+    return words_of(
+        training_command(*arguments, **named, MODEL=model, SLIME_DIR=str(SLIME), ROUTER_POLICY="cache_aware")
+    )
 
 
 def test_commands_of_all_models_are_accepted() -> None:
-    commands = {(model, mode): command_of(model, mode) for model in MODELS for mode in ("colocated", "async")}
+    jobs = ("colocated", "async", "evaluation")
+    commands = {(model, job): command_of(model, job) for model in MODELS for job in jobs}
     answers = dict(zip(commands, refusals_of(list(commands.values())), strict=True))
     assert {place: answer for place, answer in answers.items() if answer is not None} == {}
 

@@ -141,11 +141,10 @@ class Preflight:
         """Check that replicas can share an optimizer step, by Megatron's own rule if Megatron-LM is installed."""
         command = self.command
         batch, micro = command.optimizer_batch, max(command.number("--micro-batch-size", 1), 1)
-        if not batch:
-            return
-        if command.training_gpus % command.replica_gpus or not command.replicas:
-            found = f"{command.training_gpus} GPUs train; a replica takes {command.replica_gpus}"
-            yield error("command: batch", found, "change the number of GPUs, or the parallel sizes")
+        if not batch or command.training_gpus % command.replica_gpus:
+            return  # `check_flags` reports it
+        if not command.training_gpus:
+            yield error("command: batch", "no GPU trains", "set --actor-num-nodes and --actor-num-gpus-per-node")
             return
         replicas, folder = command.replicas, _megatron_folder(options)
         paths = [str(folder)] if folder else []

@@ -154,7 +154,7 @@ def test_memory_arithmetic_equals_the_documented_table() -> None:
             "128 episodes of 9,216",
             "--sglang-server-concurrency to 70",
         ),
-        (Preflight.check_batch, "--actor-num-gpus-per-node 0", "batch", "error", "0 GPUs train", "number of GPUs"),
+        (Preflight.check_batch, "--actor-num-gpus-per-node 0", "batch", "error", "no GPU trains", "--actor-num-nodes"),
         (
             Preflight.check_evaluation,
             "--rollout-function-path strands_rollout.generate_rollout_fully_async",

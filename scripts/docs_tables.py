@@ -258,7 +258,7 @@ def launch_settings_table() -> str:
 def launch_models_table() -> str:
     """The rows of scripts/launch/models.sh, as bash reads them."""
     keys = ["nodes", "gpus", "tp", "pp", "cp", "ep", "tokens", "response", "engine", "memory", "offload", "estimator"]
-    keys += ["parser", "thinking", "r3", "fp8", "source"]
+    keys += ["parser", "thinking", "r3", "fp8", "gpu_gb", "source"]
     shown = " ".join(f'"$model_{key}"' for key in keys)
     program = f"""repository={REPOSITORY}; source "$repository/scripts/launch/models.sh"; fail() {{ exit 1; }}
         for name in $(model_names); do model_row "$name"; printf '%s|' "$name" {shown}; echo; done"""
@@ -275,6 +275,7 @@ def launch_models_table() -> str:
         extras = {"offload": "CPU Adam", "r3": "R3", "fp8": "FP8 rollout"}
         marks = [text for key, text in extras.items() if row[key] == "1"]
         marks += [row["estimator"]] if row["estimator"] != "grpo" else []
+        marks += [f"GPUs of {row['gpu_gb']} GB"] if row["gpu_gb"] else []
         sizes = " ".join(f"{key.upper()}{row[key]}" for key in ("tp", "pp", "cp", "ep") if row[key] != "1")
         nodes = f"{row['nodes']} x {row['gpus']}"
         files = [part for part in row["source"].split(", ") if "/" in part]

@@ -2,13 +2,13 @@
 # Sizes for slime's models, by the names of slime's files in scripts/models. Each row names the file of slime's tree with its numbers.
 
 # The values of a row become the defaults of the settings; `row` describes them.
-_model_keys="hub source nodes gpus tp tp_async pp first last cp ep tokens response engine memory offload estimator clip clip_high"
+_model_keys="hub source nodes gpus gpu_gb tp tp_async pp first last cp ep tokens response engine memory offload estimator clip clip_high"
 _model_keys+=" attention parser thinking r3 fp8 weights conversion_nodes conversion_gpus conversion environment concurrency further"
 
 # row KEY=VALUE...: set model_KEY for each key, to the value or to its default.
 #   hub          id on the Hugging Face hub
 #   source       file of slime's tree with the numbers; "like NAME" for numbers of a larger model of the same family
-#   nodes, gpus  nodes, and GPUs per node
+#   nodes, gpus  nodes, and GPUs per node; gpu_gb: memory of a GPU in GB, if 80 are too few for the engines' weights
 #   tp, pp, cp, ep  parallel sizes: tensor, pipeline, context, expert; tp_async: tensor, if only half of the GPUs train
 #   first, last  layers of the first and of the last pipeline stage, if they differ from the others
 #   tokens       tokens of a training batch on a GPU; without it, one episode of `response` tokens fills a batch
@@ -23,8 +23,8 @@ _model_keys+=" attention parser thinking r3 fp8 weights conversion_nodes convers
 #   fp8          1: the engines hold an FP8 copy of the weights
 #   weights      format of the hub's weights
 #   conversion_nodes, conversion_gpus, conversion  nodes, GPUs per node and arguments for slime's converter
-#   concurrency  episodes per engine: slime's number, or what the engine's cache holds (docs/training.md, "Asynchronous training");
-#                default: 64 in an asynchronous training, else slime's
+#   concurrency  episodes per engine, as many as its cache holds (docs/training.md, "Asynchronous training"); default: 64 in an
+#                asynchronous training, else slime's
 #   environment  environment variables of the job, as NAME=VALUE
 #   further      further arguments for slime
 row() {
@@ -96,7 +96,7 @@ model_row() {
       further="$_dp_attention --sglang-dp-size 4 --sglang-ep-size 4 --sglang-max-running-requests 512
         --sglang-mamba-scheduler-strategy extra_buffer --update-weight-buffer-size 2147483648 $_deepep" ;;
     glm4-9B) row hub=zai-org/GLM-Z1-9B-0414 source=scripts/run-glm4-9B.sh tp=2 cp=2 tokens=4608 engine=2 memory=0.7 \
-      concurrency=448 parser=unknown thinking=always ;;
+      parser=unknown thinking=always ;;
     glm4.7-30B-A3B) row hub=THUDM/GLM-4.7-Flash source="scripts/run-glm4.7-30B-A3B.sh, tests/test_glm4.7_30B_A3B_pd_mooncake.py" \
       tp=2 pp=2 last=23 cp=2 ep=4 tokens=8192 engine=8 memory=0.8 offload=1 parser=glm4 conversion_gpus=8 \
       further="$_dp_attention --sglang-dp-size 8 --sglang-moe-dense-tp-size 1 --sglang-cuda-graph-max-bs 64
@@ -116,12 +116,12 @@ model_row() {
         --sglang-nsa-prefill-backend flashmla_sparse --sglang-attention-backend nsa --sglang-cuda-graph-max-bs 8
         --sglang-max-running-requests 512 --sglang-chunked-prefill-size 131072 --sglang-watchdog-timeout 3600
         --data-pad-size-multiplier 4096 --log-probs-chunk-size 1024 --update-weight-buffer-size 2147483648 $_deepep" ;;
-    kimi-k2) row hub=moonshotai/Kimi-K2-Instruct source=scripts/run-kimi-k2-Instruct.sh nodes=32 concurrency=1024 \
+    kimi-k2) row hub=moonshotai/Kimi-K2-Instruct source=scripts/run-kimi-k2-Instruct.sh nodes=32 gpu_gb=141 concurrency=320 \
       tp=8 pp=8 last=5 cp=4 ep=32 tokens=16384 engine=16 memory=0.7 offload=1 parser=kimi_k2 thinking=off weights=fp8 \
       conversion_nodes=4 conversion_gpus=8 conversion="$_conversion_of_61_layers" \
       further="$_dp_attention --sglang-dp-size 8 --sglang-moe-dense-tp-size 1 --sglang-ep-size 16
         --update-weight-buffer-size 2147483648 $_deepep" ;;
-    kimi-k2-thinking) row hub=moonshotai/Kimi-K2-Thinking source=scripts/run-kimi-k2-Thinking.sh nodes=32 concurrency=1024 \
+    kimi-k2-thinking) row hub=moonshotai/Kimi-K2-Thinking source=scripts/run-kimi-k2-Thinking.sh nodes=32 gpu_gb=141 concurrency=320 \
       tp=8 pp=8 last=5 cp=4 ep=32 tokens=16384 engine=16 memory=0.7 offload=1 parser=kimi_k2 thinking=always weights=int4 fp8=1 \
       conversion_nodes=4 conversion_gpus=8 conversion="$_conversion_of_61_layers" \
       further="$_dp_attention --sglang-dp-size 8 --sglang-moe-dense-tp-size 1 --sglang-ep-size 16
@@ -130,9 +130,9 @@ model_row() {
       tp=2 pp=2 ep=32 tokens=8192 engine=16 memory=0.7 offload=1 parser=minimax_m2 thinking=always weights=fp8 conversion_gpus=8 \
       further="--sglang-ep-size 16 --model-name minimax_m2" ;;
     moonlight) row hub=moonshotai/Moonlight-16B-A3B-Instruct source=scripts/run-moonlight-16B-A3B.sh \
-      tp=4 ep=8 tokens=8192 response=4096 engine=8 memory=0.7 offload=1 concurrency=512 attention=auto parser=unknown thinking=off r3=1 \
+      tp=4 ep=8 tokens=8192 response=4096 engine=8 memory=0.7 offload=1 concurrency=384 attention=auto parser=unknown thinking=off r3=1 \
       conversion_gpus=8 further="$_graphs $_deepep" ;;
-    deepseek-v3) row hub=deepseek-ai/DeepSeek-R1 source=scripts/run-deepseek-r1.sh nodes=16 concurrency=1024 \
+    deepseek-v3) row hub=deepseek-ai/DeepSeek-R1 source=scripts/run-deepseek-r1.sh nodes=16 concurrency=384 \
       tp=8 pp=4 last=13 cp=4 ep=32 tokens=16384 engine=64 memory=0.7 offload=1 parser=deepseek_v3 thinking=always weights=fp8 \
       conversion_nodes=4 conversion_gpus=8 \
       conversion="$_conversion_of_61_layers" \

@@ -163,7 +163,7 @@ def test_prepare_model_casts_int4_only_for_missing_copies(stage: Stage) -> None:
         ("qwen3-4B-Instruct-2507", {}, 32),  # an engine of one GPU
         ("qwen3-32B", {}, 144),  # one engine of 8 GPUs
         ("deepseek-v3", {}, 192),  # 48 groups of 8 on two engines
-        ("deepseek-v3", {"ROLLOUT_BATCH_SIZE": "128"}, 1024),  # slime's number; the staleness allows 1,536
+        ("deepseek-v3", {"ROLLOUT_BATCH_SIZE": "128"}, 384),
         ("deepseek-v3", {"ROLLOUT_BATCH_SIZE": "32", "MAX_SAMPLE_STALENESS": "1"}, 128),  # the groups of a step
         ("qwen3-8B", {"SGLANG_CONCURRENCY": "7"}, 7),
     ],

@@ -2,7 +2,10 @@
 
 import os
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -129,6 +132,16 @@ def put_command(stage: Stage, name: str, body: str) -> None:
     path.chmod(0o755)
 
 
+@contextmanager
+def watching(stage: Stage, run: Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a watching script in the background, and end it even if the test fails."""
+    with stage.start(EVAL, "--watch", str(run), **environment) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def wait_for(path: Path) -> None:
     deadline = time.monotonic() + 60
     while not path.exists():
@@ -174,7 +187,7 @@ def test_watch_evaluates_no_checkpoint_that_is_replaced_while_it_is_linked(stage
 def test_second_watch_of_a_run_is_refused_until_the_first_and_its_evaluation_end(stage: Stage) -> None:
     run = stage.root / "run"
     save(run, 19)
-    with stage.start(EVAL, "--watch", str(run), FAKE_LONG_JOB="1") as process:
+    with watching(stage, run, FAKE_LONG_JOB="1") as process:
         wait_for(stage.root.parent / "job-runs")
         refused = stage.run(EVAL, "--watch", str(run))
         assert (refused.returncode, len(submitted(stage))) == (1, 1)
@@ -210,13 +223,13 @@ def test_watch_checks_files_and_arguments_before_the_first_checkpoint(stage: Sta
 def test_watch_of_an_empty_folder_waits_and_says_so(stage: Stage) -> None:
     run = stage.root / "run"
     run.mkdir()
-    with stage.start(EVAL, "--watch", str(run)) as process:
-        wait_for(run / "evaluations")
-        time.sleep(0.1)
+    with watching(stage, run) as process:
+        wait_for(run / ".watch-lock")
+        assert process.stdout is not None
+        assert f"waiting for the first checkpoint in {run} ..." in process.stdout.readline()
         os.kill(process.pid, signal.SIGTERM)
         output, _ = process.communicate(timeout=300)
     assert process.returncode == 128 + signal.SIGTERM, output
-    assert f"waiting for the first checkpoint in {run} ..." in output
     assert not submitted(stage)
 
 

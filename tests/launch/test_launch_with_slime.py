@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Mapping
+from math import ceil, prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,8 @@ HAS_NUMBERS = pytest.mark.skipif(
 )
 # flags whose number in a row is slime's, by key of the row
 NUMBERS = {
+    "nodes": "--actor-num-nodes",
+    "gpus": "--actor-num-gpus-per-node",
     "tp": "--tensor-model-parallel-size",
     "pp": "--pipeline-model-parallel-size",
     "cp": "--context-parallel-size",
@@ -46,8 +49,15 @@ NUMBERS = {
     "memory": "--sglang-mem-fraction-static",
 }
 # by docs/training.md, "Numbers that are not slime's"; slime's script for GLM-Z1 leaves the fraction to slime
-OWN = {("qwen3.5-9B", "tp"), ("qwen3-8B", "memory"), ("glm4-9B", "memory"), ("minimax-m2", "ep")}
-KIMI = ("kimi-k2", "kimi-k2-thinking")  # by docs/training.md, their engines need more than 80 GB a GPU
+# layout; slime's examples for Qwen3-4B take all GPUs and 2 GPUs, and its script for GLM-Z1 half of a node for each side
+OWN = {("qwen3-4B", "gpus"), ("qwen3-4B-Instruct-2507", "gpus"), ("glm4-9B", "gpus")}
+OWN |= {
+    ("qwen3.5-9B", "gpus"),
+    ("qwen3.5-9B", "tp"),
+    ("qwen3-8B", "memory"),
+    ("glm4-9B", "memory"),
+    ("minimax-m2", "ep"),
+}
 # slime's own variables of its scripts
 SLIMES_DEFAULTS = {"CP_SIZE": "4"}
 PRINT_ARGUMENTS = (
@@ -92,9 +102,25 @@ def test_numbers_of_row_are_in_its_source(model: str) -> None:
         if row[key] and (model, key) not in OWN:
             assert float(row[key]) in numbers_of(text, flag), (key, row[key])
     assert (row["offload"] == "1") == ("--optimizer-cpu-offload" in text)
-    for flag in re.findall(r"--[a-z-]+", row["further"]):
+    assert f"--advantage-estimator {row['estimator']}" in text
+    for key, flag in (("clip", "--eps-clip"), ("clip_high", "--eps-clip-high")):
+        slimes = {float(value) for value in re.findall(rf"{flag} ([\d.e-]+)", text)}
+        assert float(row[key]) in (slimes or {0.2, 0.28, float(row["clip"])}), key
+    for pair in row["environment"].split():
+        assert re.search(pair.replace("=", r"\W+") + r"\b", text), pair
+    plain = re.sub(r"\$\(seq (\d+) (\d+) (\d+)\)", _counted, re.sub(r"\$\(\( *([\d *]+?) *\)\)", _multiplied, text))
+    for flag, value in flags_of(row["further"].split()).items():
         is_ours = flag in ("--apply-chat-template-kwargs", "--moe-token-dispatcher-type")
-        assert is_ours or flag in text, flag
+        assert is_ours or re.search(rf"^\W*{flag}[\s=]+{re.escape(value)}(?![\w.])", plain, re.MULTILINE), (flag, value)
+
+
+def _counted(found: re.Match[str]) -> str:
+    first, step, last = map(int, found.groups())
+    return " ".join(map(str, range(first, last + 1, step)))
+
+
+def _multiplied(found: re.Match[str]) -> str:
+    return str(prod(map(int, found[1].split("*"))))
 
 
 @pytest.mark.parametrize("model", ROWS)
@@ -123,19 +149,51 @@ def test_training_step_fits_gpu_of_80_gb(model: str, mode: str) -> None:
     assert sum(training_memory(command, size).values()) < 70
 
 
+def cache_tokens(model: str, command: TrainingCommand) -> int | None:
+    """Return the tokens that an engine's cache holds; None for attention with a state."""
+    row, size = ROWS[model], model_size(command)
+    if size is None:
+        return None
+    weight = 1 if row["fp8"] == "1" or row["weights"] == "fp8" else 2
+    cache = engine_cache(command, size, int(row["gpu_gb"] or 80), weight * size.parameters / 1e9)
+    return cache and cache.tokens
+
+
+def expert_parameters(command: TrainingCommand) -> int:
+    frequency = command.text("--moe-layer-freq") or "1"
+    layers = frequency.count("1") if frequency.startswith("[") else command.number("--num-layers")
+    each = 3 * command.number("--hidden-size") * command.number("--moe-ffn-hidden-size")
+    return layers * each * command.number("--num-experts")
+
+
 @pytest.mark.parametrize("model", ROWS)
 def test_concurrent_episodes_fit_cache_of_engine(model: str) -> None:
-    """With half of an episode's context on average, on GPUs of 80 GB, and weights in 8 bits where the row has them."""
-    command, row = TrainingCommand(tuple(command_of(model, "async"))), ROWS[model]
+    """At half of their context, and in the number that asynchronous training plays at once."""
+    words = command_of(model, "async", ROLLOUT_BATCH_SIZE="512")
+    command = TrainingCommand(tuple(words))
+    tokens = cache_tokens(model, command)
+    if tokens is None:
+        pytest.skip("the cache of a model with linear attention is not computed")
+    assert command.number("--sglang-server-concurrency") * command.context // 2 <= tokens
+
+
+@pytest.mark.parametrize("model", ROWS)
+def test_conversion_fits_gpus_of_80_gb(model: str) -> None:
+    """By the rule of slime's converter for its pipeline, which splits no experts by itself."""
+    row, command = ROWS[model], TrainingCommand(tuple(command_of(model)))
+    layers, gpus = command.number("--num-layers"), int(row["conversion_nodes"]) * int(row["conversion_gpus"])
+    assert gpus <= layers
+    given = flags_of(row["conversion"].split())
+    experts, stages = number(given, "--expert-model-parallel-size"), number(given, "--pipeline-model-parallel-size")
+    if not given:
+        stages = gpus
+        while layers - ceil(layers / stages) * (stages - 1) <= 0:
+            assert stages % 2 == 0
+            stages //= 2
     size = model_size(command)
-    weights = size.parameters / 1e9 if size and (row["fp8"] == "1" or row["weights"] != "bf16") else None
-    cache = size and engine_cache(command, size, 80.0, weights)
-    if cache is None or model in KIMI:
-        pytest.skip("the cache of this attention is not computed, or the engine needs larger GPUs")
-    each = command.number("--sglang-server-concurrency")
-    assert 0 < each * command.context // 2 <= cache.tokens
-    started = 3 * command.samples  # MAX_SAMPLE_STALENESS - 1
-    assert (each - 1) * command.engines < started
+    assert gpus % (stages * experts) == 0
+    shared = size.shared if size else 0
+    assert 2 * (expert_parameters(command) / experts + shared) / layers * ceil(layers / stages) < 75e9
 
 
 def _value(word: str) -> int | float | str:

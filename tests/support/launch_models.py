@@ -8,7 +8,9 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
 _KEYS = ["hub", "source", "nodes", "gpus", "tp", "pp", "first", "last", "cp", "ep", "tokens", "engine", "memory"]
-_KEYS += ["offload", "parser", "weights", "fp8", "further"]
+_KEYS += ["offload", "parser", "weights", "further"]
+_KEYS += ["estimator", "clip", "clip_high", "environment", "gpu_gb", "fp8"]
+_KEYS += ["conversion_nodes", "conversion_gpus", "conversion"]
 
 
 def model_rows() -> dict[str, dict[str, str]]:

@@ -392,7 +392,7 @@ def export(
     ],
     endpoint: Annotated[
         str | None,
-        typer.Option(help="URL of the OTLP/HTTP collector, with --to otel. Default: OTEL_EXPORTER_OTLP_ENDPOINT."),
+        typer.Option(help="URL of the OTLP/HTTP collector, with --to otel. Default: $OTEL_EXPORTER_OTLP_ENDPOINT."),
     ] = None,
     start: Annotated[
         datetime | None,
@@ -403,7 +403,7 @@ def export(
         ),
     ] = None,
     project: Annotated[
-        str | None, typer.Option(help="Name of the wandb project, with --to wandb. Default: WANDB_PROJECT.")
+        str | None, typer.Option(help="Name of the wandb project, with --to wandb. Default: $WANDB_PROJECT.")
     ] = None,
     reward_key: Annotated[str, typer.Option(help="Key of the score in a reward that is a dict.")] = "score",
     contents: Annotated[

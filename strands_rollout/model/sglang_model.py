@@ -207,7 +207,7 @@ class SGLangModel(Model):
         self.restore_main(trajectory, messages, covered)
 
     def restore_main(self, trajectory: Trajectory, messages: StrandsMessages, covered: int) -> None:
-        """Continue the main conversation, which must be new, where an earlier attempt left it."""
+        """Put what an earlier attempt recorded into the main conversation, which must be new. See `Branch.restore`."""
         conversation = self.conversation
         conversation.branch.restore(trajectory, messages, covered)
         self._reader(conversation).read_all(conversation.branch)

@@ -421,7 +421,7 @@ class MemoryWatch:
 
     @contextlib.contextmanager
     def checking_end(self, slot: int) -> Iterator[None]:
-        """Warn if the end of a child, which happens in the context, shows that the run evaded its memory limit.
+        """Measure the memory that ending a child inside this context frees; warn if the run may have evaded its limit.
 
         Only unaccounted memory that grew during the run and is freed by its end counts: other programs use memory too.
         """

@@ -260,7 +260,7 @@ class RewardSettings(_Settings):
         if len(given) > 1:
             raise ValueError(f"got {' and '.join(given)}; make the {given[0]} one of the parts")
         if self.judge is not None and self.evaluator is None:
-            raise ValueError("got judge alone; make it one of the parts")
+            raise ValueError("got judge without evaluator; add the evaluator, or make the judge one of the parts")
         highest_wrong = self.wrong + (MAX_TOOL_SHAPING if self.tool_shaping else 0.0)
         if not highest_wrong < self.correct:
             raise ValueError(f"a wrong answer could score {highest_wrong}; expected less than correct={self.correct}")

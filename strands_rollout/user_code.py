@@ -210,4 +210,4 @@ _EXTRAS: Final = {"strands_tools": "tools", "verifiers": "verifiers"}
 
 def _install_hint(module: str) -> str:
     extra = _EXTRAS.get(module.partition(".")[0])
-    return "" if extra is None else f"; pip install 'strands-rollout[{extra}]'"
+    return "" if extra is None else f"; run: pip install 'strands-rollout[{extra}]'"

@@ -347,7 +347,7 @@ def otlp_exporter(endpoint: str | None) -> SpanExporter:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as e:
         raise ConfigError(
-            f"--to otel needs OpenTelemetry's exporter: {e}; run pip install 'strands-rollout[otel]'"
+            f"--to otel needs OpenTelemetry's exporter: {e}; run: pip install 'strands-rollout[otel]'"
         ) from e
     if endpoint is None:
         return OTLPSpanExporter()

@@ -156,7 +156,7 @@ def _read_table(path: Path) -> Iterable[Mapping[str, Any]]:
             import datasets
     except ModuleNotFoundError as e:
         library = str(e.name).partition(".")[0]
-        raise PromptError(f"reading {path} needs {library!r}; pip install 'strands-rollout[data]'") from e
+        raise PromptError(f"reading {path} needs {library!r}; run: pip install 'strands-rollout[data]'") from e
     try:
         if is_parquet:
             with parquet.ParquetFile(path) as table:

@@ -430,7 +430,7 @@ def sibling_segments(
 
 
 def warn_about_dropped_tokens(sample: SampleLike, segments: Sequence[SiblingSegment]) -> None:
-    """Warn, once for each reason, that no sample holds the sampled tokens of these segments."""
+    """Warn, once for each kind of segment and each remedy, that no sample holds these segments' sampled tokens."""
     message = "event=sampled_tokens_dropped index=%s tokens=%d: %s; set fan_out: true%s (see docs/multi-agent.md)"
     for sibling in segments:
         is_transient = sibling.segment.ended_by.startswith(TRANSIENT)

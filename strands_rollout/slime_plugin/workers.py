@@ -715,7 +715,7 @@ def local_workers(count: int) -> Iterator[None]:
         yield
         return
     if importlib.util.find_spec("ray") is None:
-        raise errors.ConfigError("--workers needs Ray, which is not installed here: pip install 'strands-rollout[ray]'")
+        raise errors.ConfigError("--workers needs Ray, which is not installed; run: pip install 'strands-rollout[ray]'")
     import ray
 
     try:

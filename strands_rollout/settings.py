@@ -190,7 +190,7 @@ class RewardPart(_Settings):
 
     _string_key = "function"
     function: str | None = None
-    """Dotted path of a reward function, as `reward.function`."""
+    """Dotted path of a reward function, as for `reward.function`."""
     judge: Judge | None = None
     """Model that rates the answer, or that the evaluator calls."""
     evaluator: str | None = None

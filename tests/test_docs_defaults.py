@@ -57,6 +57,8 @@ def claims_in(text: str) -> Iterator[tuple[str, str]]:
     for form in CLAIMS:
         for match in re.finditer(form, unwrapped(text)):
             yield match["name"], match["value"].strip('`"')
+    for table in re.findall(r"^\| \w+ \| default \|.*\n(?:\|.*\n?)+", unwrapped(text), re.MULTILINE):
+        yield from re.findall(r"^\| `([\w-]+)` \| `?((?<=`)[^`]+|\d+)`? \|", table, re.MULTILINE)
 
 
 def parameters_of(command: Any) -> Iterator[tuple[str, Any]]:
@@ -116,7 +118,9 @@ def is_default(name: str, value: str) -> bool:
                     return True
             except ValueError:
                 continue
-        elif str(default) == value:
+        elif str(default) == value or (list(default) if isinstance(default, tuple) else default) == yaml.safe_load(
+            value
+        ):
             return True
     return False
 
@@ -140,6 +144,8 @@ def test_defaults_named_in_docs_are_the_codes() -> None:
         ("must be equal\nwithin 1e-3 (`--gap-limit`)", ("1e-3", "1e-2")),
         ("repeated for 30 s (`patience_s` of `search_tool`)", ("30", "300")),
         ("or 4 times on the embedded engine (`--samples-per-problem`)", ("4", "8")),
+        ("| option | default | meaning |\n|---|---|---|\n| `max_files` | 4096 | files |\n", ("4096", "1024")),
+        ("| option | default | meaning |\n|---|---|---|\n| `programs` | `false` | starts |\n", ("false", "true")),
     ],
 )
 def test_wrong_defaults_are_found(text: str, wrong: tuple[str, str]) -> None:

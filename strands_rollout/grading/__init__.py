@@ -5,7 +5,7 @@ r"""Grading: the comparison of an assistant's answer with a label, without slime
 
 `slime_example_grade` grades as slime's strands example does, including its faults: it reads tool output, and only the
 last 300 characters. Source of its rules: THUDM/slime 624b824a, slime/rollout/rm_hub/math_dapo_utils.py (Minerva's
-normalisation) and examples/strands_sglang. Where slime raises an error, the answer is wrong, and the grade has the
+normalization) and examples/strands_sglang. Where slime raises an error, the answer is wrong, and the grade has the
 error.
 """
 

@@ -32,7 +32,7 @@ def last_assistant_text(response: str, *, in_reasoning: bool = False) -> str:
     """Return the assistant's last text in a whole response of which only the text is known.
 
     Everything up to the last `</tool_response>` counts as tool output or as older text, so that a tool's output can't
-    pose as the assistant, whatever markers it contains. Two cases can't be recognised from the text alone: a response
+    pose as the assistant, whatever markers it contains. Two cases can't be recognized from the text alone: a response
     that was cut inside tool output with a forged `</tool_response>`, and a template that marks tool output differently.
     If the text of the last turn is known, pass it to `spoken_text` instead.
 
@@ -166,7 +166,7 @@ def last_answer_line(text: str) -> str:
     """Return the text after the last "Answer:" (any case, bold or not) in its line, or in the next line with text.
 
     Without "Answer:", return the text after "The answer is" if a sentence in the last line begins with it. The same
-    phrases in other languages are recognised. Markdown, a final full stop and the delimiters of a single formula are
+    phrases in other languages are recognized. Markdown, a final full stop and the delimiters of a single formula are
     removed.
     """
     for label in reversed(list(ANSWER_LABEL.finditer(text))):

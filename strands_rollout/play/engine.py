@@ -129,7 +129,7 @@ def shipped_model_note(
     changed = [name for name in names if getattr(settings, name) != getattr(defaults, name)]
     if not changed or base_url is not None or model not in (None, SHIPPED_MODEL):
         return None
-    code_tool = "which it recognises by the name" if settings.has_code_tool else "which your agent does not have"
+    code_tool = "which it recognizes by the name" if settings.has_code_tool else "which your agent does not have"
     return (
         f"note: the shipped model was trained on math with the tool execute_python_code(code), {code_tool}, and not "
         f"with your {' and '.join(changed)}. Play without a model (strands-rollout try {config} --script FILE, or "

@@ -339,7 +339,7 @@ def _status(sample: SampleLike, reason: StopReason, *, may_abort: bool) -> Any: 
     return status.ABORTED if reason is StopReason.ABORTED and may_abort else status.FAILED
 
 
-_GROUP_NORMALISED_ESTIMATORS: Final = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
+_GROUP_NORMALIZED_ESTIMATORS: Final = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 
 
 def may_fan_out(args: SlimeArgs, sample: object, *, evaluation: bool) -> bool:
@@ -357,11 +357,11 @@ def may_fan_out(args: SlimeArgs, sample: object, *, evaluation: bool) -> bool:
         log_once(logger, logging.WARNING, message, obstacle)
         return False
     estimator = getattr(args, "advantage_estimator", None)
-    if estimator in _GROUP_NORMALISED_ESTIMATORS and not getattr(args, "custom_reward_post_process_path", None):
+    if estimator in _GROUP_NORMALIZED_ESTIMATORS and not getattr(args, "custom_reward_post_process_path", None):
         log_once(
             logger,
             logging.WARNING,
-            "fan_out is on and slime's own reward normalisation takes all samples of a step as one group; set "
+            "fan_out is on and slime's own reward normalization takes all samples of a step as one group; set "
             "--custom-reward-post-process-path strands_rollout.normalize_rewards",
         )
     return True

@@ -265,7 +265,7 @@ class TrainingSequence:
         tokens: The ids of prompt plus response.
         prompt_length: The number of prompt tokens, at least 1.
         loss_mask: 0 or 1 per response token.
-        log_probs: The behaviour policy's logprobs, one per response token; None if they are unknown, so that the
+        log_probs: The behavior policy's logprobs, one per response token; None if they are unknown, so that the
             trainer uses its own logprobs from before the update.
         sampled_log_probs: The logprob at which each response token was sampled, or None if unknown; for comparison
             only.
@@ -300,7 +300,7 @@ class TrainingSequence:
 
     @property
     def trained_log_probs(self) -> list[float] | None:
-        """The behaviour policy's logprobs of the trained tokens."""
+        """The behavior policy's logprobs of the trained tokens."""
         if self.log_probs is None:
             return None
         return [logprob for logprob, mask in zip(self.log_probs, self.loss_mask, strict=True) if mask]

@@ -38,7 +38,7 @@ def last_assistant_text(response: str, *, in_reasoning: bool = False) -> str:
 
     Args:
         response: Decoded response tokens, control tokens included, from the first assistant turn to the end.
-        in_reasoning: Whether the prompt opened `<think>` for the first assistant turn.
+        in_reasoning: True if the prompt opened `<think>` for the first assistant turn.
 
     Returns:
         The `spoken_text` of the last assistant turn.
@@ -60,7 +60,7 @@ def spoken_text(turn: str, *, in_reasoning: bool = False) -> str:
 
     Args:
         turn: The text of the turn.
-        in_reasoning: Whether the turn begins inside the reasoning, because the prompt opened `<think>`.
+        in_reasoning: True if the turn begins inside the reasoning, because the prompt opened `<think>`.
     """
     text = _TURN_END.split(turn, maxsplit=1)[0]
     text = _without_reasoning(text, in_reasoning=in_reasoning)
@@ -103,7 +103,7 @@ def extract_answer(text: str, *, is_cut: bool = False) -> str:
 
     Args:
         text: The assistant's text.
-        is_cut: Whether the text ends in the middle, as at a limit of tokens. Then something unfinished at the end
+        is_cut: True if the text ends in the middle, as at a limit of tokens. Then something unfinished at the end
             (a line after `Answer:`, an open or empty box, a tag) is not an answer, and revokes all answers before it.
     """
     text = text[-_SEARCHED_CHARS:]

@@ -85,7 +85,7 @@ class DumpSpan:
     Attributes:
         start_s: The start of the span, in seconds since the start of the episode.
         end_s: The end of the span, in seconds since the start of the episode.
-        is_request: Whether the span is a request to the engine.
+        is_request: True if the span is a request to the engine.
         error: The class of an error, or a stop reason; None if the span's work succeeded.
     """
 

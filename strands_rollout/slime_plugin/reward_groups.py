@@ -262,10 +262,10 @@ class FilterVerdict:
 def keep_informative_groups(args: SlimeArgs, samples: Sequence[Any], **kwargs: object) -> Any:  # noqa: ANN401 - slime's
     """Keep a group if its trained rollouts differ in reward; other groups have no advantage to learn from.
 
-    slime's `--dynamic-sampling-filter-path`. Rollouts, excluded samples and rewards are those of `normalize_rewards`:
-    the siblings of a fan-out are one rollout, and a failed sample does not count as a rollout, so that an outage does
-    not make a group informative. A group to which a foreign reward function gives no number counts as failed, since
-    slime would otherwise draw prompts without end.
+    Set it as slime's `--dynamic-sampling-filter-path`. Rollouts, excluded samples and rewards are those of
+    `normalize_rewards`: the siblings of a fan-out are one rollout, and a failed sample does not count as a rollout, so
+    that an outage does not make a group informative. A group to which a foreign reward function gives no number counts
+    as failed, since slime would otherwise draw prompts without end.
 
     Args:
         args: slime's args; `reward_key` is read.
@@ -527,9 +527,7 @@ def _add_failed(
         return
     if not slime_loses_errors:
         raise error
-    logger.error(
-        "event=groups_failed error=%s log_rollout and normalize_rewards end the run with their next step", error
-    )
+    logger.error("event=groups_failed error=%s; the next call of log_rollout or normalize_rewards ends the run", error)
 
 
 def _max_failed_groups(args: SlimeArgs) -> int:

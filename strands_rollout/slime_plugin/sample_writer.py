@@ -208,7 +208,7 @@ def _resume_state(ended: EndedEpisode, conditions: Mapping[str, str]) -> dict[st
     try:
         return save_episode(state, conditions)
     except ResumeError as e:
-        logger.warning("an aborted episode can't be saved and will start afresh: %s", e)
+        logger.warning("an aborted episode can't be saved and will start from scratch: %s", e)
         return None
 
 

@@ -126,7 +126,7 @@ class RolloutCollector:
         options: The numbers of groups and episodes, and the seed.
         abort: Aborts every request of the engine.
         abort_flag: Set while a rollout is aborted.
-        trains_aborted: Whether `collect` returns all groups that were begun, with their aborted episodes; a deliberate
+        trains_aborted: True if `collect` returns all groups that were begun, with their aborted episodes; a deliberate
             fault for experiments.
     """
 
@@ -449,8 +449,8 @@ class TrainingMethod:
     Attributes:
         rollout: The name of the method in options.json and in the summary.
         ablation: The name of the deliberate fault in options.json and in the summary; "none" without a fault.
-        is_exact: Whether the trainer's logprobs must equal the rollout's, which is checked.
-        follows_contract: Whether samples follow slime's contract, which is checked.
+        is_exact: True if the trainer's logprobs must equal the rollout's, which is checked.
+        follows_contract: True if samples follow slime's contract, which is checked.
         trains_aborted: See `RolloutCollector`.
         generate: The function that plays an episode; None for `strands_rollout.generate`.
     """
@@ -482,7 +482,7 @@ class TrainingMethod:
             groups: Samples by prompt.
             tokenizer: The policy's tokenizer, to measure drift.
             tool_parser: The format of the policy's calls; "auto" detects it from the chat template.
-            checks_context: Whether contexts are compared with the template's rendering.
+            checks_context: True if contexts are compared with the template's rendering.
         """
         trained, dropped = trained_samples(groups)
         views = finished_samples([entry.sample for entry in trained])

@@ -173,7 +173,7 @@ def _import_resolved(file: Path) -> ModuleType:
     while (folder / "__init__.py").is_file():
         folder, name = folder.parent, f"{folder.name}.{name}"
     if str(folder) not in sys.path:
-        sys.path.append(str(folder))  # so that the file can import its neighbours
+        sys.path.append(str(folder))  # so that the file can import its neighbors
     importlib.invalidate_caches()
     with suppress(Exception):  # a user's package may raise anything when it is imported, and a module may have no spec
         origin = getattr(importlib.util.find_spec(name), "origin", None)

@@ -26,7 +26,7 @@ SHIPPED_MODEL_EXECUTOR: Final = {"name": "local", "isolation": "rlimits"}
 async def served_engine(base_url: str | None, model_dir: Path | None) -> AsyncIterator[str]:
     """Yield the URL of a running engine, or run the embedded engine until the block ends.
 
-    First ask a running engine for its facts: if it does not answer, episodes would fail only after a minute of retries.
+    A running engine is asked for its model first: without this check, episodes would fail only after a minute of retries.
 
     Raises:
         ConfigError: The URL is not the URL of an HTTP server, or the embedded engine can't serve the model.

@@ -610,9 +610,7 @@ def _apply_change(given: Mapping[str, Json], change: str) -> tuple[RolloutSettin
     """
     name, equals, text = change.partition("=")
     if not equals or not text.strip():
-        raise ConfigError(
-            f"got --set {change}; expected --set KEY=VALUE, such as --set max_tool_iterations=8, or KEY=null"
-        )
+        raise ConfigError(f"got --set {change}; expected KEY=VALUE, such as max_tool_iterations=8, or KEY=null")
     fault = None
     # on a command line, ` #` is text, not a YAML comment
     for read in (str if " #" in text else yaml.safe_load, str, lambda text: text.split(",")):

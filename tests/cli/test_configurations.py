@@ -88,7 +88,7 @@ def test_set_option_overrides_the_file(configured, change, value) -> None:
         ("config", "max_tool_iteration=3", "did you mean 'max_tool_iterations'"),
         ("config", "reward.corect=3", "did you mean 'correct'"),
         ("config", "max_tool_iterations=many", "expected: an integer"),
-        ("config", "max_tool_iterations", "expected --set KEY=VALUE"),
+        ("config", "max_tool_iterations", "expected KEY=VALUE"),
         ("config", "max_tool_iterations=", "or KEY=null"),
         ("eval", "tool_parser=hermess", "did you mean 'hermes'"),
         ("validate row.jsonl", "rewards=3", "did you mean 'reward'"),

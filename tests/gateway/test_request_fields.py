@@ -20,7 +20,7 @@ from test_matching import ASK, END
 
 from strands_rollout.engine import SHIPPED_MODEL_DIR, running_engine
 from strands_rollout.gateway import protocols, session
-from strands_rollout.gateway.protocols import HARMLESS, APPLIED, REFUSED
+from strands_rollout.gateway.protocols import APPLIED, HARMLESS, REFUSED
 from strands_rollout.integrations.sessions import chat_endpoint
 from strands_rollout.model.sampling import turn_seed
 

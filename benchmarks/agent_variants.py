@@ -234,7 +234,7 @@ class StrandsSGLang:
 
 
 class OpenAI:
-    """Strands' own OpenAI model on the engine's chat endpoint; its messages are tokenised again after the episode.
+    """Strands' own OpenAI model on the engine's chat endpoint; its messages are tokenized again after the episode.
 
     One `openai.AsyncOpenAI` serves all episodes, the cheapest option of the model. Tokens and mask come from one
     rendering of the whole conversation, so the tokens are not the sampled tokens, and there are no logprobs.

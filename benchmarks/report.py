@@ -15,7 +15,7 @@ _LABELS: Final = {
     **{f"gateway-{api}": f"the gateway, {api}" for api in ("chat", "responses", "messages")},
     "floor": "floor: the requests alone",
     "strands-sglang": "strands-sglang",
-    "openai": "Strands' OpenAI model, tokenised again",
+    "openai": "Strands' OpenAI model, tokenized again",
 }
 _MAX_PACKAGES: Final = 14
 _LIMITS: Final = {

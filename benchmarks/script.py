@@ -51,7 +51,7 @@ class Turn:
         text: The sampled text with its end of turn.
         ids: Tokens of the text.
         logprobs: One logprob per token.
-        words: The text without call and end of turn, in pieces of one token.
+        content: The text without call and end of turn, in pieces of one token.
         arguments: The call's arguments as JSON, in pieces of one token; empty for the last turn.
         code: The code of the call; "" for the last turn.
         result: The tool's result; "" for the last turn.
@@ -61,7 +61,7 @@ class Turn:
     text: str
     ids: list[int]
     logprobs: list[float]
-    words: list[str]
+    content: list[str]
     arguments: list[str]
     code: str
     result: str
@@ -69,7 +69,7 @@ class Turn:
 
     def as_message(self) -> dict[str, Any]:
         """Return the turn as a chat message with its call, as templates read it."""
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(self.words)}
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(self.content)}
         if self.code:
             function = {"name": CODE_TOOL_NAME, "arguments": {"code": self.code}}
             message["tool_calls"] = [{"type": "function", "id": "call", "function": function}]
@@ -153,10 +153,10 @@ class _Writer:
         turns: list[Turn] = []
         for number in range(tool_turns + 1):
             is_last = number == tool_turns
-            words = self._thinking() + ("The sum is 144.\n\nAnswer: \\boxed{144}" if is_last else "")
+            content = self._thinking() + ("The sum is 144.\n\nAnswer: \\boxed{144}" if is_last else "")
             code, result = ("", "") if is_last else self._call()
-            text = words + (_hermes_call(code) if code else "") + _END_OF_TURN
-            turn = self._turn(text, words, code, result, [])
+            text = content + (_hermes_call(code) if code else "") + _END_OF_TURN
+            turn = self._turn(text, content, code, result, [])
             if not is_last:
                 messages += [turn.as_message(), {"role": "tool", "tool_call_id": "call", "content": result}]
                 after = self._render(messages)
@@ -165,15 +165,15 @@ class _Writer:
                         "the chat template renders a turn differently than it was sampled; expected a template that "
                         "keeps reasoning and writes calls in the Hermes format, as Qwen3's"
                     )
-                turn = self._turn(text, words, code, result, self._encode(after[len(before + text) :]))
+                turn = self._turn(text, content, code, result, self._encode(after[len(before + text) :]))
                 before = after
             turns.append(turn)
         return Script(question, prompt_ids, turns)
 
-    def _turn(self, text: str, words: str, code: str, result: str, context_ids: list[int]) -> Turn:
+    def _turn(self, text: str, content: str, code: str, result: str, context_ids: list[int]) -> Turn:
         ids = self._encode(text)
         arguments = self._pieces(json.dumps({"code": code})) if code else []
-        return Turn(text, ids, self._logprobs(len(ids)), self._pieces(words), arguments, code, result, context_ids)
+        return Turn(text, ids, self._logprobs(len(ids)), self._pieces(content), arguments, code, result, context_ids)
 
     def _thinking(self) -> str:
         """Return reasoning of such a length that a turn with a call has about `_TURN_TOKENS`."""

@@ -83,7 +83,11 @@ def _chat_answer(script: Script, number: int) -> list[bytes]:
     """Return the streamed answer to `/v1/chat/completions` for a turn: its head, then chunks of one token each."""
     turn = script.turns[number]
     head = b"content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
-    deltas = [{"role": "assistant", "content": ""}, *({"content": piece} for piece in turn.words), *_call_deltas(turn)]
+    deltas = [
+        {"role": "assistant", "content": ""},
+        *({"content": piece} for piece in turn.content),
+        *_call_deltas(turn),
+    ]
     events = [_chunk(delta) for delta in deltas]
     events.append(_chunk({}, "tool_calls" if turn.code else "stop"))
     length = script.input_lengths()[number]

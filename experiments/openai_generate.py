@@ -17,7 +17,7 @@ When the episode is over, the conversation is rendered once and encoded, and the
 - reasoning in later prompts: Strands' model drops it, and a later turn is sampled without what is trained before it;
 - a call that could not be parsed: it stays in the content, ends the episode as an answer, and the policy is not told;
 - untrusted text: a tool result that spells a control token makes one, in the prompt and in training;
-- turns that the engine aborts (a weight update): what was sampled is gone; the episode is ABORTED and starts afresh.
+- turns that the engine aborts (a weight update): what was sampled is gone; the ABORTED episode starts from scratch.
 
 Several calls of one turn come through, as do results in their order. A result that would not fit is not cut here.
 """
@@ -72,8 +72,8 @@ TEXT_ENDPOINT_KEY: Final = "text_endpoint"
 async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> Any:  # noqa: FBT001 - slime's signature
     """Run one agent episode for a sample through the chat endpoint.
 
-    `rollout_log_probs` is None, because they are unknown; an ABORTED sample starts afresh; `fan_out` and a conversation
-    manager are refused (the sample is FAILED).
+    `rollout_log_probs` is None, because they are unknown; an ABORTED sample starts from scratch; `fan_out` and a
+    conversation manager are refused (the sample is FAILED).
 
     Args:
         args: slime's args, as `strands_rollout.generate` reads them.

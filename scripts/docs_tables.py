@@ -118,8 +118,8 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "drift_measured": ("total", "samples whose drift was measured"),
     "mismatch_tokens": (
         "distribution",
-        "context tokens that differ from the chat template's rendering, by default on the first step only; anything "
-        "but 0 is a fault, which the log reports",
+        "context tokens that differ from the chat template's rendering, by default counted only in the first training "
+        "step and the first evaluation of each data set; anything but 0 is a fault, which the log reports",
     ),
     "mismatch_samples": ("total", "samples with any mismatch"),
     "mismatch_samples_share": ("share", "samples with any mismatch, among the compared samples"),

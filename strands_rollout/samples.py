@@ -488,7 +488,7 @@ _INTEGER: Final = re.compile(r"-?\d{1,18}")
 
 
 def run_metric(name: str, compute: Callable[[], T], *, of_sample: bool = False) -> T | None:
-    """Compute a metric; if it fails, log a warning once per process and return None.
+    """Compute a metric; if it fails, return None, and log each type of error once per process and metric.
 
     With `of_sample`, `compute` reads a single sample, and the warning says that the metric leaves this sample out.
     """

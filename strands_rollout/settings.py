@@ -190,7 +190,7 @@ class RewardPart(_Settings):
 
     _string_key = "function"
     function: str | None = None
-    """Dotted path of a reward function, as `reward.function`."""
+    """Dotted path of a reward function, as for `reward.function`."""
     judge: Judge | None = None
     """Model that rates the answer, or that the evaluator calls."""
     evaluator: str | None = None
@@ -260,7 +260,7 @@ class RewardSettings(_Settings):
         if len(given) > 1:
             raise ValueError(f"got {' and '.join(given)}; make the {given[0]} one of the parts")
         if self.judge is not None and self.evaluator is None:
-            raise ValueError("got judge alone; make it one of the parts")
+            raise ValueError("got judge without evaluator; add the evaluator, or make the judge one of the parts")
         highest_wrong = self.wrong + (MAX_TOOL_SHAPING if self.tool_shaping else 0.0)
         if not highest_wrong < self.correct:
             raise ValueError(f"a wrong answer could score {highest_wrong}; expected less than correct={self.correct}")
@@ -624,7 +624,7 @@ def _apply_change(given: Mapping[str, Json], change: str) -> tuple[RolloutSettin
     """
     name, equals, text = change.partition("=")
     if not equals or not text.strip():
-        raise ConfigError(f"got --set {change}; expected --set KEY=VALUE, such as --set max_tool_iterations=8 or =null")
+        raise ConfigError(f"got --set {change}; expected KEY=VALUE, such as max_tool_iterations=8, or KEY=null")
     fault = None
     # on a command line, ` #` is text, not a YAML comment
     for read in (str if " #" in text else yaml.safe_load, str, lambda text: text.split(",")):

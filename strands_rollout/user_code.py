@@ -173,7 +173,7 @@ def _import_resolved(file: Path) -> ModuleType:
     while (folder / "__init__.py").is_file():
         folder, name = folder.parent, f"{folder.name}.{name}"
     if str(folder) not in sys.path:
-        sys.path.append(str(folder))  # so that the file can import its neighbours
+        sys.path.append(str(folder))  # so that the file can import its neighbors
     importlib.invalidate_caches()
     with suppress(Exception):  # a user's package may raise anything when it is imported, and a module may have no spec
         origin = getattr(importlib.util.find_spec(name), "origin", None)
@@ -210,4 +210,4 @@ _EXTRAS: Final = {"strands_tools": "tools", "verifiers": "verifiers"}
 
 def _install_hint(module: str) -> str:
     extra = _EXTRAS.get(module.partition(".")[0])
-    return "" if extra is None else f"; pip install 'strands-rollout[{extra}]'"
+    return "" if extra is None else f"; run: pip install 'strands-rollout[{extra}]'"

@@ -395,6 +395,15 @@ def test_slime_arguments_that_are_read_are_all_listed() -> None:
     assert all(name in sources for name in listed)
 
 
+# Tests
+
+
+def test_support_modules_are_all_listed() -> None:
+    folder = REPOSITORY / "tests/support"
+    listed = re.findall(r"`(\w+\.py)`", (folder / "README.md").read_text().partition("## Stand-ins")[2])
+    assert {path.name for path in folder.glob("*.py")} - {"test_fake_sglang.py"} <= {*listed}
+
+
 # Code execution
 
 

@@ -91,7 +91,7 @@ def contamination_warnings(facts: dict[str, Any]) -> Iterator[str]:
         yield (
             f"{facts['problems_stock']} problems of {facts['file']} consist of words that many rows have in common: "
             "either the rows were made from these problems, or a row with less than half of a problem can't be "
-            "recognised"
+            "recognized"
         )
 
 

@@ -47,7 +47,7 @@ def to_chat(prompt: object) -> Chat:
         if message.get("role") not in _ROLES:
             raise RowError(f"prompt: got the role {message.get('role')!r}; expected one of {', '.join(_ROLES)}")
     if prompt[-1]["role"] != "user" or not prompt[-1]["content"].strip():
-        raise RowError("prompt: got a chat that does not end with a user's message with text in it")
+        raise RowError(f"prompt: got {prompt[-1]!r:.80} as the last message; expected a user's message with text")
     return [{key: value for key, value in message.items() if value is not None} for message in prompt]
 
 

@@ -383,4 +383,4 @@ async def _close(what: str, resource: AbstractAsyncContextManager[Any], context:
             with exits_as_errors("it"):
                 await _await_call(context.loop, resource.__aexit__, None, None, None)
     except Exception as e:  # the user's code may raise anything
-        logger.warning("event=not_closed %s", describe_failure(f"the closing of {what}", e, context.task))
+        logger.warning("event=not_closed: %s", describe_failure(f"the closing of {what}", e, context.task))

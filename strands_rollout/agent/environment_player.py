@@ -184,7 +184,7 @@ class _EnvironmentRun:
                 await asyncio.wait([playing], timeout=CLOSE_TIMEOUT_S)
             if not playing.done():
                 logger.warning(
-                    "event=not_closed the environment did not end within %g s after it was cancelled, for the sample "
+                    "event=not_closed: the environment did not end within %g s after it was cancelled, for the sample "
                     "of index %s",
                     CLOSE_TIMEOUT_S,
                     task.index,

@@ -24,7 +24,7 @@ from strands_rollout.errors import ConfigError, DumpError
 from strands_rollout.play.options import DATA_HELP, BaseUrl, Changes, Model, RewardPath, check_data_exists
 
 if TYPE_CHECKING:
-    from strands_rollout.view.sample import Retokeniser
+    from strands_rollout.view.sample import Retokenizer
 
 
 @add_field_options(DoctorOptions)
@@ -295,17 +295,17 @@ def view(
     from strands_rollout.evaluation.protocols import refuse_several_protocols
 
     refuse_several_protocols(dumps)
-    retokeniser = _load_retokeniser(tokenizer, dumps)
+    retokenizer = _load_retokenizer(tokenizer, dumps)
     if text:
-        _print_dumps(_name_dumps(dumps), set(sample or ()), retokeniser)
+        _print_dumps(_name_dumps(dumps), set(sample or ()), retokenizer)
         _show_next("view", *dumps)
     elif out is not None:
-        _write_page(_name_dumps(dumps), out, retokeniser)
+        _write_page(_name_dumps(dumps), out, retokenizer)
     else:
-        _serve_page(_name_dumps(dumps), port, retokeniser)
+        _serve_page(_name_dumps(dumps), port, retokenizer)
 
 
-def _print_dumps(dumps: Mapping[str, Path], samples: Collection[int], retokeniser: Retokeniser | None) -> None:
+def _print_dumps(dumps: Mapping[str, Path], samples: Collection[int], retokenizer: Retokenizer | None) -> None:
     from strands_rollout.dump.terminal import make_console
     from strands_rollout.view.terminal import print_dump
 
@@ -313,7 +313,7 @@ def _print_dumps(dumps: Mapping[str, Path], samples: Collection[int], retokenise
     for name, dump in dumps.items():
         if len(dumps) > 1:
             console.rule(name)
-        print_dump(console, dump, retokeniser, samples)
+        print_dump(console, dump, retokenizer, samples)
 
 
 def _name_dumps(dumps: Sequence[Path]) -> dict[str, Path]:
@@ -326,7 +326,7 @@ def _name_dumps(dumps: Sequence[Path]) -> dict[str, Path]:
     return by_name
 
 
-def _load_retokeniser(folder: Path | None, dumps: Sequence[Path]) -> Retokeniser | None:
+def _load_retokenizer(folder: Path | None, dumps: Sequence[Path]) -> Retokenizer | None:
     """Return the object that marks drift, with the tokenizer in `folder` or else the recorded tokenizer.
 
     Returns None if the recorded tokenizer is not on this machine, or no dump has tokens.
@@ -337,7 +337,7 @@ def _load_retokeniser(folder: Path | None, dumps: Sequence[Path]) -> Retokeniser
     from strands_rollout.dump import read_dump, recorded_tokenizer
     from strands_rollout.dump.record import check_tokenizer
     from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
-    from strands_rollout.view.sample import Retokeniser
+    from strands_rollout.view.sample import Retokenizer
 
     first_records = {dump: [record for record in islice(read_dump(dump), 16) if record.has_tokens] for dump in dumps}
     with_tokens = [dump for dump, records in first_records.items() if records]
@@ -345,23 +345,23 @@ def _load_retokeniser(folder: Path | None, dumps: Sequence[Path]) -> Retokeniser
         return None
     try:
         chosen = folder or recorded_tokenizer(with_tokens[0])
-        retokeniser = Retokeniser(load_tokenizer(str(chosen)))
+        retokenizer = Retokenizer(load_tokenizer(str(chosen)))
         for record in chain.from_iterable(first_records.values()):
-            check_tokenizer(record, retokeniser.texts, str(chosen))
+            check_tokenizer(record, retokenizer.texts, str(chosen))
     except ConfigError as e:
         if folder is not None:
             raise
         typer.echo(f"note: drift is not shown: {e}", err=True)
         return None
-    return retokeniser
+    return retokenizer
 
 
-def _write_page(dumps: Mapping[str, Path], out: Path, retokeniser: Retokeniser | None) -> None:
+def _write_page(dumps: Mapping[str, Path], out: Path, retokenizer: Retokenizer | None) -> None:
     from strands_rollout.dump.terminal import counter
     from strands_rollout.view.page import DumpView, view_dump, write_page
 
     with counter("samples") as on_read:
-        views = {name: view_dump(dump, retokeniser, on_read) for name, dump in dumps.items()}
+        views = {name: view_dump(dump, retokenizer, on_read) for name, dump in dumps.items()}
     page = write_page(DumpView.side_by_side(views), " | ".join(dumps))
     try:
         out.write_text(page, encoding="utf-8")
@@ -370,11 +370,11 @@ def _write_page(dumps: Mapping[str, Path], out: Path, retokeniser: Retokeniser |
     typer.echo(f"{out}: {len(page.encode()) / 1e6:.1f} MB")
 
 
-def _serve_page(dumps: Mapping[str, Path], port: int | None, retokeniser: Retokeniser | None) -> None:
+def _serve_page(dumps: Mapping[str, Path], port: int | None, retokenizer: Retokenizer | None) -> None:
     from strands_rollout.dump import read_dump
     from strands_rollout.view.server import LiveDump, live_server
 
-    live, title = LiveDump(dumps, retokeniser), " | ".join(dumps)
+    live, title = LiveDump(dumps, retokenizer), " | ".join(dumps)
     for dump in dumps.values():
         next(read_dump(dump), None)  # raises if the path is not a dump; later errors appear on the page
 
@@ -399,7 +399,7 @@ def export(
     ],
     endpoint: Annotated[
         str | None,
-        typer.Option(help="URL of the OTLP/HTTP collector, with --to otel. Default: OTEL_EXPORTER_OTLP_ENDPOINT."),
+        typer.Option(help="URL of the OTLP/HTTP collector, with --to otel. Default: $OTEL_EXPORTER_OTLP_ENDPOINT."),
     ] = None,
     start: Annotated[
         datetime | None,
@@ -410,7 +410,7 @@ def export(
         ),
     ] = None,
     project: Annotated[
-        str | None, typer.Option(help="Name of the wandb project, with --to wandb. Default: WANDB_PROJECT.")
+        str | None, typer.Option(help="Name of the wandb project, with --to wandb. Default: $WANDB_PROJECT.")
     ] = None,
     reward_key: Annotated[str, typer.Option(help="Key of the score in a reward that is a dict.")] = "score",
     contents: Annotated[

@@ -1,6 +1,6 @@
-"""The package's only retry layer: which failed requests are sent again, how often, and after which waits.
+"""The package's only layer that retries requests: which are sent again, how often, and after which waits.
 
-Used for engines (`client.client`) and for chat APIs (`client.chat_api`).
+Used for engines (`client.client`), chat APIs (`client.chat_api`) and retrieval servers (`environments.search`).
 """
 
 import asyncio

@@ -57,7 +57,8 @@ def import_camel() -> ModuleType:
         return importlib.import_module(_CAMEL_MODULE)
     except ImportError as e:
         raise ConfigError(
-            f"a camel interpreter needs camel-ai, which can't be imported ({e}): pip install 'strands-rollout[camel]'"
+            f"a camel interpreter needs camel-ai, which can't be imported ({e}); run: "
+            "pip install 'strands-rollout[camel]'"
         ) from e
 
 

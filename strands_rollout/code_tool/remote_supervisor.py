@@ -115,7 +115,8 @@ def load_module(name: str, source: str) -> ModuleType:
 def set_up_child(go: tuple[int, int], stdout: int, stderr: int, scratch: str, job: dict[str, Any]) -> None:
     """Wait for a byte on the pipe `go`, then prepare this process for the code.
 
-    It keeps three streams, the scratch directory and few variables, and gets the limits of memory and file size.
+    The process keeps its standard streams, the scratch directory and the `INHERITED_VARIABLES`, and gets the limits of
+    memory and file size.
     """
     os.setsid()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

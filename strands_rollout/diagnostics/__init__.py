@@ -65,12 +65,12 @@ class DoctorOptions:
     ] = None
     model_name: Annotated[
         str | None,
-        Option(help="Name or hub id of the model, such as Qwen/Qwen3-4B. Default: MODEL, else Qwen3-8B."),
+        Option(help="Name or hub id of the model, such as Qwen/Qwen3-4B. Default: $MODEL, else Qwen3-8B."),
     ] = None
     config: Annotated[
         Path | None,
         Option(
-            help="Settings file, as for slime's --custom-config-path. Default: ROLLOUT_CONFIG, else "
+            help="Settings file, as for slime's --custom-config-path. Default: $ROLLOUT_CONFIG, else "
             "configs/math_code.yaml."
         ),
     ] = None
@@ -80,16 +80,16 @@ class DoctorOptions:
         Option(help="Prompt data set to check; may be repeated. Default: the data sets of the launch scripts."),
     ] = None
     slime_dir: Annotated[
-        Path | None, Option(help="Checkout of slime. Default: SLIME_DIR, else the importable package.")
+        Path | None, Option(help="Checkout of slime. Default: $SLIME_DIR, else the importable package.")
     ] = None
     megatron_dir: Annotated[
         Path | None,
-        Option(help="Checkout of Megatron-LM. Default: MEGATRON_DIR, else beside slime, else the importable package."),
+        Option(help="Checkout of Megatron-LM. Default: $MEGATRON_DIR, else beside slime, else the importable package."),
     ] = None
     prompt_key: str = "prompt"  # key of the prompt in the data sets
     label_key: str | None = None  # key of the label; None for "label"
     gpus: Annotated[
-        int | None, Option(help="Number of GPUs required. Default: NUM_GPUS, else 8 with --training.", min=0)
+        int | None, Option(help="Number of GPUs required. Default: $NUM_GPUS, else 8 with --training.", min=0)
     ] = None
     training: Annotated[bool, Option("--training", help="Report missing requirements of a training run as errors.")] = (
         False

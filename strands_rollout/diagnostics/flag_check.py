@@ -120,7 +120,7 @@ def _has_dry_run(script: Path, text: str) -> bool:
 
 
 def read_arguments(text: str, source: str) -> Arguments:
-    """Split shell-quoted arguments; of a command, only the arguments after its train.py or train_async.py.
+    """Split shell-quoted arguments; drop the part of a command up to its train.py or train_async.py.
 
     Raises:
         ConfigError: The text is a script, or contains code that only a shell can expand or run.

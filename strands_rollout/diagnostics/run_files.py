@@ -246,8 +246,8 @@ def _check_data_file(path: Path, options: DoctorOptions, *, needed: bool) -> Ite
         more = f" (and {len(faults) - 1} more of the first {len(rows)} rows)" if len(faults) > 1 else ""
         yield error(name, f"{path}: {faults[0]}{more}", _RENDERED_REMEDY if "render" in faults[0] else prepare)
         return
-    labelled = [row for _, row in rows if isinstance(row, Row) and settings.needs_labels]
-    containers = [(row, container) for row in labelled if (container := container_label(row.label))]
+    labeled = [row for _, row in rows if isinstance(row, Row) and settings.needs_labels]
+    containers = [(row, container) for row in labeled if (container := container_label(row.label))]
     notes = [f"line {row.line}: the label {row.label!r:.80} {container.meaning}" for row, container in containers]
     if any(container.kind == "unreadable" for _, container in containers):
         yield warning(name, f"{path}: {'; '.join(notes[:3])}", prepare)

@@ -380,7 +380,7 @@ def _rebuild_tensor(storage: object, offset: object, size: object, stride: objec
     last = start + sum((length - 1) * step for length, step in zip(sizes, strides, strict=True))
     if count > len(numbers) or (count and last >= len(numbers)):
         got = f"got a tensor of size {sizes!r:.80} and stride {strides!r:.80}"
-        raise _UnsupportedError(f"{got} in a storage of {len(numbers)} numbers")
+        raise _UnsupportedError(f"{got}, which exceeds its storage of {len(numbers)} numbers")
     if not count:
         return np.empty(sizes, numbers.dtype)
     steps = tuple(step * numbers.itemsize for step in strides)
@@ -416,7 +416,7 @@ class _Array(np.ndarray[Any, Any]):
         _, shape, kind, is_fortran, data = state
         is_complete = isinstance(kind, _Dtype) and type(data) is bytes
         if not is_complete or math.prod(_check_lengths(shape)) * kind.dtype.itemsize != len(data):
-            raise _UnsupportedError(f"got an array of shape {shape!r:.40} whose bytes don't fit the shape")
+            raise _UnsupportedError(f"got an array of shape {shape!r:.40}; expected as many bytes as the shape needs")
         super().__setstate__((1, tuple(shape), kind.dtype, bool(is_fortran), data))  # type: ignore[arg-type]
 
 

@@ -150,7 +150,7 @@ def _decode_array(encoded: Json) -> np.ndarray[Any, Any]:
     if dtype is None or dtype.kind not in _ARRAY_KINDS:
         raise ValueError(f"got an array of {name!r:.40}; expected numbers")
     if 0 in shape and math.prod(filter(None, shape)) > _MAX_EMPTY_ROWS:
-        raise ValueError(f"got the shape {shape!r:.80} of an array that holds nothing")
+        raise ValueError(f"got an empty array of shape {shape!r:.80}; expected at most {_MAX_EMPTY_ROWS} rows")
     return np.frombuffer(base64.b64decode(data), dtype=dtype).reshape(shape).copy()[()]
 
 

@@ -66,9 +66,9 @@ class EngineSettings:
     def __post_init__(self) -> None:
         for name in ("max_running_requests", "prefill_chunk_tokens", "prefix_cache_mb"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+                raise ConfigError(f"got {name}={getattr(self, name)}; expected at least 1")
         if self.context_length is not None and self.context_length < _MIN_CONTEXT_TOKENS:
-            raise ConfigError(f"context_length must be at least {_MIN_CONTEXT_TOKENS}, got {self.context_length}")
+            raise ConfigError(f"got context_length={self.context_length}; expected at least {_MIN_CONTEXT_TOKENS}")
 
 
 class EngineOptions(TypedDict, total=False):

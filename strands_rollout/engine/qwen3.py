@@ -265,7 +265,7 @@ def _stored_tensor(body: npt.NDArray[np.uint8], spec: dict[str, Any], path: Path
 def _layer(take: Callable[..., Floats], c: ModelConfig, prefix: str) -> LayerWeights:
     q_dim, kv_dim = c.heads * c.head_dim, c.kv_heads * c.head_dim
     attention = prefix + "self_attn."
-    # order of a head's dimensions in which i and i + head_dim / 2 are neighbours
+    # order of a head's dimensions in which i and i + head_dim / 2 are neighbors
     interleaved = np.arange(c.head_dim).reshape(2, -1).T.ravel()
 
     def take_heads(name: str, rows: int) -> Floats:

@@ -331,7 +331,7 @@ def _check_runtime(name: str, kind: str) -> None:
     """Check that a runtime can start on this machine."""
     remedy = f'; set `{name}.type = "subprocess"` to run the harness as your user on this machine'
     if kind == "subprocess" and shutil.which("uv") is None:
-        raise errors.ConfigError(f"{name} is {kind!r}, which needs `uv` on the PATH: pip install uv, and put it there")
+        raise errors.ConfigError(f"{name} is {kind!r}, which needs uv; run: pip install uv, and add its folder to PATH")
     if kind == "prime":
         try:
             ensure_prime_auth()

@@ -117,8 +117,8 @@ async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) 
     if protocol is not None:
         settings = protocol.apply_to(settings)
     sets = load_sets(options, settings, note, protocol)
-    if limits := shipped_model_note(settings, options.config, options.base_url, options.model_dir):
-        note(limits)
+    if text := shipped_model_note(settings, options.config, options.base_url, options.model_dir):
+        note(text)
     for eval_set in sets:
         eval_set.check_settings(settings)
         if settings.needs_labels:

@@ -284,7 +284,7 @@ def _read_typed_lines() -> list[str]:
         while lines[-1].endswith("\\"):
             lines[-1:] = [lines[-1][:-1], input("...> ")]
     except (EOFError, KeyboardInterrupt):
-        raise PolicyEndedError("ended at the terminal, before the episode's end") from None
+        raise PolicyEndedError("the input at the terminal ended before the episode did") from None
     finally:
         signal.signal(signal.SIGINT, handler)
     return lines
@@ -474,8 +474,8 @@ async def _try(options: TryOptions) -> int:
     async with AsyncExitStack() as stack:
         if policy is None:
             server = None
-            if limits := shipped_model_note(settings, options.config, options.base_url, options.model_dir):
-                note(limits)
+            if text := shipped_model_note(settings, options.config, options.base_url, options.model_dir):
+                note(text)
             base_url = await stack.enter_async_context(served_engine(options.base_url, options.model_dir))
             folder = options.tokenizer_dir or await fetch_tokenizer_folder(base_url)
         else:

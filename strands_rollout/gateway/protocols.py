@@ -1,6 +1,6 @@
 """Anthropic's Messages API, and the code that all APIs share to convert requests to Strands messages.
 
-A field that can change tokens is honoured, refused, or ignored and listed in the session's facts; docs/gateway.md has
+A field that can change tokens is applied, refused, or ignored and listed in the session's facts; docs/gateway.md has
 the table. Fields that can't change tokens are accepted.
 """
 
@@ -43,8 +43,8 @@ _SAMPLING_FIELDS: Final = (
 )
 # names of the minimum length of a turn: SGLang's, and that of SGLang's and vLLM's chat endpoints
 _MIN_LENGTHS: Final = ("min_new_tokens", "min_tokens")
-# fields of the APIs, and of SGLang's and vLLM's endpoints, that are honoured
-HONOURED: Final = frozenset(
+# fields of the APIs, and of SGLang's and vLLM's endpoints, that are applied
+APPLIED: Final = frozenset(
     {
         *_SAMPLING_FIELDS,
         *_MIN_LENGTHS,
@@ -67,7 +67,7 @@ HONOURED: Final = frozenset(
         "previous_response_id",
         "thread",
         "chat_template_kwargs",
-        # honoured with the default value only; see `refuse_unsupported`
+        # applied with the default value only; see `refuse_unsupported`
         "n",
         "response_format",
         "text",
@@ -423,21 +423,21 @@ def list_of_objects(body: Item, name: str) -> list[dict[str, Any]]:
 
 
 def refuse_unsupported(body: Item, **choices: Sequence[object]) -> None:
-    """Raise PromptError for fields that the policy can't honour.
+    """Raise PromptError for fields that are not supported.
 
     Args:
         body: The request. Each field of `REFUSED` must be absent, empty or false.
-        **choices: Fields with the values that can be honoured.
+        **choices: Fields with the supported values.
     """
     for name in REFUSED:
         if body.get(name):
-            raise PromptError(f"got {name}={body[name]!r:.100}, which this policy can't honour; leave it out")
+            raise PromptError(f"got {name}={body[name]!r:.100}, which is not supported; leave it out")
     for name, accepted in choices.items():
         value = body.get(name)
         chosen = value.get("type") if isinstance(value, dict) else value
         if chosen is not None and chosen not in accepted:
             expected = ", ".join(map(repr, accepted))
-            raise PromptError(f"got {name}={value!r:.100}, which this policy can't honour; expected one of {expected}")
+            raise PromptError(f"got {name}={value!r:.100}, which is not supported; expected one of {expected}")
     management = body.get("context_management")
     edits = management.get("edits") if isinstance(management, dict) else management
     # clearing reasoning is accepted: the chat template decides which reasoning of earlier turns is shown
@@ -456,7 +456,7 @@ def find_ignored_fields(body: Item, tools: Iterable[Item] = ()) -> dict[str, Any
 
     Unknown fields are among them. Fields of objects and tools have dotted names.
     """
-    known = HONOURED | HARMLESS
+    known = APPLIED | HARMLESS
     found = {name: value for name, value in body.items() if name not in known and value not in (None, "", [], {})}
     # `refuse_unsupported` has already raised for a field of `REFUSED` that is neither empty nor false
     found = {name: value for name, value in found.items() if name not in REFUSED}
@@ -643,7 +643,7 @@ class Messages(ApiProtocol):
             body = {**body, **earlier, "messages": [*earlier["messages"], *list_of_objects(body, "messages")]}
         refuse_unsupported(body, tool_choice=("auto", "none"))
         if field_of(body, "output_config", dict, "an object").get("format"):
-            raise PromptError("got output_config.format, which this policy can't honour; leave it out")
+            raise PromptError("got output_config.format, which is not supported; leave it out")
         system = system_texts(blocks_of(body.get("system"), _messages_part))
         shown = "\n".join(text for text in system if not text.startswith(_BILLING_NOTE))
         prompt, messages = cache.read(list_of_objects(body, "messages"), _message_pieces, [shown])

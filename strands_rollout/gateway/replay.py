@@ -46,7 +46,7 @@ class Replay:
                 node.reply = reply_of_turn(message["content"], turn, usage)
 
     def note_repeat(self, node: Node) -> None:
-        """Note that a turn was answered from the record."""
+        """Record the position of a turn that was answered again."""
         self.position = max(node.position, self.position or 0)
 
     @property

@@ -5,7 +5,7 @@ r"""Grading: the comparison of an assistant's answer with a label, without slime
 
 `slime_example_grade` grades as slime's strands example does, including its faults: it reads tool output, and only the
 last 300 characters. Source of its rules: THUDM/slime 624b824a, slime/rollout/rm_hub/math_dapo_utils.py (Minerva's
-normalisation) and examples/strands_sglang. Where slime raises an error, the answer is wrong, and the grade has the
+normalization) and examples/strands_sglang. Where slime raises an error, the answer is wrong, and the grade has the
 error.
 """
 
@@ -36,7 +36,7 @@ class Grade:
     """The verdict on an answer.
 
     Attributes:
-        correct: Whether the answer is right.
+        correct: True if the answer is right.
         pred: The answer as the assistant wrote it; "" for none.
         label: The alternative of the label that the answer equals, else the first.
         method: The rule that decided; see `Comparison.method`.
@@ -55,7 +55,7 @@ def grade(text: str, label: object, cpu_s: float = CPU_LIMIT_S, *, is_cut: bool 
         text: The assistant's last text, as `spoken_text` or `last_assistant_text` returns it.
         label: A text, a number, or a list of alternatives of which any is right; None or "" makes every answer wrong.
         cpu_s: CPU seconds for all comparisons; an answer that needs more is wrong.
-        is_cut: Whether the text ends in the middle; see `extract_answer`.
+        is_cut: True if the text ends in the middle; see `extract_answer`.
     """
     pred = extract_answer(text, is_cut=is_cut)
     # compare before the label is parsed as a list: the text of a list may itself be the answer
@@ -156,7 +156,7 @@ class DapoGrade:
 
     Attributes:
         score: 1.0 if the answer is right; else -1.1 plus 0.05 per tool iteration, at most -0.6.
-        correct: Whether the answer is right.
+        correct: True if the answer is right.
         pred: The answer as it was compared; "" where slime returns None.
         error: The error that slime would have raised; "" if none.
     """

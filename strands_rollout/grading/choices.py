@@ -33,7 +33,7 @@ def grade_choice(text: str, label: object, *, is_cut: bool = False) -> Grade:
     Args:
         text: The assistant's last text, as `spoken_text` or `last_assistant_text` gives them.
         label: The letter of the right choice; None or "" makes every answer wrong, with the method "no_label".
-        is_cut: Whether the text ends in the middle; see `extract_answer`.
+        is_cut: True if the text ends in the middle; see `extract_answer`.
 
     Raises:
         ValueError: The label is not a letter.

@@ -38,7 +38,7 @@ _NAME: Final = re.compile(
 _COMMAND: Final = re.compile(r"\\[A-Za-z]+")
 _QUANTITIES: Final = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|angle|sum|prod|int|lim|gcd|lcm|max|min|det)(?![A-Za-z])")
 _CHOICE: Final = re.compile(r"\(?\s*(?P<letter>[A-J])\s*[).:]\s*(?P<rest>.*)")
-_LABELLED_CHOICE: Final = re.compile(  # not "(A) and (B)", nor a factor or term
+_LABELED_CHOICE: Final = re.compile(  # not "(A) and (B)", nor a factor or term
     r"\(?\s*(?P<letter>[A-F])\s*\)\s+(?P<rest>(?!(?:and|or|only)\b|[-+=^*/(\[]|\\cdot)\S.*)"
 )
 _LETTER: Final = re.compile(r"(?<![A-Za-z\\])[A-J](?![A-Za-z])")
@@ -119,7 +119,7 @@ def _reduce_choice_in_label(label: Notation, prediction: Notation) -> Notation:
 
     A label stays unchanged if the prediction is a choice with another letter, such as "(B) 12".
     """
-    choice, predicted = _LABELLED_CHOICE.fullmatch(label.text), _CHOICE.fullmatch(prediction.text)
+    choice, predicted = _LABELED_CHOICE.fullmatch(label.text), _CHOICE.fullmatch(prediction.text)
     if choice is None or _LETTER.search(choice["rest"]) or _OTHER_SIGN.search(choice["rest"]):
         return label
     if predicted and predicted["rest"] and predicted["letter"] != choice["letter"]:

@@ -32,13 +32,13 @@ def last_assistant_text(response: str, *, in_reasoning: bool = False) -> str:
     """Return the assistant's last text in a whole response of which only the text is known.
 
     Everything up to the last `</tool_response>` counts as tool output or as older text, so that a tool's output can't
-    pose as the assistant, whatever markers it contains. Two cases can't be recognised from the text alone: a response
+    pose as the assistant, whatever markers it contains. Two cases can't be recognized from the text alone: a response
     that was cut inside tool output with a forged `</tool_response>`, and a template that marks tool output differently.
     If the text of the last turn is known, pass it to `spoken_text` instead.
 
     Args:
         response: Decoded response tokens, control tokens included, from the first assistant turn to the end.
-        in_reasoning: Whether the prompt opened `<think>` for the first assistant turn.
+        in_reasoning: True if the prompt opened `<think>` for the first assistant turn.
 
     Returns:
         The `spoken_text` of the last assistant turn.
@@ -60,7 +60,7 @@ def spoken_text(turn: str, *, in_reasoning: bool = False) -> str:
 
     Args:
         turn: The text of the turn.
-        in_reasoning: Whether the turn begins inside the reasoning, because the prompt opened `<think>`.
+        in_reasoning: True if the turn begins inside the reasoning, because the prompt opened `<think>`.
     """
     text = _TURN_END.split(turn, maxsplit=1)[0]
     text = _without_reasoning(text, in_reasoning=in_reasoning)
@@ -103,7 +103,7 @@ def extract_answer(text: str, *, is_cut: bool = False) -> str:
 
     Args:
         text: The assistant's text.
-        is_cut: Whether the text ends in the middle, as at a limit of tokens. Then something unfinished at the end
+        is_cut: True if the text ends in the middle, as at a limit of tokens. Then something unfinished at the end
             (a line after `Answer:`, an open or empty box, a tag) is not an answer, and revokes all answers before it.
     """
     text = text[-_SEARCHED_CHARS:]
@@ -166,7 +166,7 @@ def last_answer_line(text: str) -> str:
     """Return the text after the last "Answer:" (any case, bold or not) in its line, or in the next line with text.
 
     Without "Answer:", return the text after "The answer is" if a sentence in the last line begins with it. The same
-    phrases in other languages are recognised. Markdown, a final full stop and the delimiters of a single formula are
+    phrases in other languages are recognized. Markdown, a final full stop and the delimiters of a single formula are
     removed.
     """
     for label in reversed(list(ANSWER_LABEL.finditer(text))):

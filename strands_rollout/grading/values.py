@@ -212,7 +212,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    r"""Formulas with a sign between neighbours: "<", ">", "=", "\le", "\ge" or "\ne"."""
+    r"""Formulas with a sign between neighbors: "<", ">", "=", "\le", "\ge" or "\ne"."""
 
     parts: tuple[Key, ...]
     signs: tuple[str, ...]

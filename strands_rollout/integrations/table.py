@@ -149,7 +149,7 @@ def check_wandb(option: str = "--wandb") -> None:
         ConfigError: wandb is not installed, or would ask for a key.
     """
     if find_spec("wandb") is None:
-        raise ConfigError(f"{option} needs wandb, which is not installed; run pip install 'strands-rollout[wandb]'")
+        raise ConfigError(f"{option} needs wandb, which is not installed; run: pip install 'strands-rollout[wandb]'")
     mode = os.environ.get("WANDB_MODE", "")
     if mode not in _KEYLESS_MODES and not os.environ.get("WANDB_API_KEY"):
         raise ConfigError(

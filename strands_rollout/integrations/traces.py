@@ -85,7 +85,7 @@ class DumpSpan:
     Attributes:
         start_s: The start of the span, in seconds since the start of the episode.
         end_s: The end of the span, in seconds since the start of the episode.
-        is_request: Whether the span is a request to the engine.
+        is_request: True if the span is a request to the engine.
         error: The class of an error, or a stop reason; None if the span's work succeeded.
     """
 
@@ -347,7 +347,7 @@ def otlp_exporter(endpoint: str | None) -> SpanExporter:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as e:
         raise ConfigError(
-            f"--to otel needs OpenTelemetry's exporter: {e}; run pip install 'strands-rollout[otel]'"
+            f"--to otel needs OpenTelemetry's exporter: {e}; run: pip install 'strands-rollout[otel]'"
         ) from e
     if endpoint is None:
         return OTLPSpanExporter()

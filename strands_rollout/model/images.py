@@ -161,7 +161,9 @@ def _import_pillow() -> ModuleType:
     try:
         from PIL import Image
     except ImportError as e:
-        raise ConfigError("got an image, but Pillow is not installed: pip install 'strands-rollout[images]'") from e
+        raise ConfigError(
+            "images need Pillow, which is not installed; run: pip install 'strands-rollout[images]'"
+        ) from e
     return Image
 
 

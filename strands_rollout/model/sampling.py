@@ -381,7 +381,7 @@ def turn_seed(seed: int, turn: int | str) -> int:
     """Return the sampling seed of a turn, derived from the sample's seed.
 
     SGLang draws each token from (seed, position). All parts of a turn have the same seed, so that an aborted turn gets
-    the tokens that it would have got without the abort. Seeds are hashed because neighbouring samples have neighbouring
+    the tokens that it would have got without the abort. Seeds are hashed because neighboring samples have neighboring
     seeds.
 
     Args:

@@ -1,7 +1,7 @@
 """A Strands model provider on SGLang's native `/generate`: token-in/token-out.
 
 For each request, the record finds its place, new messages are rendered as context tokens, the engine samples a turn,
-and the turn is recorded and parsed. Within a branch of the record, sampled text is never tokenised again: the branch's
+and the turn is recorded and parsed. Within a branch of the record, sampled text is never tokenized again: the branch's
 tokens only grow.
 """
 
@@ -74,7 +74,7 @@ class SGLangModel(Model):
         request_span: Context manager around each request; see `RequestSpan`.
         on_rewritten_history: Treatment of a request whose history does not extend what the policy has read, or which
             changes the system prompt or adds a tool in mid-conversation: "error" refuses the request; "segment" begins
-            a new trajectory. Conversation managers that drop or summarise messages need "segment".
+            a new trajectory. Conversation managers that drop or summarize messages need "segment".
         conversations: "one" treats all requests as requests of one agent, and refuses a second concurrent turn. "many"
             keeps a conversation for each agent; agents are distinguished by what Strands passes about the caller,
             otherwise by their histories. Agents other than the first may rewrite their histories.
@@ -207,7 +207,7 @@ class SGLangModel(Model):
         self.restore_main(trajectory, messages, covered)
 
     def restore_main(self, trajectory: Trajectory, messages: StrandsMessages, covered: int) -> None:
-        """Continue the main conversation, which must be new, where an earlier attempt left it."""
+        """Put what an earlier attempt recorded into the main conversation, which must be new. See `Branch.restore`."""
         conversation = self.conversation
         conversation.branch.restore(trajectory, messages, covered)
         self._reader(conversation).read_all(conversation.branch)

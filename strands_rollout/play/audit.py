@@ -33,7 +33,7 @@ class Exchange:
         input_ids: The ids of the request.
         output_ids: The ids of the answer; None without a generation (an error, a cut connection).
         logprobs: One value per output id; empty if the request asked for none.
-        has_images: Whether the request held images, which the engine expands to further tokens.
+        has_images: True if the request held images, which the engine expands to further tokens.
         read_tokens: The number of input tokens that the engine reports, if it is not the length of `input_ids`.
     """
 

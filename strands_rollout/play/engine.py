@@ -26,7 +26,7 @@ SHIPPED_MODEL_EXECUTOR: Final = {"name": "local", "isolation": "rlimits"}
 async def served_engine(base_url: str | None, model_dir: Path | None) -> AsyncIterator[str]:
     """Yield the URL of a running engine, or run the embedded engine until the block ends.
 
-    First ask a running engine for its facts: if it does not answer, episodes would fail only after a minute of retries.
+    A running engine is asked for its model first: without this check, episodes fail only after a minute of retries.
 
     Raises:
         ConfigError: The URL is not the URL of an HTTP server, or the embedded engine can't serve the model.
@@ -129,7 +129,7 @@ def shipped_model_note(
     changed = [name for name in names if getattr(settings, name) != getattr(defaults, name)]
     if not changed or base_url is not None or model not in (None, SHIPPED_MODEL):
         return None
-    code_tool = "which it recognises by the name" if settings.has_code_tool else "which your agent does not have"
+    code_tool = "which it recognizes by the name" if settings.has_code_tool else "which your agent does not have"
     return (
         f"note: the shipped model was trained on math with the tool execute_python_code(code), {code_tool}, and not "
         f"with your {' and '.join(changed)}. Play without a model (strands-rollout try {config} --script FILE, or "

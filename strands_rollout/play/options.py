@@ -438,7 +438,7 @@ class TrainOptions:
         int,
         Option(
             help="Number of prompts started beyond --prompts; unfinished ones are aborted and resumed in the next "
-            "step, as slime's partial rollouts.",
+            "step, as in slime's partial rollouts.",
             min=0,
         ),
     ] = 0

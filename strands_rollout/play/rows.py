@@ -85,7 +85,7 @@ def iter_rows(
             `OWNER/NAME[:CONFIG][@SPLIT]`, if there is no such file.
         prompt_key: The key of the prompt; `a.b` also finds key `b` of the mapping `a`.
         label_key: The key of the label. If it is given, each row must have a label; None stands for "label".
-        needs_label: Whether each row must have a label if no `label_key` is given; a missing label becomes None.
+        needs_label: True if each row must have a label even without a `label_key`; else a missing label becomes None.
 
     Raises:
         PromptError: The data can't be read, or is empty.
@@ -156,7 +156,7 @@ def _read_table(path: Path) -> Iterable[Mapping[str, Any]]:
             import datasets
     except ModuleNotFoundError as e:
         library = str(e.name).partition(".")[0]
-        raise PromptError(f"reading {path} needs {library!r}; pip install 'strands-rollout[data]'") from e
+        raise PromptError(f"reading {path} needs {library!r}; run: pip install 'strands-rollout[data]'") from e
     try:
         if is_parquet:
             with parquet.ParquetFile(path) as table:

@@ -1,7 +1,7 @@
 """A gateway client's request, and the branch that it continues.
 
 Clients reword a history when they send it back: they drop reasoning, reformat arguments, or change ids of calls. The
-history is compared with what the client was sent, and recognised messages keep the tokens that were sampled.
+history is compared with what the client was sent, and recognized messages keep the tokens that were sampled.
 """
 
 from __future__ import annotations

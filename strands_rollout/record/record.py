@@ -104,7 +104,7 @@ class Record:
         return conversation
 
     def touch(self, branch: Branch) -> None:
-        """Note that a branch has just begun or been answered; among equal matches, the branch touched last wins."""
+        """Record that a branch has just begun or been answered; among equal matches, the branch touched last wins."""
         branch.touched = next(self._touches)
 
     def has_begun(self, conversation: Conversation) -> bool:

@@ -367,7 +367,7 @@ def closing_record(reason: str) -> bytes:
 def _as_json(record: dict[str, Any]) -> bytes | None:
     """Return a journal record as JSON; None if it can't be written.
 
-    Messages and results with other values than JSON's are converted first.
+    Messages and results with values that JSON lacks are reduced to what the policy reads first.
     """
     try:
         return orjson.dumps(record)

@@ -1,7 +1,7 @@
 """The conditions of an episode: digests of everything that decides how it continues from one of its steps.
 
 An episode is continued, from a journal or as an aborted sample, only if its conditions have not changed since it began;
-otherwise it starts afresh. docs/partial-rollouts.md lists the conditions.
+otherwise it starts from scratch. docs/partial-rollouts.md lists the conditions.
 """
 
 import functools

@@ -143,7 +143,7 @@ async def _play_and_fill(job: RolloutJob) -> SampleLike | list[SampleLike]:
     segments = sample_writer.sibling_segments(ended.model, ended.sub_agents, succeeded)
     obstacle = _resume_obstacle(job, ended, has_siblings=bool(segments))
     if obstacle and settings.resume_aborted and episode.stop_reason is StopReason.ABORTED:
-        logger.warning("aborted sample will start afresh index=%s reason=%s", call.sample.index, obstacle)
+        logger.warning("aborted sample will start from scratch index=%s reason=%s", call.sample.index, obstacle)
     may_resume = settings.resume_aborted and not obstacle
     rules = WritingRules(
         may_abort=slime_adapter.may_return_aborted(call.args, call.sample),
@@ -160,8 +160,8 @@ async def _play_and_fill(job: RolloutJob) -> SampleLike | list[SampleLike]:
 
 
 def _restarted_job(job: RolloutJob, error: Exception) -> RolloutJob:
-    """Reset the sample and return a job that starts afresh; the environment did not repeat the aborted attempt."""
-    logger.warning("aborted sample starts afresh index=%s reason=%s", job.call.sample.index, error)
+    """Reset the sample and return a job that starts from scratch, since the environment did not repeat the attempt."""
+    logger.warning("aborted sample starts from scratch index=%s reason=%s", job.call.sample.index, error)
     resume = job.start.resume
     sampled = 0 if resume is None else sum(resume.trajectory.loss_mask)
     reset_sample(job.call.sample)

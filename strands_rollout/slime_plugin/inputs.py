@@ -211,7 +211,7 @@ def to_episode_prompt(
     Args:
         prompt: A string or a chat.
         configured_system: The system prompt of the settings.
-        template: The model's template, which recognises a prompt that is already rendered; None to skip that check.
+        template: The model's template, which recognizes a prompt that is already rendered; None to skip that check.
         loaded: The sample's `multimodal_inputs`, whose `images` are those of the chat, in order; None without a
             processor.
 

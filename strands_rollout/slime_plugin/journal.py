@@ -168,7 +168,7 @@ def continue_from_journal(start: EpisodeStart, sink: RecordSink | None, settings
             raise LostEpisodeError(
                 f"the process that ran the episode died, and the episode can't be continued: {e}"
             ) from e
-        logger.warning("an episode of the journal starts afresh: %s", e)
+        logger.warning("an episode of the journal starts from scratch: %s", e)
         return start
     # a program repeats all of its calls, finished calls too, which `resumable: replay` allows
     if sink.may_have_acted and not settings.repeat_interrupted_tools and not settings.has_program:

@@ -388,7 +388,7 @@ def _build_evaluator(path: str, judge: Judge | None) -> object:
     try:
         from strands_evals.evaluators import Evaluator
     except ImportError as e:
-        raise ConfigError("reward.evaluator needs strands-agents-evals: pip install 'strands-rollout[evals]'") from e
+        raise ConfigError("an evaluator needs strands-agents-evals; run: pip install 'strands-rollout[evals]'") from e
     if judge is not None and judge.prompt != Judge.model_fields["prompt"].default:
         raise ConfigError(f"got judge.prompt for {path}, which has its own prompt; remove judge.prompt")
     evaluator = resolve(path)
@@ -421,7 +421,7 @@ def _judge_model(judge: Judge) -> Model:
         from strands.models.openai import OpenAIModel
     except ImportError as e:
         raise ConfigError(
-            "an evaluator's judge with base_url needs openai: pip install 'strands-rollout[openai]'"
+            "an evaluator's judge with base_url needs openai; run: pip install 'strands-rollout[openai]'"
         ) from e
     url, key = os.path.expandvars(str(judge.base_url)), os.path.expandvars(judge.api_key or "none")
     limits = {"timeout": judge.timeout_s, "max_retries": judge.retries}

@@ -46,7 +46,7 @@ _NEW_FIELDS: Final[dict[str, Callable[[], object]]] = {
 class EpisodeStart:
     """The state that an episode starts from, and the counts of earlier attempts at its sample."""
 
-    resume: SavedEpisode | None = None  # None to start afresh
+    resume: SavedEpisode | None = None  # None to start from scratch
     aborts: int = 0  # times that the sample came back ABORTED
     resumes: int = 0  # times that the episode was resumed, this time included
     question: str | None = None  # the environment's question, which replaced the row's prompt
@@ -57,7 +57,7 @@ def prepare_sample(sample: SampleLike, conditions: Mapping[str, str] | None, *, 
     """Prepare a sample for an episode, and return the state to start from.
 
     An ABORTED sample keeps its tokens if it can be resumed: `may_resume` is set, its saved state can be loaded, and no
-    condition outside `_CHANGEABLE_CONDITIONS` has changed. Any other sample is reset and starts afresh.
+    condition outside `_CHANGEABLE_CONDITIONS` has changed. Any other sample is reset and starts from scratch.
     """
     facts = facts_of(sample)
     was_aborted = sample.status is statuses_of(sample).ABORTED
@@ -95,7 +95,7 @@ def _load_resume_state(sample: SampleLike, facts: EpisodeFacts, conditions: Mapp
         if not changed:
             return state
         reason = f"it was begun with other values of {', '.join(changed)}"
-    logger.warning("aborted sample starts afresh index=%s reason=%s", sample.index, reason)
+    logger.warning("aborted sample starts from scratch index=%s reason=%s", sample.index, reason)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Rewards by group: normalisation, the dynamic sampling filter, and the end of a run in which all groups fail.
+"""Rewards by group: normalization, the dynamic sampling filter, and the end of a run in which all groups fail.
 
 slime treats a failed sample as a finished sample. While an engine or a judge is down, a run with a dynamic filter would
 draw prompts without end, and a run without a filter would train on nothing. Therefore `FailedGroups` counts failures
@@ -41,7 +41,7 @@ from strands_rollout.settings import settings_from_args
 from strands_rollout.slime_plugin.slime_adapter import is_aborting, is_fully_async, slime_state, uses_reward_func
 
 logger = logging.getLogger(__name__)
-_CENTRED_ESTIMATORS: Final = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
+_CENTERED_ESTIMATORS: Final = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 _SCALED_ESTIMATORS: Final = ("grpo", "gspo", "cispo")
 _STD_EPSILON: Final = 1e-6  # as in slime 0.3
 _MIN_SPREAD: Final = 1e-6  # as in slime 0.3's check_reward_nonzero_std
@@ -77,7 +77,7 @@ def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[flo
 
     The statistics exclude a sample with `remove_sample` or the status FAILED; all siblings of a FAILED main sample,
     since an infrastructure fault caused the failure; and a rollout without a usable reward, that is, a finite number in
-    float32. The normalised reward of excluded samples is 0.0. An unusable reward is logged as an error and not raised,
+    float32. The normalized reward of excluded samples is 0.0. An unusable reward is logged as an error and not raised,
     since an exception would end the training run.
 
     With the setting `max_sample_staleness`, samples that are too old get `remove_sample` first. slime calls this
@@ -89,8 +89,8 @@ def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[flo
         samples: The samples of one training step, as a flat list.
 
     Returns:
-        The raw rewards (0.0 for an unusable reward) and the normalised rewards, one of each per sample, in order. Both
-        lists are raw if args turn normalisation off, or name an estimator without it (ppo, reinforce_plus_plus).
+        The raw rewards (0.0 for an unusable reward) and the normalized rewards, one of each per sample, in order. Both
+        lists are raw if args turn normalization off, or name an estimator without it (ppo, reinforce_plus_plus).
 
     Raises:
         FailedGroupsError: Too many groups failed in a row, and `generate` could not end the run.
@@ -101,7 +101,7 @@ def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[flo
     rollouts = rollouts_of(args, samples)
     _log_unusable(samples, rollouts)
     estimator = getattr(args, "advantage_estimator", "grpo")
-    if estimator not in _CENTRED_ESTIMATORS or not getattr(args, "rewards_normalization", True):
+    if estimator not in _CENTERED_ESTIMATORS or not getattr(args, "rewards_normalization", True):
         return raw, list(raw)
     is_scaled = estimator in _SCALED_ESTIMATORS and bool(getattr(args, "grpo_std_normalization", True))
     return raw, _normalize(_groups(args, rollouts), len(samples), is_scaled=is_scaled)
@@ -267,10 +267,10 @@ class FilterVerdict:
 def keep_informative_groups(args: SlimeArgs, samples: Sequence[Any], **kwargs: object) -> Any:  # noqa: ANN401 - slime's
     """Keep a group if its trained rollouts differ in reward; other groups have no advantage to learn from.
 
-    slime's `--dynamic-sampling-filter-path`. Rollouts, excluded samples and rewards are those of `normalize_rewards`:
-    the siblings of a fan-out are one rollout, and a failed sample does not count as a rollout, so that an outage does
-    not make a group informative. A group to which a foreign reward function gives no number counts as failed, since
-    slime would otherwise draw prompts without end.
+    Set it as slime's `--dynamic-sampling-filter-path`. Rollouts, excluded samples and rewards are those of
+    `normalize_rewards`: the siblings of a fan-out are one rollout, and a failed sample does not count as a rollout, so
+    that an outage does not make a group informative. A group to which a foreign reward function gives no number counts
+    as failed, since slime would otherwise draw prompts without end.
 
     Args:
         args: slime's args; `reward_key` is read.
@@ -532,9 +532,7 @@ def _add_failed(
         return
     if not slime_loses_errors:
         raise error
-    logger.error(
-        "event=groups_failed error=%s log_rollout and normalize_rewards end the run with their next step", error
-    )
+    logger.error("event=groups_failed error=%s; the next call of log_rollout or normalize_rewards ends the run", error)
 
 
 def _max_failed_groups(args: SlimeArgs) -> int:

@@ -208,7 +208,7 @@ def _resume_state(ended: EndedEpisode, conditions: Mapping[str, str]) -> dict[st
     try:
         return save_episode(state, conditions)
     except ResumeError as e:
-        logger.warning("an aborted episode can't be saved and will start afresh: %s", e)
+        logger.warning("an aborted episode can't be saved and will start from scratch: %s", e)
         return None
 
 
@@ -339,7 +339,7 @@ def _status(sample: SampleLike, reason: StopReason, *, may_abort: bool) -> Any: 
     return status.ABORTED if reason is StopReason.ABORTED and may_abort else status.FAILED
 
 
-_GROUP_NORMALISED_ESTIMATORS: Final = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
+_GROUP_NORMALIZED_ESTIMATORS: Final = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 
 
 def may_fan_out(args: SlimeArgs, sample: object, *, evaluation: bool) -> bool:
@@ -357,11 +357,11 @@ def may_fan_out(args: SlimeArgs, sample: object, *, evaluation: bool) -> bool:
         log_once(logger, logging.WARNING, message, obstacle)
         return False
     estimator = getattr(args, "advantage_estimator", None)
-    if estimator in _GROUP_NORMALISED_ESTIMATORS and not getattr(args, "custom_reward_post_process_path", None):
+    if estimator in _GROUP_NORMALIZED_ESTIMATORS and not getattr(args, "custom_reward_post_process_path", None):
         log_once(
             logger,
             logging.WARNING,
-            "fan_out is on and slime's own reward normalisation takes all samples of a step as one group; set "
+            "fan_out is on and slime's own reward normalization takes all samples of a step as one group; set "
             "--custom-reward-post-process-path strands_rollout.normalize_rewards",
         )
     return True
@@ -430,7 +430,7 @@ def sibling_segments(
 
 
 def warn_about_dropped_tokens(sample: SampleLike, segments: Sequence[SiblingSegment]) -> None:
-    """Warn, once for each reason, that no sample holds the sampled tokens of these segments."""
+    """Warn, once for each kind of segment and each remedy, that no sample holds these segments' sampled tokens."""
     message = "event=sampled_tokens_dropped index=%s tokens=%d: %s; set fan_out: true%s (see docs/multi-agent.md)"
     for sibling in segments:
         is_transient = sibling.segment.ended_by.startswith(TRANSIENT)

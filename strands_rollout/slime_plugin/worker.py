@@ -528,7 +528,7 @@ def require_ray() -> Ray:
     """
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(
-            "episode_workers needs Ray, which is not installed here: pip install 'strands-rollout[ray]'; or set "
+            "episode_workers needs Ray, which is not installed here; run: pip install 'strands-rollout[ray]', or set "
             "episode_workers: 0"
         )
     import ray

@@ -75,7 +75,7 @@ _MAX_GROUPS: Final = 4096
 _MAX_ARGS: Final = 8
 _GROUP_SLACK: Final = 1.25  # factor by which the worker of the group's last episode may be busier and still be chosen
 _SMOOTHING: Final = 0.1
-_ANSI_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
+_ANSI_COLOR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _NO_ABORT: Final = AbortSignals(slime=False, user=None)
 
 
@@ -715,7 +715,7 @@ def local_workers(count: int) -> Iterator[None]:
         yield
         return
     if importlib.util.find_spec("ray") is None:
-        raise errors.ConfigError("--workers needs Ray, which is not installed here: pip install 'strands-rollout[ray]'")
+        raise errors.ConfigError("--workers needs Ray, which is not installed; run: pip install 'strands-rollout[ray]'")
     import ray
 
     try:
@@ -732,6 +732,6 @@ def local_workers(count: int) -> Iterator[None]:
 def describe_error(error: object) -> str:
     """Return an error in one line: its type, and the first and last line of its text, which may be a traceback."""
     cause = getattr(error, "cause", None) or error
-    lines = [line.strip() for line in _ANSI_COLOUR.sub("", str(cause)).splitlines() if line.strip(" ^~")]
+    lines = [line.strip() for line in _ANSI_COLOR.sub("", str(cause)).splitlines() if line.strip(" ^~")]
     text = " ... ".join([*lines[:1], *lines[1:][-1:]])
     return shorten(f"{type(cause).__name__}: {text}" if isinstance(cause, BaseException) else text, 500)

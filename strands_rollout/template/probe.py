@@ -155,13 +155,15 @@ def check_append_only(
         is_kept = grown == later if is_last else later.startswith(grown)
         if not is_kept and (is_last or not _opens_turn(template, grown, later, rendered(generation_prompt=False))):
             encoder = template.encoder
-            reason = f"the chat template is not append-only for {kind}: turn {index + 1} renders differently later on"
+            reason = f"the chat template is not append-only for {kind}: turn {index + 1} changes in later renderings"
             require_equal(encoder, encoder.encode_rendered(later), encoder.encode_rendered(grown), reason)
         if not is_last:
             end = turns.ends.calls if calls[index + 1] else turns.ends.answer
             begin = whole.find(end, last)
             if begin < 0:
-                raise TemplateError(f"the chat template is not append-only for {kind}: it leaves out {end!r} later on")
+                raise TemplateError(
+                    f"the chat template is not append-only for {kind}: later renderings lack the end of a turn, {end!r}"
+                )
 
 
 def check_encoding(template: TemplateRenderer, *, with_tools: bool) -> None:
@@ -497,7 +499,7 @@ def find_ends(template: TemplateRenderer, end_of_turn: str) -> TurnEnds:
     own = _own_control_tokens(template, turn, followed, [_CALL])
     ends = (_control_tokens(template, followed)[len(own) :][:1] if not _closes_turns(template) else []) or own[-1:]
     if not ends:
-        raise TemplateError("it does not end an assistant's turn that has calls by a control token")
+        raise TemplateError("it does not end an assistant's turn that has calls with a control token")
     return TurnEnds(end_of_turn, ends[0], one_by_one, silent)
 
 

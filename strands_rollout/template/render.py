@@ -310,7 +310,7 @@ class TurnRenderer:
         end = self.ends.calls if calls else self.ends.answer
         at = rendered.find(end, rendered.rfind(mark) + len(mark)) if mark in rendered else -1
         if at < 0:
-            raise TemplateError(f"the chat template does not end this assistant turn with {end}, unlike when probed")
+            raise TemplateError(f"the chat template does not end this assistant turn with {end}; its test turns end so")
         return rendered[at:]
 
 

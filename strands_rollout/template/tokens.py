@@ -9,7 +9,7 @@ control token count as drift, since they would be encoded to that token.
 
 A sampled token counts as equal if the encoding of the turn's text has the same token at the same position in the text,
 or if both sequences end with the same tokens from there on. Positions are counted in characters (and bytes of an
-incomplete character), including U+FFFD for broken UTF-8. If encoding changes the text itself (Unicode normalisation), a
+incomplete character), including U+FFFD for broken UTF-8. If encoding changes the text itself (Unicode normalization), a
 new token's position is that of its source text. The time is linear in the number of tokens.
 """
 
@@ -419,7 +419,7 @@ def place_reencoded(
     text = decode_ids(ids, tokenizer)
     if decode_ids(reencoded, tokenizer) == text:
         return list(place_tokens(reencoded, bytes_of))
-    # encoding changes the text itself (Unicode normalisation): only the tokenizer knows positions in its input
+    # encoding changes the text itself (Unicode normalization): only the tokenizer knows positions in its input
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     return [(start, 0, 0, token) for (start, _), token in zip(encoding["offset_mapping"], reencoded, strict=True)]
 

@@ -48,7 +48,7 @@ def clipped_policy_loss(
 ) -> tuple[Tensor, Tensor]:
     """Return PPO's clipped loss of each token, and 1.0 for each clipped token, else 0.0.
 
-    `log_ratio` is the logprob under the policy minus the logprob under the behaviour policy. The ratio is clipped to
+    `log_ratio` is the logprob under the policy minus the logprob under the behavior policy. The ratio is clipped to
     the range from 1 - clip_low to 1 + clip_high.
     """
     ratio = log_ratio.exp()
@@ -67,9 +67,10 @@ def truncated_weights(trainer: Tensor, rollout: Tensor, upper: float) -> Tensor:
 
 
 def k3_divergence(log_probs: Tensor, reference: Tensor) -> Tensor:
-    """Return an unbiased, non-negative estimate of KL(policy || reference) for each token, like slime's `low_var_kl`.
+    """Return a non-negative estimate of KL(policy || reference) for each token, like slime's `low_var_kl`.
 
-    The policy must have sampled the tokens. See http://joschu.net/blog/kl-approx.html.
+    The estimate is unbiased, apart from its upper bound, if the policy sampled the tokens. See
+    http://joschu.net/blog/kl-approx.html.
     """
     log_ratio = reference - log_probs
     return (log_ratio.exp() - 1 - log_ratio).clamp(max=_MAX_KL)
@@ -134,7 +135,7 @@ class UpdateMetrics:
             self.counts[name] += count
 
     def add_ratios(self, ratio: Tensor, clipped: Tensor) -> None:
-        """Add tokens, with their importance ratios to the behaviour policy and 1.0 for each clipped token."""
+        """Add tokens, with their importance ratios to the behavior policy and 1.0 for each clipped token."""
         self.add(len(ratio), clip_fraction=float(clipped.sum()), ratio_mean=float(ratio.sum()))
         self._least_ratio = min(self._least_ratio, float(ratio.min()))
         self._greatest_ratio = max(self._greatest_ratio, float(ratio.max()))

@@ -126,7 +126,7 @@ class RolloutCollector:
         options: The numbers of groups and episodes, and the seed.
         abort: Aborts every request of the engine.
         abort_flag: Set while a rollout is aborted.
-        trains_aborted: Whether `collect` returns all groups that were begun, with their aborted episodes; a deliberate
+        trains_aborted: True if `collect` returns all groups that were begun, with their aborted episodes; a deliberate
             fault for experiments.
     """
 
@@ -265,7 +265,7 @@ class TrainingSequence:
         tokens: The ids of prompt plus response.
         prompt_length: The number of prompt tokens, at least 1.
         loss_mask: 0 or 1 per response token.
-        log_probs: The behaviour policy's logprobs, one per response token; None if they are unknown, so that the
+        log_probs: The behavior policy's logprobs, one per response token; None if they are unknown, so that the
             trainer uses its own logprobs from before the update.
         sampled_log_probs: The logprob at which each response token was sampled, or None if unknown; for comparison
             only.
@@ -300,7 +300,7 @@ class TrainingSequence:
 
     @property
     def trained_log_probs(self) -> list[float] | None:
-        """The behaviour policy's logprobs of the trained tokens."""
+        """The behavior policy's logprobs of the trained tokens."""
         if self.log_probs is None:
             return None
         return [logprob for logprob, mask in zip(self.log_probs, self.loss_mask, strict=True) if mask]
@@ -449,8 +449,8 @@ class TrainingMethod:
     Attributes:
         rollout: The name of the method in options.json and in the summary.
         ablation: The name of the deliberate fault in options.json and in the summary; "none" without a fault.
-        is_exact: Whether the trainer's logprobs must equal the rollout's, which is checked.
-        follows_contract: Whether samples follow slime's contract, which is checked.
+        is_exact: True if the trainer's logprobs must equal the rollout's, which is checked.
+        follows_contract: True if samples follow slime's contract, which is checked.
         trains_aborted: See `RolloutCollector`.
         generate: The function that plays an episode; None for `strands_rollout.generate`.
     """
@@ -482,7 +482,7 @@ class TrainingMethod:
             groups: Samples by prompt.
             tokenizer: The policy's tokenizer, to measure drift.
             tool_parser: The format of the policy's calls; "auto" detects it from the chat template.
-            checks_context: Whether contexts are compared with the template's rendering.
+            checks_context: True if contexts are compared with the template's rendering.
         """
         trained, dropped = trained_samples(groups)
         views = finished_samples([entry.sample for entry in trained])

@@ -235,12 +235,12 @@ async def _read_settings(options: TrainOptions, method: TrainingMethod, log: Con
         settings = settings.model_copy(update={"executor": SHIPPED_MODEL_EXECUTOR})
     if settings.fan_out and options.extra_prompts:
         raise ConfigError(
-            "got the setting fan_out and --extra-prompts; expected only one of them, since partial rollouts don't "
-            "support fan-out, as in slime"
+            "got the setting fan_out and --extra-prompts; expected only one of them: partial rollouts don't support "
+            "fan-out, neither here nor in slime"
         )
     method.check(options, settings)
-    if limits := shipped_model_note(settings, options.config, options.base_url, options.model_dir):
-        log.print(limits, markup=False, soft_wrap=True)
+    if text := shipped_model_note(settings, options.config, options.base_url, options.model_dir):
+        log.print(text, markup=False, soft_wrap=True)
     dump_dir = settings.dump_dir or str(TrainFolder(options.out).samples)
     return settings.model_copy(update={"dump_dir": dump_dir})
 

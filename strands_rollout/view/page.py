@@ -24,7 +24,7 @@ from strands_rollout.dump import DumpRecord, read_dump
 from strands_rollout.files.json_codec import Json
 from strands_rollout.samples import METADATA_KEY, EpisodeFacts, Sample
 from strands_rollout.slime_plugin.reward_groups import normalize_rewards
-from strands_rollout.view.sample import Retokeniser, to_plain, view_sample
+from strands_rollout.view.sample import Retokenizer, to_plain, view_sample
 from strands_rollout.view.tokens import TurnHabits, learn_habits
 
 MAX_RUNS: Final = 4  # runs side by side, each in a color of its own
@@ -129,38 +129,38 @@ def run_names(paths: Sequence[Path]) -> list[str]:
 
 
 def view_dump(
-    path: Path, retokeniser: Retokeniser | None, on_read: Callable[[int], object] = lambda _more: None
+    path: Path, retokenizer: Retokenizer | None, on_read: Callable[[int], object] = lambda _more: None
 ) -> DumpView:
-    """Read all samples of a dump; without a retokeniser, drift is not marked.
+    """Read all samples of a dump; without a retokenizer, drift is not marked.
 
     `on_read` is called with 1 for each finished sample. For the path and errors, see `read_dump`.
     """
-    habits = learn_dump_habits(path, retokeniser)
+    habits = learn_dump_habits(path, retokenizer)
     shown = []
     for record in read_dump(path):
-        shown.append(view_record(record, habits, retokeniser))
+        shown.append(view_record(record, habits, retokenizer))
         on_read(1)
     return DumpView.from_samples(shown)
 
 
-def learn_dump_habits(path: Path, retokeniser: Retokeniser | None) -> TurnHabits:
+def learn_dump_habits(path: Path, retokenizer: Retokenizer | None) -> TurnHabits:
     """Infer the rules that most turns and contexts follow, from the first samples of a dump."""
     first = list(islice(read_dump(path), _HABIT_SAMPLES))
-    return learn_habits(first, None if retokeniser is None else retokeniser.controls)
+    return learn_habits(first, None if retokenizer is None else retokenizer.controls)
 
 
-def view_record(record: DumpRecord, habits: TurnHabits, retokeniser: Retokeniser | None) -> SampleView:
+def view_record(record: DumpRecord, habits: TurnHabits, retokenizer: Retokenizer | None) -> SampleView:
     """Return a sample for the page; if that fails, return a failed sample with the error."""
     try:
-        return _view_or_raise(record, habits, retokeniser)
+        return _view_or_raise(record, habits, retokenizer)
     except Exception as e:  # a dump may hold anything, and one odd sample must not hide the others
         error = f"can't show this sample: {type(e).__name__}: {e!s:.500}"
     values = Sample(status=Sample.Status.FAILED, response=error).to_dict()
     return _view_or_raise(DumpRecord(values, record.where, record.source, violations=(error,)), habits, None)
 
 
-def _view_or_raise(record: DumpRecord, habits: TurnHabits, retokeniser: Retokeniser | None) -> SampleView:
-    row, detail = view_sample(record, habits, retokeniser)
+def _view_or_raise(record: DumpRecord, habits: TurnHabits, retokenizer: Retokenizer | None) -> SampleView:
+    row, detail = view_sample(record, habits, retokenizer)
     row = orjson.loads(json_bytes(row))
     packed = gzip.compress(json_bytes(detail), 5, mtime=0)
     return SampleView(row, packed, _POSITION.sub("", record.where), _reward_sample(record, row["reward"]))

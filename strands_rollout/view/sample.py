@@ -37,7 +37,7 @@ _MAX_PARTS: Final = 12
 _PART_CHARS: Final = 40
 
 
-class Retokeniser:
+class Retokenizer:
     """Re-encodes turns with the policy's tokenizer.
 
     Attributes:
@@ -67,21 +67,21 @@ class Retokeniser:
 
 
 def view_sample(
-    record: DumpRecord, habits: TurnHabits, retokeniser: Retokeniser | None
+    record: DumpRecord, habits: TurnHabits, retokenizer: Retokenizer | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a sample's row and details as JSON values.
 
     Args:
         record: The sample's record in the dump.
         habits: Habits of the sample's dump.
-        retokeniser: Marks drift and knows texts of tokens; None shows the texts in the dump, without drift.
+        retokenizer: Marks drift and knows texts of tokens; None shows the texts in the dump, without drift.
     """
     lists = TokenLists.from_record(record)
-    marks = retokeniser.marks(lists) if retokeniser is not None and record.has_tokens else None
+    marks = retokenizer.marks(lists) if retokenizer is not None and record.has_tokens else None
     texts = record.token_texts
-    if retokeniser is not None:
+    if retokenizer is not None:
         ids = {*lists.ids, *(token for mark in marks or () for token in mark.replacement)}
-        texts = {token: retokeniser.texts[token] for token in sorted(ids) if token in retokeniser.texts}
+        texts = {token: retokenizer.texts[token] for token in sorted(ids) if token in retokenizer.texts}
     analysis = _Analysis(record, lists, token_kinds(record, lists), marks, find_problems(record, lists, habits), texts)
     return _row(analysis), _detail(analysis)
 

@@ -22,7 +22,7 @@ from strands_rollout.dump.files import dump_files, unread_samples
 from strands_rollout.errors import ConfigError, DumpError
 from strands_rollout.own_thread import in_own_thread
 from strands_rollout.view.page import DumpView, SampleView, json_bytes, learn_dump_habits, live_page, view_record
-from strands_rollout.view.sample import Retokeniser
+from strands_rollout.view.sample import Retokenizer
 from strands_rollout.view.tokens import TurnHabits
 
 _HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
@@ -37,9 +37,9 @@ class LiveDump:
         read_count: Samples that the current refresh has finished.
     """
 
-    def __init__(self, path: Path | Mapping[str, Path], retokeniser: Retokeniser | None) -> None:
+    def __init__(self, path: Path | Mapping[str, Path], retokenizer: Retokenizer | None) -> None:
         self._paths = {path.name: path} if isinstance(path, Path) else path
-        self._retokeniser = retokeniser
+        self._retokenizer = retokenizer
         self._lock = threading.Lock()
         self._shown: dict[Path, dict[tuple[str, bytes], SampleView]] = {}
         self._habits: dict[Path, TurnHabits] = {}
@@ -67,14 +67,14 @@ class LiveDump:
             return self.latest
 
     def _view_all(self, path: Path) -> list[SampleView]:
-        habits, before = learn_dump_habits(path, self._retokeniser), self.read_count
+        habits, before = learn_dump_habits(path, self._retokenizer), self.read_count
         known = self._shown.get(path, {}) if habits == self._habits.get(path) else {}
         shown: dict[tuple[str, bytes], SampleView] = {}
         for sample in unread_samples(path):
             if sample.key in known:
                 shown[sample.key] = known[sample.key]
             elif record := sample.read():
-                shown[sample.key] = view_record(record, habits, self._retokeniser)
+                shown[sample.key] = view_record(record, habits, self._retokenizer)
             self.read_count = before + len(shown)
         self._shown[path], self._habits[path] = shown, habits
         return list(shown.values())

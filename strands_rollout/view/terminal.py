@@ -14,7 +14,7 @@ from strands_rollout.dump import DumpRecord, read_dump
 from strands_rollout.dump.terminal import print_transcript, printable
 from strands_rollout.errors import ConfigError
 from strands_rollout.view.page import view_dump
-from strands_rollout.view.sample import Retokeniser
+from strands_rollout.view.sample import Retokenizer
 
 # heading of a column -> key of the row
 _COLUMNS: Final = {
@@ -31,16 +31,16 @@ _COLUMNS: Final = {
 }
 
 
-def print_dump(console: Console, path: Path, retokeniser: Retokeniser | None, positions: Collection[int]) -> None:
+def print_dump(console: Console, path: Path, retokenizer: Retokenizer | None, positions: Collection[int]) -> None:
     """Print the list, then transcripts of the samples at `positions`; without positions, of all samples.
 
-    Without a retokeniser, drift is not shown, and texts come from the dump.
+    Without a retokenizer, drift is not shown, and texts come from the dump.
 
     Raises:
         ConfigError: A position has no sample.
         DumpError: The dump can't be read; see `read_dump`.
     """
-    view = view_dump(path, retokeniser)
+    view = view_dump(path, retokenizer)
     table = Table("", *_COLUMNS, box=None, header_style="bold")
     for position, row in enumerate(view.rows):
         values = row | {"problems": ", ".join(row["problems"])}
@@ -54,7 +54,7 @@ def print_dump(console: Console, path: Path, retokeniser: Retokeniser | None, po
             for problem in view.rows[position]["problems"]:
                 console.print(Text(printable(f"problem: {problem}"), style="bold red"))
             try:
-                _print_sample(console, record, retokeniser)
+                _print_sample(console, record, retokenizer)
             except Exception as e:  # a dump may hold anything, and one odd sample must not hide the others
                 console.print(Text(printable(f"can't show this sample: {type(e).__name__}: {e}"), style="bold red"))
 
@@ -67,12 +67,12 @@ def _cell(value: object) -> str:
     return printable(str(value))
 
 
-def _print_sample(console: Console, record: DumpRecord, retokeniser: Retokeniser | None) -> None:
+def _print_sample(console: Console, record: DumpRecord, retokenizer: Retokenizer | None) -> None:
     mask, length = (record.values.get(name) for name in ("loss_mask", "response_length"))
     if not record.has_tokens or not isinstance(mask, list) or len(mask) != length:
         console.print(Text(printable(str(record.values.get("response") or "")), style="dim"))
         return
-    texts = record.token_texts if retokeniser is None else retokeniser.texts
+    texts = record.token_texts if retokenizer is None else retokenizer.texts
 
     def decode(ids: Sequence[int]) -> str:
         return b"".join(texts.get(token, f"<{token}>".encode()) for token in ids).decode("utf-8", "replace")

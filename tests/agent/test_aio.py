@@ -30,8 +30,8 @@ async def test_admit_to_loop_lets_other_tasks_run_between_steps() -> None:
     await watching
     steps = [entry for entry in seen if entry != "other"]
     assert steps == [f"step {number}" for number in range(TASKS)]
-    neighbours = [pair for pair in itertools.pairwise(seen) if "other" not in pair]
-    assert neighbours == []
+    neighbors = [pair for pair in itertools.pairwise(seen) if "other" not in pair]
+    assert neighbors == []
 
 
 @pytest.mark.parametrize("cancelled", [[0], [1, 2, 3], [TASKS - 1]])

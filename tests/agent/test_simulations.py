@@ -45,7 +45,7 @@ class Simulating(Model):
 @pytest.fixture
 def page(tmp_path: Path, request: pytest.FixtureRequest) -> str:
     """Write the page's examples to a module that uses the `Simulating` model, and return its path.
-    A parametrised test may replace a text in the examples.
+    A parametrized test may replace a text in the examples.
     """
     section = PAGE.read_text(encoding="utf-8").split("## Simulated users, tools and faults")[1]
     code = "from strands_evals import Case\n" + "\n".join(re.findall(r"```python\n(.*?)```", section, re.DOTALL))

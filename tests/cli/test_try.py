@@ -180,7 +180,7 @@ def test_try_with_turns_typed_by_a_person(folder: Path) -> None:
     assert "turns: 3, tool calls: 2, tool errors: 0" in done.stdout
     left = play("--you", typed=call + "\n")
     assert (left.exit_code, "Traceback" in left.output) == (130, False)
-    assert "ended at the terminal" in left.stderr
+    assert "the input at the terminal ended before the episode did" in left.stderr
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Difference(NamedTuple):
-    """The behaviour of SGLang, that of the embedded engine, and the reason for the difference."""
+    """The behavior of SGLang, that of the embedded engine, and the reason for the difference."""
 
     sglang: str
     embedded: str

@@ -36,12 +36,12 @@ class Sampling:
             logits: [tokens, vocabulary] of the bare model.
             output_ids: Generated ids, from which the penalties at each position follow.
         """
-        penalised = logits.copy()
+        penalized = logits.copy()
         for position in range(len(output_ids)):
-            self._penalise(penalised[position], output_ids[:position])
-        return log_softmax(penalised / self.temperature)
+            self._penalize(penalized[position], output_ids[:position])
+        return log_softmax(penalized / self.temperature)
 
-    def _penalise(self, row: Doubles, so_far: list[int]) -> None:
+    def _penalize(self, row: Doubles, so_far: list[int]) -> None:
         counts = np.bincount(so_far, minlength=len(row)) if so_far else np.zeros(len(row))
         row -= self.params.get("frequency_penalty", 0) * counts
         row -= self.params.get("presence_penalty", 0) * (counts > 0)

@@ -177,7 +177,7 @@ def test_read_dump_names_the_number_of_a_broken_line(tmp_path: Path) -> None:
 INVALID_TOKENS = {
     b'{"$array": ["O", [1], ""]}': "expected numbers",
     b'{"$new": 1}': r"\$new",
-    b'{"$array": ["<f4", [2000000000, 0], ""]}': "holds nothing",
+    b'{"$array": ["<f4", [2000000000, 0], ""]}': "expected at most 1048576 rows",
     b'{"$array": ["<f4", [-2, -2], "AAAAAA=="]}': "damaged",
     b'{"$int": "%s"}' % (b"9" * 10_000): "damaged",
     b"[" * 100_000: "broken",

@@ -1,4 +1,4 @@
-"""`print_transcript`: runs of tokens with their kind, readable without colours."""
+"""`print_transcript`: runs of tokens with their kind, readable without colors."""
 
 import io
 from typing import Any

@@ -105,7 +105,7 @@ DAMAGED_PICKLES = {
     "a missing storage": (P2 + storage(key=b"9") + b".", "damaged"),
     "a changed storage": (P2 + storage() + b"}b.", "not a NumPy array"),
     "a changed function": (P2 + b"c_codecs\nencode\n}b.", "not a NumPy array"),
-    "an array with another's state": (P2 + array(ZERO) + b"(K\x01K\x05\x85NNNtb.", "don't fit"),
+    "an array with another's state": (P2 + array(ZERO) + b"(K\x01K\x05\x85NNNtb.", "as many bytes as the shape needs"),
 }
 
 

@@ -339,7 +339,7 @@ async def test_abort_before_the_record_is_repeated_keeps_it(shipped_tokenizer: A
     assert played.facts["dropped_sampled_tokens"] == 0
 
 
-async def test_environment_that_does_not_repeat_starts_afresh(shipped_tokenizer: Any) -> None:
+async def test_environment_that_does_not_repeat_starts_from_scratch(shipped_tokenizer: Any) -> None:
     before, _rest = cut_after(shipped_tokenizer, RIGHT, 4)
     partial = {"partial_rollout": True}
     first = await run(shipped_tokenizer, [CALL, before], settings=REPLAYED, sample=row(), args=partial)
@@ -355,7 +355,7 @@ async def test_environment_that_does_not_repeat_starts_afresh(shipped_tokenizer:
     assert contract_violations(replace(played.sample, reward=1.0)) == []
 
 
-async def test_abort_without_replay_starts_afresh(shipped_tokenizer: Any) -> None:
+async def test_abort_without_replay_starts_from_scratch(shipped_tokenizer: Any) -> None:
     before, _rest = cut_after(shipped_tokenizer, RIGHT, 4)
     partial, settings = {"partial_rollout": True}, {**REPLAYED, "resumable": None}
     first = await run(shipped_tokenizer, [CALL, before], settings=settings, sample=row(), args=partial)

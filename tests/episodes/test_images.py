@@ -315,7 +315,7 @@ async def test_images_loaded_by_slime_are_used(llava: tuple[Any, Path]) -> None:
     assert sample.multimodal_inputs is loaded
 
 
-async def test_images_aborted_sample_starts_afresh_with_a_warning(llava, caplog) -> None:
+async def test_images_aborted_sample_starts_from_scratch_with_a_warning(llava, caplog) -> None:
     aborting = [False]
 
     def stop() -> bool:
@@ -337,7 +337,7 @@ async def test_images_aborted_sample_starts_afresh_with_a_warning(llava, caplog)
         args.hf_checkpoint = str(folder)
         sample = await generate(args, sample, {"temperature": 1.0, "max_new_tokens": 512})
         assert sample.status is Sample.Status.ABORTED
-        assert "can't be saved and will start afresh" in caplog.text
+        assert "can't be saved and will start from scratch" in caplog.text
         aborting[0] = False
         sample = await generate(args, sample, {"temperature": 1.0, "max_new_tokens": 512})
     assert sample.status is Sample.Status.COMPLETED

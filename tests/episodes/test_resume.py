@@ -279,11 +279,11 @@ async def test_generate_restarts_from_an_unusable_state_with_a_warning(shipped_t
     assert (sample.status, sample.weight_versions) == (Sample.Status.COMPLETED, ["2"])
     assert (facts_of(sample)["aborts"], facts_of(sample)["resumes"]) == (1, 0)
     [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert warning.startswith("aborted sample starts afresh index=3 reason=got")
+    assert warning.startswith("aborted sample starts from scratch index=3 reason=got")
     assert is_valid(sample, shipped_tokenizer)
 
 
-async def test_resume_aborted_false_starts_afresh(shipped_tokenizer: Any) -> None:
+async def test_resume_aborted_false_starts_from_scratch(shipped_tokenizer: Any) -> None:
     sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
     settings = {"resume_aborted": False}
     await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample, settings=settings)
@@ -314,7 +314,7 @@ async def test_generate_restarts_under_changed_conditions(shipped_tokenizer, cap
     fake = await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(rest), sample, **change)
     assert (sample.status, facts_of(sample)["resumes"]) == (Sample.Status.COMPLETED, int(name is None))
     assert (fake.requests[0].input_ids[-4:] == turn[:4]) is (name is None)
-    message = f"aborted sample starts afresh index=3 reason=it was begun with other values of {name}"
+    message = f"aborted sample starts from scratch index=3 reason=it was begun with other values of {name}"
     assert (message in caplog.text) is (name is not None)
 
 

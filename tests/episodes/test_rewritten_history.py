@@ -246,4 +246,4 @@ async def test_generate_restarts_with_several_histories(
         sample = await generate(args, Sample(prompt="What is 17 * 2?", index=4), {"max_new_tokens": 1024})
     assert sample.status is Sample.Status.ABORTED
     assert "resume" not in sample.metadata["strands_rollout"]
-    assert "aborted sample will start afresh index=4" in caplog.text
+    assert "aborted sample will start from scratch index=4" in caplog.text

@@ -55,7 +55,7 @@ def call(name: str, arguments: str = "{}") -> str:
 
 
 async def test_rule_01_sampled_tokens_are_kept_unchanged(tokenizer: Any) -> None:
-    # "Answer" spelled letter by letter: retokenising it would give other ids
+    # "Answer" spelled letter by letter: encoding it would give other ids
     spelled = [token for letter in "The answer" for token in ids_of(tokenizer, letter)]
     assert ids_of(tokenizer, "The answer") != spelled
     turn = spelled + ids_of(tokenizer, call_text())

@@ -84,7 +84,7 @@ def test_load_rows_reads_parquet_without_datasets(tmp_path, monkeypatch):
     with pytest.raises(PromptError, match=r"can't read .*broken\.parquet as a data set: ArrowInvalid: "):
         load_rows(tmp_path / "broken.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(PromptError, match=r"rows\.parquet needs 'pyarrow'; pip install 'strands-rollout\[data\]'"):
+    with pytest.raises(PromptError, match=r"rows\.parquet needs 'pyarrow'; run: pip install 'strands-rollout\[data\]'"):
         load_rows(tmp_path / "rows.parquet")
 
 

@@ -1,4 +1,4 @@
-"""Fields of a request: what can change tokens is honoured, refused, or listed; nothing is ignored."""
+"""Fields of a request: what can change tokens is applied, refused, or listed; nothing is ignored."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from test_matching import ASK, END
 
 from strands_rollout.engine import SHIPPED_MODEL_DIR, running_engine
 from strands_rollout.gateway import protocols, session
-from strands_rollout.gateway.protocols import HARMLESS, HONOURED, REFUSED
+from strands_rollout.gateway.protocols import APPLIED, HARMLESS, REFUSED
 from strands_rollout.integrations.sessions import chat_endpoint
 from strands_rollout.model.sampling import turn_seed
 
@@ -251,7 +251,7 @@ def test_docs_classify_fields_like_the_code() -> None:
     rows = {row[0]: set(re.findall(r"`([a-z_]+)`", row[1])) for row in re.findall(r"\| (\w+) \| (.*) \|", page)}
     assert rows["refused"] >= set(REFUSED)
     assert rows["harmless"] == set(HARMLESS)
-    assert len(HONOURED | HARMLESS | set(REFUSED)) == len(HONOURED) + len(HARMLESS) + len(REFUSED)
+    assert len(APPLIED | HARMLESS | set(REFUSED)) == len(APPLIED) + len(HARMLESS) + len(REFUSED)
 
 
 @pytest.mark.parametrize("streams", [False, True])

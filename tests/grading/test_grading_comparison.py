@@ -1,4 +1,4 @@
-"""`compare` and `grade`: a table of labelled pairs, and time limits for hostile answers."""
+"""`compare` and `grade`: a table of labeled pairs, and time limits for hostile answers."""
 
 import time
 from collections import Counter

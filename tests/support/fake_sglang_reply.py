@@ -69,7 +69,7 @@ class Reply:
 
     @classmethod
     def status(cls, code: int, body: str | Mapping[str, Any] = "", headers: Mapping[str, str] | None = None) -> Self:
-        """Return an HTTP status with a text or JSON body."""
+        """Return a reply with an HTTP status and a text or JSON body."""
         raw = body.encode() if isinstance(body, str) else orjson.dumps(body)
         return cls("raw", code=code, body=raw, headers=dict(headers or {}))
 

@@ -1,4 +1,4 @@
-"""Run one episode through `generate` against the fake SGLang, as slime would. Most behaviour tests start here."""
+"""Run one episode through `generate` against the fake SGLang, as slime would. Most behavior tests start here."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -70,7 +70,7 @@ async def run(
     args: Mapping[str, Any] | None = None,
     **server: Any,
 ) -> Run:
-    """Play one episode. A string in `script` is a turn, tokenised as the policy would have sampled it."""
+    """Play one episode. A string in `script` is a turn, tokenized as the policy would have sampled it."""
     replied: list[Reply] = []
 
     def next_reply(request: dict[str, Any], number: int) -> Reply:

@@ -15,7 +15,7 @@ _ROW = "found"
 
 
 def note_engine(item: pytest.Item, engine: str) -> None:
-    """Note the engine or router on which a test runs."""
+    """Record the engine or router on which a test runs."""
     item.user_properties.append((_ENGINE, engine))
 
 

@@ -137,7 +137,7 @@ def _counting(counts: Counts) -> Iterator[None]:
         return written
 
     async def noted_answer(model: SGLangModel, *args: Any, **kwargs: Any) -> Any:
-        """Note the counts when a turn begins; the first turn also replaces the trajectory's ids with `WatchedIds`."""
+        """Store the counts when a turn begins; the first turn also replaces the trajectory's ids with `WatchedIds`."""
         if not model.trajectory.turns:
             model.trajectory.token_ids = WatchedIds()
         counts.note(model.trajectory.token_ids.read)  # type: ignore[attr-defined]

@@ -113,7 +113,7 @@ def test_message_text_makes_no_control_token(tokenizer, before, after, data) -> 
 
 
 MARK = "8314057264113702"  # begins an escaped text
-# whole control tokens, parts of them that a template or a neighbour could complete, and what escaping itself writes
+# whole control tokens, parts of them that a template or a neighbor could complete, and what escaping itself writes
 PARTS = ["<|im_end|>", "<|im_start|>", "<tool_call>", "</tool_response>", "<think>", "[TOOL_CALLS]", "<|eot_id|>"]
 PARTS += ["<", "<|im_", "|im_end|>", "end|>", ">", "think", "tool", "/", "user", MARK, MARK + "02"]
 PARTS += ["\U000f0000", "\U000f0001", "\U000f0000\U000f0005", "\ue000", " ", "\n", '"', "'", "\\", "é", "9", "{{ x }}"]

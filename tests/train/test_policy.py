@@ -87,7 +87,7 @@ def test_update_ignores_masked_tokens():
     assert updated(with_log_probs(one, context=-100.0)) == pytest.approx(updated(one), rel=1e-4)
 
 
-def test_update_uses_rollout_logprobs_as_behaviour_policy():
+def test_update_uses_rollout_logprobs_as_behavior_policy():
     shifted = with_log_probs(some_sequences()[-1], shift=-0.1)
     assert updated(shifted)["ratio_mean"] == pytest.approx(1.10517, abs=1e-3)
     truncated = updated(shifted, tis_clip=1.05)

@@ -61,7 +61,7 @@ def test_step_log_drops_steps_after_first_step(path: Path) -> None:
     assert path.read_bytes() == before
     with StepLog(path) as log:
         assert log.records == []
-    assert path.read_bytes() == b"", "a new run starts the log afresh"
+    assert path.read_bytes() == b"", "a new run starts the log from scratch"
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_save_checkpoint_keeps_only_newest(tmp_path: Path) -> None:
 def test_claim_refuses_folder_of_another_run(tmp_path: Path) -> None:
     folder = TrainFolder(tmp_path)
     folder.claim(replace(OPTIONS, seed=1), {})
-    folder.claim(OPTIONS, {"commit": None, "versions": {}})  # without a checkpoint it starts afresh
+    folder.claim(OPTIONS, {"commit": None, "versions": {}})  # without a checkpoint it starts from scratch
     recorded = json.loads((tmp_path / "options.json").read_text())
     assert recorded["options"]["update"]["learning_rate"] == OPTIONS.update.learning_rate
     saved(folder, 2)

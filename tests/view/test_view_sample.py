@@ -13,7 +13,7 @@ from strands_rollout.samples import EpisodeFacts, Sample
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.view.conversation import read_conversation
 from strands_rollout.view.problems import Problem, find_problems
-from strands_rollout.view.sample import Retokeniser, to_plain, view_sample
+from strands_rollout.view.sample import Retokenizer, to_plain, view_sample
 from strands_rollout.view.tokens import TokenLists, TurnHabits, learn_habits, token_kinds
 
 CALLS = [("run", {"code": "print('é€💡')", "note": "a\nb"}), ("tell", {"what": "five"})]
@@ -145,12 +145,12 @@ def test_learn_habits_drops_rules_broken_at_position_zero(
 
 def test_view_sample_marks_drift_with_replacement(shipped_tokenizer: Any, habits: TurnHabits) -> None:
     made = record(shipped_tokenizer, respelled_sample(shipped_tokenizer))
-    row, detail = view_sample(made, habits, Retokeniser(shipped_tokenizer))
+    row, detail = view_sample(made, habits, Retokenizer(shipped_tokenizer))
     ((start, end, replacement),) = detail["drift"]
     assert row["drift"] == end - start > 1
     assert len(replacement) == 1
     there = b"".join(made.token_texts[token] for token in made.values["tokens"][start:end])
-    assert there == Retokeniser(shipped_tokenizer).texts[replacement[0]]
+    assert there == Retokenizer(shipped_tokenizer).texts[replacement[0]]
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ def shorten(text: str, max_chars: int) -> str:
 
 
 class CappedOutput:
-    """Collects one stream's bytes in bounded memory, about twice `max_chars` characters at most."""
+    """The beginning and the end of one stream's text, `max_chars` characters in all; drops the middle as it arrives."""
 
     def __init__(self, max_chars: int) -> None:
         self._head_chars = max_chars // 2

@@ -67,8 +67,8 @@ class Supervisor:
     ) -> None:
         self._settings = settings
         self._fork_server = fork_server
-        adopts = fork_server if "programs" in enforced else None
-        self._disk = DiskWatch(settings["limits"], settings["root"], self._evict, adopts)
+        adopter = fork_server if "programs" in enforced else None
+        self._disk = DiskWatch(settings["limits"], settings["root"], self._evict, adopter)
         self._memory = MemoryWatch(settings["limits"]["memory_mb"], warn)
         self._watch = RunWatch(settings["limits"], self._disk, fork_server)
         self._free_slots: list[int] = []

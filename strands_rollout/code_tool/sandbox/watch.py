@@ -421,7 +421,7 @@ class MemoryWatch:
 
     @contextlib.contextmanager
     def checking_end(self, slot: int) -> Iterator[None]:
-        """Warn if the end of a child, which happens in the context, shows that the run evaded its memory limit.
+        """Measure the memory that ending a child inside this context frees; warn if the run may have evaded its limit.
 
         Only unaccounted memory that grew during the run and is freed by its end counts: other programs use memory too.
         """
@@ -451,7 +451,7 @@ class RunWatch:
         self._limits = limits
         self._disk = disk
         self._fork_server = fork_server
-        self._following = 0
+        self._followed_runs = 0
 
     async def follow(
         self, child: RunningChild, started: float, timeout_s: float, start: Coroutine[Any, Any, None] | None = None
@@ -471,13 +471,13 @@ class RunWatch:
             RuntimeError: The disk is almost full, and the runs are not the reason.
         """
         end = asyncio.create_task(_start_and_wait(child, start))
-        self._following += 1
+        self._followed_runs += 1
         try:
             with self._disk.watching(child.slot):
                 killed_by, timed_out = await self._wait_for_limit(child, started, timeout_s, end)
             exit_code = await end if killed_by is None else await self._kill_and_drain(child, end)
         finally:
-            self._following -= 1
+            self._followed_runs -= 1
             end.cancel()
         duration_s = time.monotonic() - started
         if exit_code is None:  # the process has ended
@@ -524,7 +524,7 @@ class RunWatch:
             exceeded = self._find_exceeded_kernel_limit(child) or await self._disk.find_exceeded_limit(child)
             if exceeded is not None:
                 return exceeded, False
-            checks_s = (time.monotonic() - checked_at) * self._following
+            checks_s = (time.monotonic() - checked_at) * self._followed_runs
             pause_s = min(max(_POLL_S, checks_s / _SHARE_OF_POLLING), _MAX_POLL_S)
 
     def _find_exceeded_kernel_limit(self, child: RunningChild) -> str | None:

@@ -16,9 +16,12 @@ from pydantic import BaseModel
 from typer.main import get_command
 
 from strands_rollout import SGLangModel, settings
+from strands_rollout.cli import commands as cli
 from strands_rollout.cli.commands import app
 from strands_rollout.code_tool import LocalExecutor
+from strands_rollout.diagnostics.rewards import ANSWER_FORMS
 from strands_rollout.environments.search import DEFAULT_URL, search_tool
+from strands_rollout.evaluation.plan import DEFAULT_KS
 
 REPOSITORY = Path(__file__).parents[1]
 PROGRAMS = ("benchmarks", "experiments")
@@ -153,6 +156,21 @@ def test_wrong_defaults_are_found(text: str, wrong: tuple[str, str]) -> None:
     assert is_default(name, value)
     ((name, value),) = claims_in(text.replace(*wrong))
     assert not is_default(name, value)
+
+
+def test_help_names_the_defaults_of_the_code() -> None:
+    group: Any = get_command(app)
+    helps = {
+        command: {name: option.help for option in group.commands[command].params for name in option.opts}
+        for command in ("eval", "validate")
+    }
+    names = {"samples": "--samples-per-problem", "concurrency": "--concurrency", "max_new_tokens": "--max-new-tokens"}
+    assert names.keys() == cli._SERVER_DEFAULTS.keys() == cli._EMBEDDED_DEFAULTS.keys()
+    for key, name in names.items():
+        expected = f"Default: {cli._SERVER_DEFAULTS[key]}, or {cli._EMBEDDED_DEFAULTS[key]} on the embedded"
+        assert expected in helps["eval"][name]
+    assert f"Default: {','.join(map(str, DEFAULT_KS))}." in helps["eval"]["--k"]
+    assert f"Default: {' and '.join(ANSWER_FORMS)}." in helps["validate"]["--answer"]
 
 
 OTHER_PROGRAMS_OPTIONS = {

@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import importlib.util
 import inspect
 import json
 import re
@@ -16,9 +17,12 @@ from pydantic import BaseModel
 from typer.main import get_command
 
 from strands_rollout import SGLangModel, settings
+from strands_rollout.cli import commands as cli
 from strands_rollout.cli.commands import app
 from strands_rollout.code_tool import LocalExecutor
+from strands_rollout.diagnostics.rewards import ANSWER_FORMS
 from strands_rollout.environments.search import DEFAULT_URL, search_tool
+from strands_rollout.evaluation.plan import DEFAULT_KS
 
 REPOSITORY = Path(__file__).parents[1]
 PROGRAMS = ("benchmarks", "experiments")
@@ -155,6 +159,21 @@ def test_wrong_defaults_are_found(text: str, wrong: tuple[str, str]) -> None:
     assert not is_default(name, value)
 
 
+def test_help_names_the_defaults_of_the_code() -> None:
+    group: Any = get_command(app)
+    helps = {
+        command: {name: option.help for option in group.commands[command].params for name in option.opts}
+        for command in ("eval", "validate")
+    }
+    names = {"samples": "--samples-per-problem", "concurrency": "--concurrency", "max_new_tokens": "--max-new-tokens"}
+    assert names.keys() == cli._SERVER_DEFAULTS.keys() == cli._EMBEDDED_DEFAULTS.keys()
+    for key, name in names.items():
+        expected = f"Default: {cli._SERVER_DEFAULTS[key]}, or {cli._EMBEDDED_DEFAULTS[key]} on the embedded"
+        assert expected in helps["eval"][name]
+    assert f"Default: {','.join(map(str, DEFAULT_KS))}." in helps["eval"]["--k"]
+    assert f"Default: {' and '.join(ANSWER_FORMS)}." in helps["validate"]["--answer"]
+
+
 OTHER_PROGRAMS_OPTIONS = {
     *("--allowedTools", "--output-format"),  # Claude Code
     *("--extra-index-url", "--index-url"),  # pip
@@ -199,12 +218,17 @@ USERS_VARIABLES = {"JUDGE_API_KEY", "MCP_TOKEN", "RUN_A", "RUN_B", "THAT_FOLDER"
 NO_VARIABLES = {"API_KEY", "MAX_TOOL_ITERS", "SYSTEM_PROMPT", "TOOL_PARSER_REGISTRY"}  # parts of names, constants
 
 
+@functools.cache
+def variables_read() -> set[str]:
+    """Return the names of environment variables in quotes, after a dollar sign, or of a launch script's setting."""
+    reads = r"""(?:["']|\$\{?|\bsetting )([A-Z][A-Z0-9_]+)(?=["' :}\-\[\]/]|$)"""
+    return {name for text in SOURCES.values() for name in re.findall(reads, text, re.MULTILINE)}
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_environment_variables_named_in_docs_are_read(page: str) -> None:
-    sources = "".join(SOURCES.values())
     named = set(re.findall(r"(?<![\w.<-])[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+(?![\w>(])", PAGES[page]))
-    read = {name for name in named if re.search(rf"""(["']){name}\1|\$\{{?{name}\b|\bsetting {name} """, sources)}
-    assert named - read - OTHER_PROGRAMS_VARIABLES - USERS_VARIABLES - NO_VARIABLES == set()
+    assert named - variables_read() - OTHER_PROGRAMS_VARIABLES - USERS_VARIABLES - NO_VARIABLES == set()
 
 
 def test_configurations_quoted_in_docs_are_the_files() -> None:

@@ -27,7 +27,7 @@ _CHOICE: Final = re.compile(
 def grade_choice(text: str, label: object, *, is_cut: bool = False) -> Grade:
     """Read the letter in an assistant's text and compare it with the label's letter, in any case.
 
-    A box takes precedence over a JSON field, and this over `Answer:` and "the answer is"; the last of each counts.
+    In order of precedence: a box, a JSON field, `Answer:`, "the answer is"; the last of each kind counts.
     Several letters, or a letter within a formula or word, are no answer.
 
     Args:

@@ -110,6 +110,9 @@ def defaults() -> dict[str, list[Any]]:
         r'="\$\{([A-Z_]+):-([^}"]*)\}"', SOURCES["strands_rollout/data/project/run_slime.sh"]
     ):
         found.setdefault(name, []).append(value)
+    launch = "".join(text for name, text in SOURCES.items() if name.startswith("scripts/"))
+    for name, value in re.findall(r'^ *setting ([A-Z0-9_]+) "?([\w.]+)"? ', launch, re.MULTILINE):
+        found.setdefault(name, []).append(value)
     return found
 
 
@@ -150,6 +153,7 @@ def test_defaults_named_in_docs_are_the_codes() -> None:
         ("or 4 times on the embedded engine (`--samples-per-problem`)", ("4", "8")),
         ("| option | default | meaning |\n|---|---|---|\n| `max_files` | 4096 | files |\n", ("4096", "1024")),
         ("| option | default | meaning |\n|---|---|---|\n| `programs` | `false` | starts |\n", ("false", "true")),
+        ("| setting | default | meaning |\n|---|---|---|\n| `MAX_SAMPLE_STALENESS` | 4 | versions |\n", ("4", "8")),
     ],
 )
 def test_wrong_defaults_are_found(text: str, wrong: tuple[str, str]) -> None:
@@ -210,6 +214,7 @@ def test_options_named_in_docs_exist(page: str) -> None:
 OTHER_PROGRAMS_VARIABLES = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC",
     "OTEL_EXPORTER_OTLP_HEADERS",
+    *("NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"),  # NCCL; the backend of PyTorch's RPC
     "PIP_EXTRA_INDEX_URL",
     "SGLANG_MM_AVOID_RETOKENIZE",
     "WANDB_RESUME",

@@ -81,6 +81,8 @@ class _SharedState:
     """Results of the probe and caches, shared by all `ChatTemplate`s with the same template and arguments."""
 
     probed: ProbedTemplate
+    end_of_turn_id: int
+    end_of_calls_id: int
     opening: str | None  # the first control token of a prompt
     prompts: dict[tuple[str, str], list[int]] = field(default_factory=dict)  # by messages and tools as text
     shapes: dict[tuple[int, str], TurnShape | None] = field(default_factory=dict)  # by number of results, and tools
@@ -118,12 +120,11 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._renderer = make_renderer(tokenizer, template_kwargs)
         self._template, self.encoder = self._renderer.source, self._renderer.encoder
-        self._shared = self._probe_once()
-        probed = self._shared.probed
+        self._shared = shared = self._probe_once()
+        probed = shared.probed
         self._turns = TurnRenderer(self._renderer, probed.ends)
-        ends = [self.encoder.encode_trusted(end)[0] for end in (probed.ends.answer, probed.ends.calls)]
-        self.end_of_turn_id, self.end_of_calls_id = ends
-        self.end_ids = frozenset(ends)
+        self.end_of_turn_id, self.end_of_calls_id = shared.end_of_turn_id, shared.end_of_calls_id
+        self.end_ids = frozenset((shared.end_of_turn_id, shared.end_of_calls_id))
         self.opens_reasoning = probed.opens_reasoning
         self.example_call = probed.example_call
         self._last: tuple[object, list[int]] = (None, [])
@@ -142,7 +143,12 @@ class ChatTemplate:
             except TemplateError as e:
                 e.args = (f"{str(e).rstrip('.')}. Use another model, or {template_advice(template)}",)
                 raise
-            found = known[key] = _SharedState(probed, self.encoder.first_control(self.render(_BASE)))
+            found = known[key] = _SharedState(
+                probed,
+                end_of_turn_id=self.encoder.encode_trusted(probed.ends.answer)[0],
+                end_of_calls_id=self.encoder.encode_trusted(probed.ends.calls)[0],
+                opening=self.encoder.first_control(self.render(_BASE)),
+            )
             if found.probed.notes:
                 logger.info("chat template: %s", "; ".join(found.probed.notes))
         return found

@@ -1,7 +1,8 @@
 """Compare the cost of the same episodes between the packages of several checkouts.
 
 Each checkout has a process, and the processes play short rounds in turn: A B, B A, A B. The rounds of a pair are
-seconds apart, so that the median of their ratios shows a difference of 2% even on a machine with other load.
+seconds apart, so that other load on the machine affects both. After every few rounds, new processes start: the memory
+layout of a process alone makes it 2% to 4% faster or slower.
 """
 
 import json
@@ -35,6 +36,7 @@ AGENTS: Final = ("plain", "hook", "factory", "gateway")
 MEASURES: Final = ("cpu", "memory")
 _PLAYER: Final = Path(__file__).with_name("checkout_player.py")
 _TURNS_PER_ROUND: Final = 640
+_ROUNDS_PER_PROCESS: Final = 3
 _MIN_EPISODES: Final = 8
 
 
@@ -99,14 +101,16 @@ def compare(comparison: Comparison, on_step: OnStep) -> list[dict[str, Any]]:
             job = _write_job(folder, comparison, scripts, port)
             for turns in comparison.turns:
                 rounds: list[list[Figures]] = []
-                with ExitStack() as stack:
-                    players = [stack.enter_context(_player(checkout, job)) for checkout in comparison.checkouts]
-                    for play in players:  # the first round loads and compiles
-                        play({**comparison.round_request(turns), "measure": "cpu"})
-                    for number in range(comparison.rounds):
-                        on_step(f"{turns} tool turns", len(rows) // len(players) * comparison.rounds + number, total)
-                        request = comparison.round_request(turns)
-                        rounds.append(_play_in_turn(players, request, is_reversed=number % 2 == 1))
+                while len(rounds) < comparison.rounds:
+                    with ExitStack() as stack:
+                        players = [stack.enter_context(_player(checkout, job)) for checkout in comparison.checkouts]
+                        for play in players:  # the first round loads and compiles
+                            play({**comparison.round_request(turns), "measure": "cpu"})
+                        for number in range(len(rounds), min(len(rounds) + _ROUNDS_PER_PROCESS, comparison.rounds)):
+                            done = len(rows) // len(players) * comparison.rounds + number
+                            on_step(f"{turns} tool turns", done, total)
+                            request = comparison.round_request(turns)
+                            rounds.append(_play_in_turn(players, request, is_reversed=number % 2 == 1))
                 rows += [
                     {"checkout": str(checkout), "turns": turns, **_comparison_row(rounds, at)}
                     for at, checkout in enumerate(comparison.checkouts)

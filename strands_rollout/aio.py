@@ -44,16 +44,17 @@ class LoopCache(Generic[T]):
             RuntimeError: No event loop is running.
         """
         loop = asyncio.get_running_loop()
-        if loop not in self._loops:
+        values = self._loops.get(loop)
+        if values is None:
             # remove closed loops here: values refer to their loop, so that the weak key is never collected
             for closed in [other for other in self._loops if other.is_closed()]:
                 del self._loops[closed]
-            self._loops[loop] = {}
-        values = self._loops[loop]
-        if key not in values or values[key][0].is_closed:
+            values = self._loops[loop] = {}
+        known = values.get(key)
+        if known is None or known[0].is_closed:
             value = make()
-            values[key] = (value, _close_with_loop(value))
-        return values[key][0]
+            known = values[key] = (value, _close_with_loop(value))
+        return known[0]
 
 
 def _close_with_loop(value: Closable) -> AsyncGenerator[None, None]:

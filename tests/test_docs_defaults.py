@@ -40,7 +40,7 @@ NUMBER = r"(?<![\w.-])\d+(?:\.\d+)?(?:e-?\d+)?(?!\w|\.\d|\. )"
 VALUE = rf"(?P<value>`[^`]+`|{NUMBER})"
 CLAIMS = [
     rf"{NAME}, {VALUE}(?: \w+)? by default",
-    rf"{NAME} \({VALUE}(?: \w+)? by default",
+    rf"{NAME}[^`.(]* \({VALUE}(?: \w+)? by default",
     rf"{NAME}[^`\n]*?[,;] (?:by default|default:?),? {VALUE}",
     rf"{NAME}[^`\n]*\. The default is {VALUE}",
     rf"The default of {NAME} is {VALUE}",
@@ -143,6 +143,7 @@ def test_defaults_named_in_docs_are_the_codes() -> None:
     [
         ("`environment_timeout_s`, 300 s by default, limits", ("300", "60")),
         ("repeated for `engine_patience_s` (90 s by default), with", ("90", "30")),
+        ("`dump_samples` limits the samples per step (64 by\ndefault).", ("64", "32")),
         ("| `--size` | training rows of each task, by default 1000 |", ("1000", "500")),
         ("| `SEARCH_URL` | a server; default `http://127.0.0.1:8000/retrieve` |", ("8000", "9000")),
         ("Set `tool_parser` to the name.\nThe default is `hermes`, a format.", ("hermes", "mistral")),

@@ -150,14 +150,14 @@ def _check_rejections(choice: Choice, request: Request) -> None:
     if not choice.kept:
         reason = choice.rejections[0].reason if choice.rejections else "the source has no rows"
         raise PreparationError(
-            f"none of the rows can be used: {reason}. Name the right columns with --prompt-column and --label-column."
+            f"none of the rows can be used: {reason}. Name the right columns with --prompt-column and --label-column"
         )
     if rejected > MAX_REJECTED_SHARE * different_rows and not request.allow_rejected:
         raise PreparationError(
             f"{rejected} of {different_rows} different rows can't be used, the first because of: "
             f"{choice.rejections[0].reason}. Expected at most {MAX_REJECTED_SHARE:.0%}. No data file was written. Read "
             f"{request.rejected_file}, then name the right column with --label-column, or continue without these rows "
-            "with --allow-rejected."
+            "with --allow-rejected"
         )
 
 

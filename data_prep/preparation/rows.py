@@ -104,7 +104,7 @@ def _find(names: Sequence[str], role: str, requested: str | None, known: Sequenc
     expected = f"one of {', '.join(known)}" if requested is None else f"the column {requested!r}"
     raise PreparationError(
         f"the source has no {role}: got the columns {', '.join(names)}; expected {expected}. "
-        f"Name the right column with --{role}-column (a.b is field b of column a)."
+        f"Name the right column with --{role}-column (a.b is field b of column a)"
     )
 
 

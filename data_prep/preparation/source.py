@@ -115,7 +115,7 @@ def _load_local(request: Request) -> Any:  # noqa: ANN401 - a datasets.Dataset
         raise PreparationError(
             f"can't read {path} as a data set: {_cause_of(e, request)}. Expected a file of {', '.join(_BUILDERS)}, or "
             f"a folder as downloaded from the hub with the split {request.split!r}; name one of its files with --from, "
-            "or see --config and --split."
+            "or see --config and --split"
         ) from e
 
 

@@ -378,12 +378,12 @@ class SGLangClient:
 
 def _outage_error(outage: Outage, missing: str, url: str) -> errors.EngineError:
     last, count = outage.faults[-1], len(outage.faults)
-    message = f"{missing} in {count} attempt{'s' * (count > 1)}; the last failed with: {last.message}."
+    message = f"{missing} in {count} attempt{'s' * (count > 1)}; the last failed with: {last.message}"
     if last.kind is FaultKind.BAD_BODY:
-        return errors.EngineResponseError(f"{message} Check that the URL is that of an SGLang server or its router.")
-    advice = f"Check that the server is up (GET {url}/health) and that the URL is right."
+        return errors.EngineResponseError(f"{message}. Check that the URL is that of an SGLang server or its router")
+    advice = f"Check that the server is up (GET {url}/health) and that the URL is right"
     return errors.EngineUnavailableError(
-        f"{message} The client waited {outage.waited_s:.0f} s (engine_patience_s). {advice}"
+        f"{message}. The client waited {outage.waited_s:.0f} s (engine_patience_s). {advice}"
     )
 
 

@@ -394,7 +394,7 @@ def _check_matches_request(request: GenerateRequest, meta: dict[str, Any], finis
     if answered_rid is not None and answered_rid != request.rid:
         raise EngineResponseError(
             f"got the answer to request {answered_rid!r}; expected the answer to {request.rid!r}. A proxy or cache in "
-            "front of the engine mixes up answers: connect to the engine or to SGLang's own router."
+            "front of the engine mixes up answers: connect to the engine or to SGLang's own router"
         )
     # SGLang reports no count for an abort in the queue, and the count of a placeholder prompt if an error aborts a
     # request before its first token
@@ -405,12 +405,12 @@ def _check_matches_request(request: GenerateRequest, meta: dict[str, Any], finis
             f"the engine read {read!r} prompt tokens; expected {prompt_length}, since a sample must not be trained "
             "on a prompt that the policy did not read. A retry does not help. SGLang truncates long prompts if it runs "
             "with --allow-auto-truncate: start it without that flag, or limit the prompts "
-            "(--rollout-max-context-len and --eval-max-context-len, or context_window_limit)."
+            "(--rollout-max-context-len and --eval-max-context-len, or context_window_limit)"
         )
     if isinstance(max_new_tokens, int) and count > max_new_tokens:
         raise EngineResponseError(
             f"got {count} output ids; expected at most max_new_tokens={max_new_tokens}. Check that proxies in front of "
-            "the engine pass sampling_params on unchanged."
+            "the engine pass sampling_params on unchanged"
         )
 
 

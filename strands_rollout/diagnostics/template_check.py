@@ -201,7 +201,7 @@ def _optional_rule(rule: str, fault: str | None, remedy: str) -> Finding:
     """Return a finding about a rule that only some conversations need; a broken rule is a warning."""
     if fault is None:
         return good(rule, "append-only")
-    return warning(rule, f"{fault} Such conversations are refused.", remedy)
+    return warning(rule, f"{fault.rstrip('.')}; such conversations are refused", remedy)
 
 
 def _check_appends(

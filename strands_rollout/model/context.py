@@ -53,7 +53,7 @@ async def turn_context(
     chat = to_chat_messages(place.new_messages, branch.calls.tools, answered=place.answer)
     if not chat:
         raise TrajectoryError(
-            "got no message after the policy's last answer; expected tool results or a user turn to answer."
+            "got no message after the policy's last answer; expected tool results or a user turn to answer"
         )
     for message in chat:
         text = branch.calls.failure_texts.get(message.get("tool_call_id", ""))

@@ -144,7 +144,7 @@ def _bytes_of_text(text: str) -> bytes:
     if text.startswith(("http://", "https://")):
         raise PromptError(
             f"got the image {text[:100]!r}; expected a local image, since a rollout fetches nothing from a "
-            "network. Save it to a file, and give its path."
+            "network. Save it to a file, and give its path"
         )
     path = Path(text.removeprefix("file://"))
     try:
@@ -307,14 +307,14 @@ def collapsed_ids(ids: Sequence[int], images: Sequence[PlacedImage], decode: Dec
         if other and other in text:
             raise UnsendableTextError(
                 f"got the text {other} in a conversation with images; expected none: SGLang takes it for a missing "
-                "video or sound, and fails. A prompt, a tool or the policy wrote it."
+                "video or sound, and fails. A prompt, a tool or the policy wrote it"
             )
     count = text.count(token)
     if count != len(images):
         raise UnsendableTextError(
             f"got the text {token} {count} times in a conversation with {len(images)} images; expected it once for "
             "each: SGLang takes any other for a missing image, and never answers. A prompt, a tool or the policy wrote "
-            "it."
+            "it"
         )
     return found
 
@@ -339,7 +339,7 @@ def check_image_answer(generation: Generation, images: Sequence[PlacedImage], le
         raise EngineResponseError(
             f"the engine read {read!r} tokens of a prompt with {len(images)} images; expected "
             f"{length}, as the model's own processor counts them. Serve the same preprocessor_config.json, with an "
-            "SGLang that keeps a request's ids (0.5.23 does, unless SGLANG_MM_AVOID_RETOKENIZE is off)."
+            "SGLang that keeps a request's ids (0.5.23 does, unless SGLANG_MM_AVOID_RETOKENIZE is off)"
         )
     media = {images[0].token_id, *images[0].other_ids}
     if sampled := media.intersection(generation.output_ids):

@@ -68,7 +68,7 @@ def config_after(config: SGLangModelConfig, spent: int) -> SGLangModelConfig:
     if left < 1:
         raise errors.BudgetExhaustedError(
             f"no token of the response budget is left: {spent} of {limits.max_response_tokens} were used before the "
-            "history was rewritten. Raise the budget.",
+            "history was rewritten. Raise the budget",
             budget="response",
         )
     return {**config, "limits": replace(limits, max_response_tokens=left)}
@@ -333,7 +333,7 @@ class TurnSampler:
             raise errors.TrajectoryError(
                 f"got the token id {largest} at position {ids.index(largest)} of the new context; expected ids below "
                 f"the vocabulary size {self._vocab_size}: an id outside it would kill the server. Check that the "
-                "tokenizer is that of the served model."
+                "tokenizer is that of the served model"
             )
 
     def _check_params(self, params: Mapping[str, Any]) -> None:
@@ -525,7 +525,7 @@ def turn_allowance(
         left, budget = min(candidates)
         raise errors.BudgetExhaustedError(
             f"no token of the {budget} budget is left for another turn: {context_length} new context tokens leave "
-            f"{left}. Raise the budget, shorten the prompt, or let tools return less.",
+            f"{left}. Raise the budget, shorten the prompt, or let tools return less",
             budget=budget,
         )
     return min(candidates) if candidates else (None, "turn")

@@ -526,13 +526,13 @@ def _refusal_message(place: BeginBranch, got: int, read: int) -> str:
             f"got a request that changes {', '.join(place.head_changes)} in mid-conversation; expected what the "
             "policy has read in its first prompt, which stays as it is. Set the system prompt and all tools before "
             "the first turn; or let a change begin a new segment: build the agent in an agent_factory (with "
-            "fan_out each segment is a sample), or give SGLangModel on_rewritten_history='segment'."
+            "fan_out each segment is a sample), or give SGLangModel on_rewritten_history='segment'"
         )
     return (
         f"got a history of {got} messages that does not extend the {read} messages and the "
         "answer that the policy has read; expected only new messages at its end. Call model.reset() before a "
         "new conversation, and use NullConversationManager: a manager that drops or rewrites messages breaks "
-        "token exactness."
+        "token exactness"
     )
 
 

@@ -232,13 +232,13 @@ def to_episode_prompt(
             raise PromptError(
                 f"got a prompt that a chat template has already rendered ({prompt[:60]!r}...); expected the plain text "
                 "or the chat. Remove --apply-chat-template from slime's arguments: the agent renders its conversation "
-                "itself, and rendering the prompt twice would train on a wrapped prompt."
+                "itself, and rendering the prompt twice would train on a wrapped prompt"
             )
         return EpisodePrompt(configured_system, [_message("user", prompt)])
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
         raise PromptError(
             f"got a prompt of type {type(prompt).__name__}; expected a string, or a chat as a list of "
-            '{"role": ..., "content": ...} messages. Check --input-key.'
+            '{"role": ..., "content": ...} messages. Check --input-key'
         )
     # with a processor, slime has cut texts at images, and between all characters if a row has no image
     return _convert_chat(prompt, configured_system, images, separator="\n" if loaded is None else "")
@@ -424,7 +424,7 @@ def _message(role: str, *texts: str) -> Message:
 
 def _refuse_empty(text: str, what: str) -> None:
     if not text.strip():
-        raise PromptError(f"got an empty {what}; expected the task's text. Check --input-key and the data file.")
+        raise PromptError(f"got an empty {what}; expected the task's text. Check --input-key and the data file")
 
 
 def with_row_settings(settings: RolloutSettings, metadata: object) -> RolloutSettings:

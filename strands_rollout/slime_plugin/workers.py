@@ -509,8 +509,8 @@ class WorkerPool:
         worker.restarts += 1
         logger.warning("event=episode_worker_died worker=%s episodes=%d cause=%s", worker, len(interrupted), cause)
         if len(worker.deaths) == _MAX_DEATHS and now - worker.deaths[0] < _DEATH_WINDOW_S:
-            message = f"{worker} died {_MAX_DEATHS} times within {_DEATH_WINDOW_S:.0f} s, the last time by: {cause}."
-            self._fail_all(WorkersLostError(f"{message} The end of its log:\n{remote.log_tail(dead)}"))
+            message = f"{worker} died {_MAX_DEATHS} times within {_DEATH_WINDOW_S:.0f} s, the last time by: {cause}"
+            self._fail_all(WorkersLostError(f"{message}. The end of its log:\n{remote.log_tail(dead)}"))
             return
         leftover: dict[int, Sequence[bytes]] | None = None
         starting = self.loop.create_task(self._start_worker(worker))

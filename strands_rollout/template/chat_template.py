@@ -81,6 +81,8 @@ class _SharedState:
     """Results of the probe and caches, shared by all `ChatTemplate`s with the same template and arguments."""
 
     probed: ProbedTemplate
+    end_of_turn_id: int
+    end_of_calls_id: int
     opening: str | None  # the first control token of a prompt
     prompts: dict[tuple[str, str], list[int]] = field(default_factory=dict)  # by messages and tools as text
     shapes: dict[tuple[int, str], TurnShape | None] = field(default_factory=dict)  # by number of results, and tools
@@ -118,12 +120,11 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._renderer = make_renderer(tokenizer, template_kwargs)
         self._template, self.encoder = self._renderer.source, self._renderer.encoder
-        self._shared = self._probe_once()
-        probed = self._shared.probed
+        self._shared = shared = self._probe_once()
+        probed = shared.probed
         self._turns = TurnRenderer(self._renderer, probed.ends)
-        ends = [self.encoder.encode_trusted(end)[0] for end in (probed.ends.answer, probed.ends.calls)]
-        self.end_of_turn_id, self.end_of_calls_id = ends
-        self.end_ids = frozenset(ends)
+        self.end_of_turn_id, self.end_of_calls_id = shared.end_of_turn_id, shared.end_of_calls_id
+        self.end_ids = frozenset((shared.end_of_turn_id, shared.end_of_calls_id))
         self.opens_reasoning = probed.opens_reasoning
         self.example_call = probed.example_call
         self._last: tuple[object, list[int]] = (None, [])
@@ -140,9 +141,14 @@ class ChatTemplate:
             try:
                 probed = probe(self._renderer)
             except TemplateError as e:
-                e.args = (f"{str(e).rstrip('.')}. Use another model, or {template_advice(template)}.",)
+                e.args = (f"{str(e).rstrip('.')}. Use another model, or {template_advice(template)}",)
                 raise
-            found = known[key] = _SharedState(probed, self.encoder.first_control(self.render(_BASE)))
+            found = known[key] = _SharedState(
+                probed,
+                end_of_turn_id=self.encoder.encode_trusted(probed.ends.answer)[0],
+                end_of_calls_id=self.encoder.encode_trusted(probed.ends.calls)[0],
+                opening=self.encoder.first_control(self.render(_BASE)),
+            )
             if found.probed.notes:
                 logger.info("chat template: %s", "; ".join(found.probed.notes))
         return found
@@ -160,12 +166,12 @@ class ChatTemplate:
         if tools and tools_error is not None:
             raise TemplateError(
                 f"the chat template can't be used with tools: {tools_error.rstrip('.')}. Use a model that was "
-                f"trained to call tools, remove the agent's tools, or {template_advice(self._template)}."
+                f"trained to call tools, remove the agent's tools, or {template_advice(self._template)}"
             )
         if system_error is not None and messages[0]["role"] == "system":
             raise TemplateError(
-                f"the chat template can't be used with a system message: {system_error} Set system_prompt to "
-                f'"", or {template_advice(self._template)}.'
+                f"the chat template can't be used with a system message: {system_error.rstrip('.')}. Set system_prompt "
+                f'to "", or {template_advice(self._template)}'
             )
         try:
             return self._whole_prompt(messages, tools)
@@ -206,8 +212,8 @@ class ChatTemplate:
         error = self._shared.probed.user_turns_error
         if tools and error is not None and any(message["role"] == "user" for message in messages):
             raise TemplateError(
-                f"the chat template can't be used with tools and more than one user turn: {error} Limit conversations "
-                f"to one user turn, or {template_advice(self._template)}."
+                f"the chat template can't be used with tools and more than one user turn: {error.rstrip('.')}. Limit "
+                f"conversations to one user turn, or {template_advice(self._template)}"
             )
         shape = self._find_shape(messages, tools)
         if shape is None:
@@ -267,7 +273,7 @@ class ChatTemplate:
         if self.render_turn(messages, tools, after=_BASE_WITH_IMAGE) != rendered:
             raise TemplateError(
                 "the chat template renders an image differently after an earlier image; expected turns that don't "
-                "depend on earlier ones. Remove template arguments that number images (add_vision_id)."
+                "depend on earlier ones. Remove template arguments that number images (add_vision_id)"
             )
 
     def _find_shape(self, messages: Messages, tools: Tools) -> TurnShape | None:
@@ -310,7 +316,7 @@ def make_renderer(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[s
         raise TemplateError(
             f"the tokenizer {getattr(tokenizer, 'name_or_path', '')!r} has no chat template; expected one in its "
             "tokenizer_config.json or chat_template.jinja. Use the tokenizer of an instruction-tuned model, or set "
-            "tokenizer.chat_template."
+            "tokenizer.chat_template"
         )
     encoder = _ENCODERS.get(tokenizer)
     if encoder is None:

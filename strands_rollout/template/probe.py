@@ -91,7 +91,7 @@ def span_of_answer(rendered: str, index: int, call_ids: Sequence[str] = ()) -> t
         what = "a call's arguments" if counts[marks[0]] == 1 else "an assistant message's content"
         raise TemplateError(
             f"the chat template renders {what} {max(counts.values())} times; expected exactly once, since earlier "
-            "turns stay as they were sampled."
+            "turns stay as they were sampled"
         )
     spans = [(rendered.index(part), part) for part in shown]
     return min(spans)[0], max(begin + len(part) for begin, part in spans)
@@ -194,7 +194,7 @@ def require_equal(encoder: TokenEncoder, got: Sequence[int], expected: Sequence[
     index = shared_length(got, expected)
     raise TemplateDifferenceError(
         f"{reason}; first differing token at position {index}: got {_describe_token(encoder, got, index)}, expected "
-        f"{_describe_token(encoder, expected, index)} after {encoder.decode(expected[max(0, index - 8) : index])!r}.",
+        f"{_describe_token(encoder, expected, index)} after {encoder.decode(expected[max(0, index - 8) : index])!r}",
         got=list(got),
         expected=list(expected),
         position=index,
@@ -463,7 +463,7 @@ def find_end_of_turn(template: TemplateRenderer) -> str:
         got = encoder.decode(ids[:1])
         raise TemplateError(
             f"the chat template closes an assistant turn with the token {got!r}; expected a control token (an added "
-            "token of the tokenizer), since a turn's end must be one exact token."
+            "token of the tokenizer), since a turn's end must be one exact token"
         )
     own = _own_control_tokens(template, turn, followed) if _closes_turns(template) else []
     return own[-1] if own else encoder.decode(ids[:1])

@@ -74,7 +74,7 @@ class TokenEncoder:
         if backend is None:
             raise TemplateError(
                 f"got a {type(tokenizer).__name__}; expected a fast tokenizer (tokenizers-backed, with a "
-                "tokenizer.json): other tokenizers can't keep control tokens out of untrusted text."
+                "tokenizer.json): other tokenizers can't keep control tokens out of untrusted text"
             )
         added = tokenizer.added_tokens_decoder
         self.control_ids = {str(token): token_id for token_id, token in added.items()}
@@ -97,7 +97,7 @@ class TokenEncoder:
                 raise TemplateError(
                     f"the tokenizer's own vocabulary encodes the ordinary text {text!r} to the control token "
                     f"{min(leaked)}; expected it to be split, since tool output could forge control tokens. Use a "
-                    "tokenizer whose control tokens are added tokens only."
+                    "tokenizer whose control tokens are added tokens only"
                 )
 
     @cached_property

@@ -44,7 +44,7 @@ class JSONSource(str):
     __slots__ = ()
 
     def count(self, *_: object) -> int:
-        """Return 0, for `json`'s count of lines."""
+        """Return 0; `json` counts the lines before an error by this method."""
         return 0
 
     def rfind(self, *_: object) -> int:

@@ -9,6 +9,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from strands import tool
 from strands.hooks import AfterToolCallEvent, HookProvider, HookRegistry
+from strands.telemetry.tracer import Tracer
 
 CALL = TOOL_CALL.format(name="work_at_the_third_try", arguments="{}")
 tries: list[str] = []
@@ -66,6 +67,13 @@ def make_nothing() -> None:
     """Make nothing."""
 
 
+async def test_generate_describes_no_unrecorded_span(shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    described: list[Any] = []
+    monkeypatch.setattr(Tracer, "_start_span", lambda *args, **_kwargs: described.append(args))
+    played = await run(shipped_tokenizer, [ANSWER])
+    assert (played.facts["stop_reason"], described) == ("completed", [])
+
+
 async def test_generate_exports_strands_spans(shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -75,7 +83,7 @@ async def test_generate_exports_strands_spans(shipped_tokenizer: Any, monkeypatc
     played = await run(shipped_tokenizer, [call_text(), ANSWER], settings={"executor": "turn_costs.InstantExecutor"})
     assert played.facts["stop_reason"] == "completed"
     spans = exporter.get_finished_spans()
-    assert {span.name for span in spans} >= {"chat", "execute_tool execute_python_code"}
+    assert {span.name for span in spans} >= {"invoke_agent Strands Agents", "chat", "execute_tool execute_python_code"}
     last_cycle = [span for span in spans if span.name == "execute_event_loop_cycle"][-1]
     history = ["gen_ai.user.message", "gen_ai.assistant.message", "gen_ai.tool.message"]
     assert [event.name for event in last_cycle.events][:3] == history, "a span that is recorded holds the whole history"

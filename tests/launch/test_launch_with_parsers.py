@@ -1,7 +1,8 @@
 """The commands of all models of the table, parsed and checked by slime's, Megatron-LM's and SGLang's own code.
 
 Needs SLIME_PATH and MEGATRON_PATH, checkouts of slime and of slime's Megatron-LM, and a Python with SGLang, the router
-and torch: this one, or the Python that PARSERS_PYTHON names. slime's image has them all.
+and torch: this one, or the Python that PARSERS_PYTHON names. slime's image has them all; its SGLang and Megatron-LM are
+those that its slime can use.
 """
 
 import json

@@ -31,7 +31,7 @@ from strands.agent.conversation_manager import NullConversationManager
 from experiments.chat_policy import ChatPolicy, RecordedChat, chat_client, engine_context, request_params
 from experiments.chat_transcript import ChatRenderer, Transcript
 from strands_rollout.agent.episode import Episode, EpisodeSetup, run_episode
-from strands_rollout.agent.limits import EpisodeLimits, StopReason
+from strands_rollout.agent.limits import EpisodeLimits, StopReason, reason_of_error
 from strands_rollout.agent.tool_loading import load_hooks
 from strands_rollout.aio import run_once
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls, episode_code_tool
@@ -41,12 +41,7 @@ from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.samples import METADATA_KEY, METADATA_VERSION, EpisodeFacts
 from strands_rollout.settings import RolloutSettings, settings_from_args
 from strands_rollout.slime_plugin.conditions import context_limit, template_kwargs
-from strands_rollout.slime_plugin.episode import (
-    build_tools,
-    failure_reason,
-    log_episode,
-    log_failure,
-)
+from strands_rollout.slime_plugin.episode import build_tools, log_episode, log_failure
 from strands_rollout.slime_plugin.inputs import to_episode_prompt, with_row_settings
 from strands_rollout.slime_plugin.metrics import TRUNCATING
 from strands_rollout.slime_plugin.resume import prepare_sample
@@ -95,7 +90,7 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
         _write(args, sample, played, aborts, sampling_params)
     except Exception as e:  # a training run must survive every failure of one sample
         log_failure(sample, e)
-        write_failure(sample, e, failure_reason(e), WritingRules())
+        write_failure(sample, e, reason_of_error(e), WritingRules())
         sample.rollout_log_probs = None
     return sample
 

@@ -371,7 +371,7 @@ def test_configurations_are_all_listed() -> None:
 
 
 def test_launch_settings_named_in_docs_exist() -> None:
-    text = page("training") + page("evaluation") + page("troubleshooting")
+    text = page("training") + page("training-models") + page("evaluation") + page("troubleshooting")
     named = set(re.findall(r"`(?:export )?([A-Z][A-Z_]+[A-Z])(?:=[^`]*)?`", text))
     known = {name for script in LAUNCH_SCRIPTS for name in settings_of(script)}
     elsewhere = {"PYTHONPATH", "WANDB_API_KEY", "WANDB_KEY", "WANDB_MODE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_TOKEN"}

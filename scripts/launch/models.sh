@@ -23,7 +23,7 @@ _model_keys+=" attention parser thinking r3 fp8 weights conversion_nodes convers
 #   fp8          1: the engines hold an FP8 copy of the weights
 #   weights      format of the hub's weights
 #   conversion_nodes, conversion_gpus, conversion  nodes, GPUs per node and arguments for slime's converter
-#   concurrency  episodes per engine, as many as its cache holds (docs/training.md, "Asynchronous training"); default: 64 in an
+#   concurrency  episodes per engine, as many as its cache holds (docs/training.md, "Why 64 episodes per engine"); default: 64 in an
 #                asynchronous training, else slime's
 #   environment  environment variables of the job, as NAME=VALUE
 #   further      further arguments for slime
@@ -205,7 +205,7 @@ use_model_sizes() {
   default_tool_parser="$model_parser"
   [[ -z "$missing" || $_wants_help -eq 1 ]] || usage_error "scripts/launch/models.sh has no" \
     "$([[ $has_model_row -eq 1 ]] && printf 'tool parser' || printf 'sizes') for $MODEL; set $missing" \
-    "(docs/training.md, \"Adding a model\"). Rows: $(model_names)"
+    "(docs/training-models.md, \"Adding a model\"). Rows: $(model_names)"
 }
 
 # Refuse an FP8 copy of weights that are FP8 on the hub.

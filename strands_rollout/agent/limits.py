@@ -102,15 +102,21 @@ def stop_reason_of(error: BaseException, *, cut_by: str | None, has_turns: bool)
         return StopReason.COMPLETED  # the policy has answered, though not in the requested form
     if isinstance(error, errors.UnsendableTextError):
         return StopReason.UNSENDABLE_TEXT if has_turns or error.is_sampled else StopReason.SETUP_ERROR
-    kinds: list[tuple[type[BaseException], StopReason]] = [
-        (errors.EngineAbortedError, StopReason.ABORTED),
-        (errors.EngineError, StopReason.ENGINE_ERROR),
-        (errors.SandboxError, StopReason.SANDBOX_ERROR),
-        (errors.EnvironmentFaultError, StopReason.ENVIRONMENT_ERROR),
-        (errors.TeamLimitError, StopReason.TEAM_LIMIT),
-        (errors.RolloutError, StopReason.SETUP_ERROR),
-    ]
-    return next((reason for kind, reason in kinds if isinstance(error, kind)), StopReason.INTERNAL_ERROR)
+    return reason_of_error(error)
+
+
+def reason_of_error(error: BaseException) -> StopReason:
+    """Return the stop reason of an episode that an error ended, where no limit is the cause."""
+    reasons: dict[type[BaseException], StopReason] = {
+        errors.EngineAbortedError: StopReason.ABORTED,
+        errors.EngineError: StopReason.ENGINE_ERROR,
+        errors.SandboxError: StopReason.SANDBOX_ERROR,
+        errors.EnvironmentFaultError: StopReason.ENVIRONMENT_ERROR,
+        errors.LostEpisodeError: StopReason.WORKER_ERROR,
+        errors.TeamLimitError: StopReason.TEAM_LIMIT,
+        errors.RolloutError: StopReason.SETUP_ERROR,
+    }
+    return next((reason for kind, reason in reasons.items() if isinstance(error, kind)), StopReason.INTERNAL_ERROR)
 
 
 LENGTH_REASONS: Final = {

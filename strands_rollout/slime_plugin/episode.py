@@ -19,7 +19,7 @@ from strands_rollout import errors
 from strands_rollout.agent.environment import EpisodeContext, Task, open_context, task_scope
 from strands_rollout.agent.environment_player import play_environment
 from strands_rollout.agent.episode import SEVERAL_AGENTS, SEVERAL_SEGMENTS, Episode, EpisodeSetup, run_episode
-from strands_rollout.agent.limits import EpisodeLimits, StopReason
+from strands_rollout.agent.limits import EpisodeLimits, StopReason, reason_of_error
 from strands_rollout.agent.multi_agent import AgentModels, factory_team
 from strands_rollout.agent.tool_loading import load_conversation_manager, load_function, load_hooks, load_tools
 from strands_rollout.aio import run_once
@@ -111,7 +111,7 @@ def fail_sample(call: GenerateCall, error: Exception) -> SampleLike | list[Sampl
     rules = WritingRules(may_abort=may_abort, fans_out=fans_out, evaluation=call.evaluation)
     try:
         with exits_as_errors("the sample", RuntimeError):
-            sample_writer.write_failure(sample, error, failure_reason(error), rules)
+            sample_writer.write_failure(sample, error, reason_of_error(error), rules)
     except Exception as e:  # a sample's own setters may raise anything
         raise errors.ConfigError(f"generate got a sample that can't be filled ({e!r}); expected slime's Sample") from e
     try:
@@ -188,19 +188,6 @@ def _resume_obstacle(job: RolloutJob, ended: EndedEpisode, *, has_siblings: bool
     if ended.episode.is_resumable:
         return ""
     return _NO_REPLAY if job.settings.has_program else SEVERAL_AGENTS
-
-
-def failure_reason(error: Exception) -> StopReason:
-    """Return the stop reason of an episode that could not be played or written because of this error."""
-    reasons: dict[type[Exception], StopReason] = {
-        errors.EngineAbortedError: StopReason.ABORTED,
-        errors.EnvironmentFaultError: StopReason.ENVIRONMENT_ERROR,
-        errors.SandboxError: StopReason.SANDBOX_ERROR,
-        errors.EngineError: StopReason.ENGINE_ERROR,
-        errors.LostEpisodeError: StopReason.WORKER_ERROR,
-        errors.RolloutError: StopReason.SETUP_ERROR,
-    }
-    return next((reason for kind, reason in reasons.items() if isinstance(error, kind)), StopReason.INTERNAL_ERROR)
 
 
 async def _run_episode(job: RolloutJob) -> EndedEpisode:

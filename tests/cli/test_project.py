@@ -156,6 +156,6 @@ def test_project_run_slime_gives_the_launch_kits_flags() -> None:
     assert slime_flags(REPOSITORY / "strands_rollout/data/project/run_slime.sh") == kit
 
 
-def test_training_page_shows_the_4b_script_verbatim() -> None:
+def test_models_page_shows_the_4b_script_verbatim() -> None:
     script = (REPOSITORY / "scripts/strands_qwen3_4b.sh").read_text()
-    assert f"```bash\n{script}```" in (REPOSITORY / "docs/training.md").read_text()
+    assert f"```bash\n{script}```" in (REPOSITORY / "docs/training-models.md").read_text()

@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.skipif(not (SLIME / "scripts/models").is_dir(), reason="needs SLIME_PATH, a checkout of THUDM/slime"),
 ]
 ROWS = model_rows()
-# the rows and docs/training.md have the numbers of slime 0.3.1 and newer, which is the first with this file
+# the rows and docs/training-models.md have the numbers of slime 0.3.1 and newer, which is the first with this file
 HAS_NUMBERS = pytest.mark.skipif(
     not (SLIME / "scripts/models/qwen3.5-9B.sh").is_file(), reason="this slime is older than 0.3.1"
 )
@@ -48,7 +48,7 @@ NUMBERS = {
     "engine": "--rollout-num-gpus-per-engine",
     "memory": "--sglang-mem-fraction-static",
 }
-# by docs/training.md, "Numbers that are not slime's"; slime's script for GLM-Z1 leaves the fraction to slime
+# by docs/training-models.md, "Numbers that are not slime's"; slime's script for GLM-Z1 leaves the fraction to slime
 # layout; slime's examples for Qwen3-4B take all GPUs and 2 GPUs, and its script for GLM-Z1 half of a node for each side
 OWN = {("qwen3-4B", "gpus"), ("qwen3-4B-Instruct-2507", "gpus"), ("glm4-9B", "gpus")}
 OWN |= {
@@ -271,8 +271,8 @@ def printed_by(script: Path) -> Mapping[str, str]:
 
 @HAS_NUMBERS
 @pytest.mark.parametrize("model", COMPARED)
-def test_training_page_names_every_difference_from_slimes_script(model: str) -> None:
-    page = (REPOSITORY / "docs/training.md").read_text()
+def test_models_page_names_every_difference_from_slimes_script(model: str) -> None:
+    page = (REPOSITORY / "docs/training-models.md").read_text()
     section = page.partition("## Compared with slime's scripts")[2].partition("\n## ")[0]
     assert COMPARED[model] in section
     ours = flags_of(command_of(model))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import recorded_tools
 from interruptible_policy import ANSWER, call, paced, turn
+from processes import wait_until
 from slime_interruptions import PROGRAM, Begin, Scene, facts_of
 from slime_run import trained_tokens
 
@@ -42,8 +43,13 @@ async def started(begin: Begin, disturb: Any, groups: int, **more: Any) -> Scene
 
 
 async def trained_through_updates(scene: Scene, mode: str, *, every_s: float, most: int) -> tuple[list[Any], int]:
-    """Run a rollout with as many weight updates as fit; return its samples and the number of trained tokens."""
+    """Run a rollout with as many weight updates as fit; return its samples and the number of trained tokens.
+
+    The updates begin with the rollout's first request: before that, they would interrupt nothing.
+    """
+    before = len(scene.policy.requests)
     training = asyncio.create_task(scene.rollouts.train())
+    await wait_until(lambda: training.done() or len(scene.policy.requests) > before)
     updates = 0
     while not training.done():
         await asyncio.wait({training}, timeout=every_s)

@@ -332,7 +332,7 @@ OUTAGES: dict[str, tuple[dict[str, Any], dict[str, Any], int, str]] = {
     "down": ({"status": 503}, {}, 2, "503"),
     # Strands' own retries would make six requests, with waits
     "busy": ({"status": 429}, {}, 2, "the judge refused 2 requests"),
-    "slow": ({"after_s": 60}, {"timeout_s": 0.3}, 1, "took longer than judge.timeout_s=0.3"),
+    "slow": ({"after_s": 60}, {"timeout_s": 2.0}, 1, "took longer than judge.timeout_s=2"),
 }
 
 

@@ -210,6 +210,6 @@ use_model_sizes() {
 
 # Refuse an FP8 copy of weights that are FP8 on the hub.
 require_fp8_copy() {
-  [[ $FP8_ROLLOUT -eq 0 || "${model_weights:-bf16}" != fp8 ]] || usage_error "got FP8_ROLLOUT=1; expected 0: the hub has $model_name" \
-    "in FP8, so that the engines hold FP8 weights already"
+  [[ $FP8_ROLLOUT -eq 0 || "${model_weights:-bf16}" != fp8 ]] || usage_error "got FP8_ROLLOUT=1; expected 0: $model_name is published" \
+    "in FP8, so no copy is needed"
 }

@@ -59,14 +59,14 @@ _REMEDY_MEMORY: Final = (
 
 
 def _default_script(options: DoctorOptions) -> Path | None:
-    """Return the launch script that `--training` reads without a command: that of Qwen3-8B, in a checkout."""
+    """Return the launch script that `--training` reads by default: Qwen3-8B's, in a checkout; None for other models."""
     script = options.repository / _DEFAULT_SCRIPT
     is_default_model = options.model_id.endswith(f"/{diagnostics.DEFAULT_MODEL_NAME}")
     return script if is_default_model and script.is_file() else None
 
 
 def read_preflight(script: Path | None, arguments: Sequence[str], options: DoctorOptions) -> Preflight | None:
-    """Return the checks of a launch script's command, of arguments, or of the default script; None without any.
+    """Return the checks of a launch script's command with further arguments; None without a script and arguments.
 
     Raises:
         ConfigError: The script can't be read, is not a script of this package, or fails its dry run.
@@ -86,7 +86,7 @@ class Prompts:
     Attributes:
         rows: Number of rows that slime takes.
         lengths: Tokens of the first request of some rows, evenly spread, with the system prompt and the tools.
-        longest: Tokens of the longest of these requests, and of those of the rows with most characters.
+        longest: Tokens of the longest request, among these rows and the rows with most characters.
     """
 
     rows: int
@@ -103,7 +103,7 @@ class Preflight:
         self._size = model_size(self.command)
 
     def with_files(self, options: DoctorOptions) -> DoctorOptions:
-        """Return the options with the files that the command names instead of those of the environment."""
+        """Return the options, with the files of the command instead of the files of the environment."""
         command = self.command
         variables = {"HF_CHECKPOINT": "--hf-checkpoint", "REF_LOAD": "--ref-load", "SAVE_DIR": "--save"}
         given = {name: value for name, flag in variables.items() if (value := command.text(flag))}
@@ -191,7 +191,7 @@ class Preflight:
             yield good(name, f"{response} tokens of a response in a context of {context}{fits}")
 
     def check_memory(self, options: DoctorOptions) -> Iterator[Finding]:
-        """Compare the arithmetic of a training step and of an engine with the memory of a GPU."""
+        """Check that a training step fits a GPU, and that the concurrent episodes fit an engine's cache."""
         size, command = self._size, self.command
         if size is None:
             yield skipped("command: memory", "the size of the model is unknown, so memory is not computed")
@@ -232,7 +232,7 @@ class Preflight:
         return max(self.command.context // 2, 1)
 
     def check_disk(self, _options: DoctorOptions) -> Iterator[Finding]:
-        """Compare the checkpoints that exist at once with the free space."""
+        """Check that the checkpoints that exist at once fit the free space of `--save`."""
         size, folder = self._size, self.command.text("--save")
         if size is None or folder is None or not self.command.saves:
             return
@@ -253,7 +253,7 @@ class Preflight:
             yield good("command: disk", found)
 
     def check_data(self, options: DoctorOptions) -> Iterator[Finding]:
-        """Tokenize the first request of some rows, and compare its length with the context."""
+        """Check that the prompts of some rows leave room for the response."""
         name, command = "command: prompts", self.command
         path = command.text("--prompt-data")
         if path is None or not _is_file(data_file(path)[0]):
@@ -296,7 +296,7 @@ class Preflight:
                 )
 
     def check_outage(self, options: DoctorOptions) -> Iterator[Finding]:
-        """Check that episodes outlast an outage of all engines for which slime restarts them."""
+        """Check that the time limits are longer than a short outage of all engines."""
         try:
             settings = read_config_file(options.config_file, options.changes)
         except ConfigError:  # `check_config` reports the error
@@ -309,7 +309,7 @@ class Preflight:
                 yield warning("command: outage", found, remedy)
 
     def check_judges(self, options: DoctorOptions) -> Iterator[Finding]:
-        """Check that something answers at the URL of each judge; `check_config` connects to MCP servers."""
+        """Check that each judge's server answers; `check_config` connects to MCP servers."""
         try:
             settings = read_config_file(options.config_file, options.changes)
         except ConfigError:  # `check_config` reports the error
@@ -335,7 +335,7 @@ class Preflight:
                 yield good(f"judge {name}".strip(), f"{url} answers ({status})")
 
     def summarize(self, options: DoctorOptions) -> Iterator[Finding]:
-        """Yield what the run will do, a line each."""
+        """Yield the lines that show what the run will do."""
         for name, text in self._lines(options):
             yield good(f"this run: {name}", text)
 
@@ -363,7 +363,7 @@ class Preflight:
         held = f"{command.kept_saves} at once" if command.saves else ""
         gb = f" of {saved_gb(command, size):.0f} GB" if size else ""
         save = (
-            f"{command.saves}{gb}, each {command.number('--save-interval')} steps, {held}, in {command.text('--save')}"
+            f"{command.saves}{gb}, every {command.number('--save-interval')} steps, {held}, in {command.text('--save')}"
         )
         yield "checkpoints", save if command.saves else "none"
         yield "evaluations", self._evaluations()
@@ -413,15 +413,15 @@ class Preflight:
         command = self.command
         if not command.evaluations:
             return "none in this run; see scripts/eval_aime.sh --watch"
-        every = f"{command.evaluations}, each {command.number('--eval-interval')} steps, of"
-        tokens = f"at most {command.number('--eval-max-response-len'):,} tokens"
+        every = f"{command.evaluations}, every {command.number('--eval-interval')} steps, of"
+        tokens = f"responses of at most {command.number('--eval-max-response-len'):,} tokens"
         if config := command.text("--eval-config"):
-            return f"{every} the sets in {config}, of {tokens}"
+            return f"{every} the sets in {config}; {tokens}"
         sets = evaluation_sets(command.values.get("--eval-prompt-data", ()))
         samples = command.number("--n-samples-per-eval-prompt", 1)
         rows = [_count_rows(path) for path in sets.values()]
         episodes = f" = {sum(rows) * samples} episodes" if sets and all(rows) else ""
-        return f"{every} {', '.join(sets)}: {samples} samples a problem{episodes} of {tokens}"
+        return f"{every} {', '.join(sets)}: {samples} samples a problem{episodes}; {tokens}"
 
 
 def _is_file(path: Path) -> bool:
@@ -507,7 +507,7 @@ def measure_prompts(path: str, options: DoctorOptions, tokenizer: str | None = N
 
 
 def _gpu_memory(options: DoctorOptions) -> tuple[float, str]:
-    """Return the GB of this machine's smallest GPU, and its name; without a GPU, those of an H100."""
+    """Return the GB and the name of this machine's smallest GPU; without a GPU, of an H100."""
     query = ("nvidia-smi", "--query-gpu=memory.total,name", "--format=csv,noheader,nounits")
     answer = run_program(*query, env=options.env, timeout_s=10.0)
     lines = answer.stdout.splitlines() if answer is not None and answer.exit_code == 0 else []

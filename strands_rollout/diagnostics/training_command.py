@@ -36,14 +36,14 @@ DEFAULT_CONCURRENCY: Final = 512  # slime's --sglang-server-concurrency (slime/b
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """The parameters of a model, and the bytes of a token in the KV cache.
+    """Number of parameters of a model, and bytes of a token in the KV cache.
 
     Attributes:
         shared: Parameters outside of the experts.
         experts: Parameters of all experts; 0 for a dense model.
         query_groups: Parts of the KV cache that GPUs can share; 1 for latent attention, which each GPU holds.
-        cache_bytes: Bytes of a token in the KV cache of a whole engine; None if some layers have another attention than
-            multi-head, grouped-query or latent attention.
+        cache_bytes: Bytes of a token in the KV cache of a whole engine; None if the model has layers of its own
+            (`--spec`).
     """
 
     shared: int
@@ -114,8 +114,9 @@ class TrainingCommand:
     def fails_to_evaluate(self) -> bool:
         """True if a fully asynchronous run ends at its first evaluation.
 
-        slime's rollout function for it has no evaluation, and that of others shares a semaphore with the worker's event
-        loop (`GenerateState` in slime/rollout/sglang_rollout.py), which Python refuses once an episode has to wait.
+        slime's fully asynchronous rollout function can't evaluate. slime's other functions would share a semaphore with
+        the worker's event loop (`GenerateState` in slime/rollout/sglang_rollout.py), which Python refuses as soon as an
+        episode has to wait.
         """
         path = self.text("--eval-function-path") or ""
         has_own = path != "" and not path.startswith("slime.") and "fully_async" not in path
@@ -260,7 +261,7 @@ def _attention(command: TrainingCommand, hidden: int, heads: int) -> tuple[int, 
 
 
 def _sparse_layers(command: TrainingCommand, layers: int) -> int:
-    """Return the number of layers with experts: each layer, each N-th, or those of a pattern such as [0]*3+[1]*45."""
+    """Return the number of layers with experts, from an interval or a pattern such as [0]*3+[1]*45; default: all."""
     if not command.number("--num-experts"):
         return 0
     terms = _LAYER_PATTERN.findall((command.text("--moe-layer-freq") or "").replace(" ", ""))

@@ -71,7 +71,7 @@ def protocol_set(
         name: Name of the data set; a benchmark's name selects the protocol's sampling for it.
         path: File of the data set. If it does not exist, the result has no rows.
         protocol: The protocol.
-        settings: Settings of the training, from which only those that a row can have are replaced by the protocol's.
+        settings: Settings of the training. The protocol replaces only settings that a row can have.
         overrides: Fields of `Sampling` that the user has given.
 
     Raises:
@@ -140,7 +140,7 @@ def model_positions(model: Path) -> int | None:
 
 
 def check_context(sets: Sequence[ProtocolSet], room: int, model: Path | None) -> int:
-    """Return the context that the longest responses and their prompts need.
+    """Return the tokens that the longest response and its prompt need together.
 
     Args:
         sets: The data sets.
@@ -154,9 +154,9 @@ def check_context(sets: Sequence[ProtocolSet], room: int, model: Path | None) ->
     positions = model_positions(model) if model else None
     if positions and longest + room > positions:
         raise ConfigError(
-            f"the protocol has responses of {longest} tokens, and prompts {room}; the model has {positions} positions. "
-            f"Set EVAL_MAX_RESPONSE_LEN={positions - room}, which marks the numbers as modified, or extend the model's "
-            "context"
+            f"a response of {longest} tokens and a prompt of {room} need {longest + room} positions; the model has "
+            f"{positions}. Set EVAL_MAX_RESPONSE_LEN={positions - room}, which marks the numbers as modified, or "
+            "extend the model's context"
         )
     return longest + room
 
@@ -209,18 +209,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m strands_rollout.evaluation.slime_protocol", description=main.__doc__
     )
-    parser.add_argument("--protocol", required=True)
+    parser.add_argument("--protocol", required=True, help="name of the protocol")
     parser.add_argument("--config", type=Path, help="settings file of the training")
     parser.add_argument("--out", type=Path, required=True, help="folder for the data sets and slime's configuration")
     parser.add_argument("--model", type=Path, help="folder of the model, whose context is checked")
     parser.add_argument("--prompt-room", type=int, default=2048, help="tokens for a prompt")
-    parser.add_argument("--samples", type=int)
-    parser.add_argument("--temperature", type=float)
-    parser.add_argument("--top-p", type=float)
-    parser.add_argument("--top-k", type=int)
-    parser.add_argument("--max-new-tokens", type=int)
-    parser.add_argument("--dry-run", action="store_true")
-    parser.add_argument("sets", nargs="+", metavar="NAME=PATH")
+    parser.add_argument("--samples", type=int, help="samples per problem instead of the protocol's")
+    parser.add_argument("--temperature", type=float, help="sampling temperature instead of the protocol's")
+    parser.add_argument("--top-p", type=float, help="top-p instead of the protocol's")
+    parser.add_argument("--top-k", type=int, help="top-k instead of the protocol's")
+    parser.add_argument("--max-new-tokens", type=int, help="maximum tokens of a response instead of the protocol's")
+    parser.add_argument("--dry-run", action="store_true", help="print the arguments, and write nothing")
+    parser.add_argument("sets", nargs="+", metavar="NAME=PATH", help="data sets")
     given = parser.parse_args(arguments)
     names = ("samples", "temperature", "top_p", "top_k", "max_new_tokens")
     overrides = {name: value for name in names if (value := getattr(given, name)) is not None}

@@ -1,4 +1,4 @@
-"""Numbers of evaluations that slime can't compute: pass rates of incomplete problems, and those of a checkpoint.
+"""Metrics that slime can't log: pass rates of problems with missing samples, and evaluations of one checkpoint.
 
 slime computes pass@k from blocks of `--n-samples-per-eval-prompt` rewards (`compute_pass_rate` in
 slime/observability/metric_utils.py), and stops if a reward is missing or a data set has another number of samples.
@@ -50,7 +50,7 @@ def samples_per_problem(args: SlimeArgs, name: str) -> int:
 def pass_rates(rewards: Iterable[tuple[int, Any]], size: int) -> dict[str, float]:
     """Return the mean of pass@k over problems, for each power of two k up to `size`, as slime does.
 
-    A problem from which samples are missing counts with the others, for each k up to their number.
+    A problem with missing samples counts with its other samples, for each k up to their number.
 
     Args:
         rewards: The position of each sample among all samples of the data set, and its reward; 1 is a correct answer.

@@ -1,4 +1,4 @@
-"""slime's fully asynchronous rollout, with no more groups started than `max_sample_staleness` allows.
+"""slime's fully asynchronous rollout, which starts only as many groups as `max_sample_staleness` allows.
 
 slime's worker plays `--sglang-server-concurrency` x engines groups. Finished groups wait for the trainer: up to as many
 again in the newest slime, and any number in 0.3.0 and 0.3.1, where a step takes all that wait and drops those that it
@@ -74,8 +74,8 @@ def _start_worker(module: Any, args: SlimeArgs, data_source: object) -> None:  #
         logger.info(message, groups, episodes, slots, limit)
         if episodes < slots:
             logger.warning(
-                "max_sample_staleness %d allows %d groups of %d episodes at once, which leaves slots of the %d for "
-                "concurrent episodes empty; raise it, or lower --sglang-server-concurrency",
+                "max_sample_staleness %d allows %d groups of %d episodes at once; the engines could play %d episodes. "
+                "Raise the setting, or lower --sglang-server-concurrency",
                 limit,
                 groups,
                 job.n_samples_per_prompt,
@@ -88,9 +88,9 @@ def _start_worker(module: Any, args: SlimeArgs, data_source: object) -> None:  #
 def max_started_groups(limit: int, *, prompts: int, update_interval: int = 1) -> int:
     """Return the number of groups in play or waiting for the trainer, so that few samples get too old.
 
-    A step takes `prompts` groups, the first that have finished. Of so many groups, the last is taken after
-    `limit` - 1 versions. One version is left for the samples of a group that wait for the slowest of their group. With
-    a limit of 0 or 1, the groups of one version are started, since fewer would leave the trainer without samples.
+    A step takes the first `prompts` groups that have finished, so the last of the started groups is taken after
+    `limit` - 1 versions. One version is a reserve for samples that wait for the slowest sample of their group. With a
+    limit of 0 or 1, the groups of one version are started, because fewer would leave the trainer without samples.
 
     Args:
         limit: Maximum staleness, in weight versions.

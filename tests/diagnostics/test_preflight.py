@@ -450,8 +450,8 @@ def test_summary_has_the_numbers_of_the_run(tmp_path: Path) -> None:
         "at most 2,359,296 a step",
         "up to 192 episodes on 4 engines",
         "24 prompts start at once",
-        "5 of 115 GB, each 20 steps, 2 at once",
-        "6, each 20 steps, of aime: 16 samples a problem = 480 episodes",
+        "5 of 115 GB, every 20 steps, 2 at once",
+        "6, every 20 steps, of aime: 16 samples a problem = 480 episodes",
     ):
         assert words in shown, shown
 

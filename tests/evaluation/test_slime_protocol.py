@@ -99,7 +99,7 @@ def test_main_dry_run_needs_no_data_and_writes_nothing(data: Path, capsys: pytes
     ("protocol", "words"),
     [
         ("qwen4", "expected one of qwen3, tool"),
-        ("qwen3", "the model has 32768 positions. Set EVAL_MAX_RESPONSE_LEN=30720"),
+        ("qwen3", "40960 positions; the model has 32768. Set EVAL_MAX_RESPONSE_LEN=30720"),
     ],
 )
 def test_main_refuses_unknown_protocols_and_short_models(

@@ -135,7 +135,7 @@ def test_fp8_rollout_refuses_weights_that_are_fp8_on_the_hub(stage: Stage) -> No
     for script in ("train.sh", "prepare_model.sh"):
         refused = stage.run(script, "--dry-run", MODEL="minimax-m2", FP8_ROLLOUT="1", SLIME_MODEL="qwen3-8B")
         assert (refused.returncode, refused.stdout) == (2, "")
-        assert "the hub has MiniMax-M2.5 in FP8" in refused.stderr
+        assert "MiniMax-M2.5 is published in FP8" in refused.stderr
 
 
 def test_missing_fp8_copy_names_command_that_makes_it(stage: Stage) -> None:

@@ -199,7 +199,7 @@ _wait_for_nodes() {
   local wanted=$((NUM_NODES * NUM_GPUS)) found deadline=$((SECONDS + JOIN_TIMEOUT_S))
   [[ $NUM_NODES -gt 1 ]] || return 0
   ray_join_command
-  echo "waiting for $((NUM_NODES - 1)) nodes; on each: ${ray_join[*]}" >&2
+  echo "waiting for $((NUM_NODES - 1)) nodes; run on each: ${ray_join[*]}" >&2
   while [[ $SECONDS -lt $deadline ]]; do
     # a line of `ray status`: 0.0/16.0 GPU
     found="$(_with_timeout env -u RAY_ADDRESS ray status 2>/dev/null | sed -n 's|^ *[0-9.]*/\([0-9]*\)[0-9.]* GPU.*|\1|p')"

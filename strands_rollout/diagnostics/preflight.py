@@ -157,7 +157,7 @@ class Preflight:
             refusal = "" if batch % (micro * replicas) == 0 else f"{batch} is not divisible by {micro} x {replicas}"
         else:
             refusal = answer.stdout
-        shown = f"{batch} samples an optimizer step, {replicas} replicas, micro batches of {micro}"
+        shown = f"{batch} samples an optimizer step, {_count(replicas, 'replica')}, micro batches of {micro}"
         if refusal:
             each = micro * replicas
             remedy = f"set --global-batch-size to a multiple of {each}, such as {(batch // each + 1) * each}"
@@ -353,8 +353,8 @@ class Preflight:
         where = "the same GPUs generate in turns" if command.is_colocated else f"{command.rollout_gpus} others generate"
         yield (
             "GPUs",
-            f"{command.training_gpus} train as {command.replicas} replicas ({sizes}); {where}, as {command.engines} "
-            f"engines of {command.engine_gpus}",
+            f"{command.training_gpus} train as {_count(command.replicas, 'replica')} ({sizes}); {where}, as "
+            f"{_count(command.engines, 'engine')} of {command.engine_gpus}",
         )
         if command.only_evaluates:
             yield "samples", "none for training: the job only evaluates"
@@ -390,7 +390,7 @@ class Preflight:
         concurrent, tokens = command.concurrent_episodes, self._episode_tokens()
         yield (
             "in flight",
-            f"up to {concurrent} episodes on {command.engines} engines, about {concurrent * tokens:,} tokens",
+            f"up to {concurrent} episodes on {_count(command.engines, 'engine')}, about {concurrent * tokens:,} tokens",
         )
         yield "rollout", self._rollout()
 
@@ -422,6 +422,10 @@ class Preflight:
         rows = [_count_rows(path) for path in sets.values()]
         episodes = f" = {sum(rows) * samples} episodes" if sets and all(rows) else ""
         return f"{every} {', '.join(sets)}: {samples} samples a problem{episodes}; {tokens}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _is_file(path: Path) -> bool:

@@ -236,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     for each in sets:
         changes = "; ".join(each.measurement.changes)
-        note = f"modified: {changes}" if changes else each.measurement.comparability
+        note = changes or each.measurement.comparability
         print(f"{each.name}: {note}", file=sys.stderr)
     longest = max(each.sampling.max_new_tokens for each in sets)
     lengths = ["--eval-max-response-len", str(longest), "--eval-max-context-len", str(context)]

@@ -91,7 +91,7 @@ def test_main_writes_sets_and_prints_slimes_arguments(data: Path, capsys: pytest
 def test_main_dry_run_needs_no_data_and_writes_nothing(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data.unlink()
     assert run(data, "--dry-run", "--samples", "4") == 0
-    assert "aime-2024@qwen3+modified: modified: samples 4 instead of 64" in capsys.readouterr().err
+    assert "aime-2024@qwen3+modified: samples 4 instead of 64" in capsys.readouterr().err
     assert not (data.parent / "out").exists()
 
 

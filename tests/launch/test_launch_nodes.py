@@ -31,7 +31,7 @@ def environment_of(shown: str) -> dict[str, str]:
 def test_script_starts_head_prints_join_line_and_waits(stage: Stage) -> None:
     finished = stage.run(TRAIN, NUM_NODES="2", MASTER_ADDR="10.0.0.1", FAKE_CLUSTER_GPUS="16")
     assert finished.returncode == 0, finished.stderr
-    assert f"waiting for 1 nodes; on each: {JOIN}\nall 2 nodes have joined\n" in finished.stderr
+    assert f"waiting for 1 nodes; run on each: {JOIN}\nall 2 nodes have joined\n" in finished.stderr
     (start,) = stage.calls_of("ray", "start")
     assert {"--head", "--node-ip-address=10.0.0.1", "--dashboard-host=127.0.0.1"} <= set(start.words)
     (submit,) = stage.calls_of("ray", "job", "submit")

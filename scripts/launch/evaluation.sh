@@ -13,7 +13,7 @@ evaluation_settings() {
   setting EVAL_MAX_RESPONSE_LEN "$(smoke_or_full "$MAX_RESPONSE_LEN" "$length")" \
     "maximum tokens of a response in evaluation; default: MAX_RESPONSE_LEN, or the protocol's" optional_count
   setting EVAL_TEMPERATURE "$one" "sampling temperature in evaluation; default: 1.0, or the protocol's" optional_number
-  setting EVAL_TOP_P "$one" "top-p in evaluation; default: 1.0, or the protocol's" optional_number
+  setting EVAL_TOP_P "$one" "top-p in evaluation; default: 1.0, or the protocol's" optional_top_p
   setting EVAL_TOP_K "" "top-k in evaluation; default: all tokens, or the protocol's" optional_count
   [[ "$EVAL_SAMPLES" != 0 ]] || usage_error "got EVAL_SAMPLES='$EVAL_SAMPLES'; expected a whole number of at least 1"
 }

@@ -125,6 +125,8 @@ _check_value() {
     count) [[ "$value" =~ ^[1-9][0-9]{0,8}$ ]] && return || expected="a whole number of at least 1, and less than a billion" ;;
     optional_number) [[ -z "$value" || "$value" =~ ^[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?$ ]] && return || expected="a number of at least 0" ;;
     number) [[ "$value" =~ ^[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?$ ]] && return || expected="a number of at least 0" ;;
+    positive_number) [[ "$value" =~ ^[0-9]*\.?[0-9]+$ && "$value" =~ [1-9] ]] && return || expected="a number above 0" ;;
+    optional_top_p) [[ "$value" =~ ^(|1|1\.0*|0?\.[0-9]*[1-9][0-9]*)$ ]] && return || expected="a number above 0, at most 1" ;;
     share) [[ "$value" =~ ^0?\.[0-9]*[1-9][0-9]*$ ]] && return || expected="a number between 0 and 1, such as 0.7" ;;
     names) [[ "$value" =~ ^[^,[:space:]]+(,[^,[:space:]]+)*$ ]] && return || expected="names separated by commas" ;;
     optional_switch) [[ "$value" =~ ^[01]?$ ]] && return || expected="0 or 1" ;;

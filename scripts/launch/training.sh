@@ -11,7 +11,7 @@ training_settings() {
   setting ROLLOUT_BATCH_SIZE "$(smoke_or_full 4 16)" "prompts per step" count
   setting N_SAMPLES_PER_PROMPT "$(smoke_or_full 4 8)" "episodes per prompt" count
   setting GLOBAL_BATCH_SIZE "$((ROLLOUT_BATCH_SIZE * N_SAMPLES_PER_PROMPT))" "episodes per optimizer step" count
-  setting TEMPERATURE 1.0 "sampling temperature" number
+  setting TEMPERATURE 1.0 "sampling temperature" positive_number
   setting ADVANTAGE_ESTIMATOR "${default_estimator:-grpo}" "slime's --advantage-estimator: grpo, gspo or cispo" name
   setting EPS_CLIP "${default_clip:-0.2}" "lower bound of the ratio's clipping" number
   setting EPS_CLIP_HIGH "${default_clip_high:-0.28}" "upper bound of the ratio's clipping" number

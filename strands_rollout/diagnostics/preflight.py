@@ -180,6 +180,11 @@ class Preflight:
             faults = True
             found = f"--rollout-max-response-len is {response} of a context of {context}, which leaves no prompt"
             yield error(name, found, "raise --rollout-max-context-len by the length of the longest prompt")
+        evaluated, response_evaluated = command.evaluated_context, command.number("--eval-max-response-len")
+        if evaluated and command.evaluations and response_evaluated >= evaluated:
+            faults = True
+            found = f"--eval-max-response-len is {response_evaluated} of a context of {evaluated}, which cuts responses"
+            yield error(name, found, "raise --eval-max-context-len, or lower --eval-max-response-len")
         positions = command.number("--sglang-context-length") or model_positions(options.model)
         for flag, length in (("training", context), ("evaluation", command.evaluated_context)):
             if positions and length > positions:
@@ -234,6 +239,7 @@ class Preflight:
     def check_disk(self, _options: DoctorOptions) -> Iterator[Finding]:
         """Check that the checkpoints that exist at once fit the free space of `--save`."""
         size, folder = self._size, self.command.text("--save")
+        yield from self._check_interval("command: disk", "--save-interval")
         if size is None or folder is None or not self.command.saves:
             return
         each, kept = saved_gb(self.command, size), self.command.kept_saves
@@ -251,6 +257,11 @@ class Preflight:
             yield error("command: disk", found, remedy)
         else:
             yield good("command: disk", found)
+
+    def _check_interval(self, name: str, flag: str) -> Iterator[Finding]:
+        """Refuse an interval of 0, by which slime's `should_run_periodic_action` divides after the first step."""
+        if self.command.number(flag, 1) == 0:
+            yield error(name, f"{flag} is 0, by which slime divides after the first step", "set it to at least 1")
 
     def check_data(self, options: DoctorOptions) -> Iterator[Finding]:
         """Check that the prompts of some rows leave room for the response."""
@@ -277,15 +288,22 @@ class Preflight:
             left = command.context - longest
             found = f"{path}: {measured}, which leave {left} tokens for a response of {response}"
             yield warning(name, found, f"raise --rollout-max-context-len to {longest + response} to use them all")
+        elif batch > prompts.rows:
+            found = f"{path}: {measured}; a step has {batch} prompts, so it repeats some"
+            yield warning(name, found, "add rows, or lower --rollout-batch-size")
         else:
             yield good(name, f"{path}: {measured}{epochs}", prompt_rows=prompts.rows, prompt_tokens_max=longest)
 
     def check_evaluation(self, _options: DoctorOptions) -> Iterator[Finding]:
         """Check that the rollout function can evaluate, and that slime can read the file of --eval-config."""
         command = self.command
+        yield from self._check_interval("command: evaluation", "--eval-interval")
         if command.fails_to_evaluate:
             found = "the first evaluation ends the run: slime can't evaluate beside its fully asynchronous rollout"
             yield error("command: evaluation", found, "leave out --eval-interval, and run scripts/eval_aime.sh --watch")
+        elif command.evaluations and not (command.has("--eval-prompt-data") or command.has("--eval-config")):
+            found = f"evaluations each {command.number('--eval-interval')} steps have no data set, which slime refuses"
+            yield error("command: evaluation", found, "add --eval-prompt-data NAME FILE, or leave out --eval-interval")
         if config := command.text("--eval-config"):
             if _is_file(Path(config)):
                 yield check_eval_config(Path(config))
@@ -418,9 +436,11 @@ class Preflight:
         if config := command.text("--eval-config"):
             return f"{every} the sets in {config}; {tokens}"
         sets = evaluation_sets(command.values.get("--eval-prompt-data", ()))
+        if not sets:
+            return f"{every} no data set"
         samples = command.number("--n-samples-per-eval-prompt", 1)
         rows = [_count_rows(path) for path in sets.values()]
-        episodes = f" = {sum(rows) * samples} episodes" if sets and all(rows) else ""
+        episodes = f" = {sum(rows) * samples} episodes" if all(rows) else ""
         return f"{every} {', '.join(sets)}: {samples} samples a problem{episodes}; {tokens}"
 
 

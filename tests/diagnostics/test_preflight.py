@@ -163,6 +163,17 @@ def test_memory_arithmetic_equals_the_documented_table() -> None:
             "first evaluation",
             "--watch",
         ),
+        (
+            Preflight.check_context,
+            "--eval-max-response-len 30000 --eval-max-context-len 18432",
+            "context",
+            "error",
+            "--eval-max-response-len is 30000 of a context of 18432",
+            "--eval-max-context-len",
+        ),
+        (Preflight.check_evaluation, "--input-key prompt", "evaluation", "error", "no data set", "--eval-prompt-data"),
+        (Preflight.check_evaluation, "--eval-interval=0", "evaluation", "error", "--eval-interval is 0", "at least 1"),
+        (Preflight.check_disk, "--save-interval 0 --save /", "disk", "error", "--save-interval is 0", "at least 1"),
         (Preflight.check_disk, f"--save /{'n' * 300}", "disk", "error", "can't be used", "name a folder"),
         (Preflight.check_disk, "--num-rollout 20000 --save /", "disk", "error", "1000 checkpoints of 115", "free"),
     ],
@@ -185,7 +196,8 @@ def test_preflight_finds_planted_mistakes(
 )
 def test_check_evaluation_of_fully_async_runs(words: str, fails: bool) -> None:
     path = "strands_rollout.generate_rollout_fully_async" if words else "slime.rollout.sglang_rollout.generate_rollout"
-    found = list(run(f"--rollout-function-path {path} {words}").check_evaluation(HERE))
+    command = f"--rollout-function-path {path} --eval-prompt-data aime aime.jsonl {words}"
+    found = list(run(command).check_evaluation(HERE))
     assert [finding.status for finding in found] == ["error"] * fails
 
 
@@ -305,6 +317,7 @@ def test_measure_prompts_counts_system_prompt_and_tools(data: Path) -> None:
         ("", "ok", "5.3 passes over the data"),
         ("--rollout-max-prompt-len 50", "error", "the limit is 50"),
         ("--rollout-max-response-len 18000", "warning", "which leave"),
+        ("--rollout-batch-size 301", "warning", "a step has 301 prompts, so it repeats some"),
     ],
 )
 def test_check_data_compares_prompts_with_the_context(words: str, status: str, found: str, data: Path) -> None:

@@ -136,6 +136,7 @@ def run_doctor(options: DoctorOptions, preflight: Preflight | None = None) -> di
             Check("command: prompts", preflight.check_data),
             Check("command: evaluation", preflight.check_evaluation),
             Check("command: outage", preflight.check_outage),
+            Check("command: pass rates", preflight.check_pass_rates),
             Check("judge", preflight.check_judges, waits=True),
             Check("this run", preflight.summarize),
         ]

@@ -326,6 +326,16 @@ class Preflight:
                 remedy = f"raise it above {_OUTAGE_S:g} s, so that an outage of a few minutes costs no step"
                 yield warning("command: outage", found, remedy)
 
+    def check_pass_rates(self, options: DoctorOptions) -> Iterator[Finding]:
+        """Refuse slime's training pass rates with fan-out, because their groups must have equal sizes."""
+        try:
+            settings = read_config_file(options.config_file, options.changes)
+        except ConfigError:  # `check_config` reports the error
+            return
+        if settings.fan_out and self.command.has("--log-passrate"):
+            found = "fan_out is on, with which --log-passrate ends the run at its first training step"
+            yield error("command: pass rates", found, "leave out --log-passrate (LOG_PASSRATE=0)")
+
     def check_judges(self, options: DoctorOptions) -> Iterator[Finding]:
         """Check that each judge's server answers; `check_config` connects to MCP servers."""
         try:

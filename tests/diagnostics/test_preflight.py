@@ -443,6 +443,14 @@ def test_check_outage_warns_of_limits_below_five_minutes(
     ]
 
 
+@pytest.mark.parametrize(("words", "fan_out"), [("--log-passrate", True), ("--log-passrate", False), ("", True)])
+def test_check_pass_rates_refuses_fan_out(words: str, fan_out: bool, tmp_path: Path) -> None:
+    config = tmp_path / "rollout.yaml"
+    config.write_text(json.dumps({"strands_rollout": {"fan_out": fan_out}}))
+    found = list(run(words).check_pass_rates(doctor_options(tmp_path, config=config)))
+    assert [finding.status for finding in found] == ["error"] * (words != "" and fan_out)
+
+
 def with_judge(folder: Path, url: str, key: str) -> DoctorOptions:
     judge = {"base_url": url, "model": "m", "api_key": key}
     config = {"strands_rollout": {"reward": {"parts": {"style": {"judge": judge}}}}}

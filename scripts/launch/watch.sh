@@ -30,6 +30,7 @@ watch_settings() {
   local name
   setting WATCH "" "SAVE_DIR of a run: evaluate each new checkpoint, until the script is stopped; needs GPUs that the run does not use" path
   setting WATCH_UNTIL "" "with WATCH, step of the last checkpoint to evaluate, such as NUM_ROLLOUT - 1; default: evaluate until stopped" optional_count
+  [[ -n "$WATCH" || -z "$WATCH_UNTIL" ]] || usage_error "got WATCH_UNTIL without WATCH; expected both"
   [[ -n "$WATCH" ]] || return 0
   setting SAVE_DIR "$WATCH/evaluations/samples" "folder of the samples" path
   is_watched_evaluation || for name in LOAD CKPT_STEP; do
@@ -108,8 +109,9 @@ _lock_watch() {
 
 # watch_checkpoints ARGUMENTS...: evaluate the newest checkpoint of WATCH whenever there is a new one, with this script's ARGUMENTS.
 # Older ones that training has replaced meanwhile are skipped. A checkpoint whose evaluation fails twice is skipped, too.
+# Returns 1 if it has skipped such a checkpoint.
 watch_checkpoints() {
-  local step status failed="" shown
+  local step status failed="" skipped=0 shown
   step="$(_newest_step)"
   # also checks the arguments now, not when the first checkpoint comes
   shown="$(LOAD="$WATCH" CKPT_STEP="$step" STRANDS_ROLLOUT_EVAL_STEP="${step:-0}" bash "$0" --dry-run "$@")" || exit
@@ -146,10 +148,11 @@ watch_checkpoints() {
       elif [[ "$step" == "$failed" ]]; then
         echo "error: the evaluation of step $step failed twice ($status) and is skipped" >&2
         printf 'failed\n' >"$WATCH/evaluations/step-$step"
+        skipped=1
       fi
       failed="$step"
     elif [[ -n "$WATCH_UNTIL" && -n "$step" && "$step" -ge "$WATCH_UNTIL" ]]; then
-      return
+      return "$skipped"
     fi
     sleep 30 9>&- &
     wait $! || true

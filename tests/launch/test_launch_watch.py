@@ -95,9 +95,15 @@ def test_watch_skips_a_checkpoint_that_fails_twice(stage: Stage) -> None:
     run = stage.root / "run"
     save(run, 19)
     finished = stage.run(EVAL, "--watch", str(run), "--watch-until", "19", FAKE_JOB_STATUS="3")
-    assert (finished.returncode, len(submitted(stage))) == (0, 2)
+    assert (finished.returncode, len(submitted(stage))) == (1, 2)
     assert "the evaluation of step 19 failed twice (3) and is skipped" in finished.stderr
     assert (run / "evaluations/step-19").read_text() == "failed\n"
+
+
+def test_watch_until_needs_watch(stage: Stage) -> None:
+    finished = stage.run(EVAL, "--watch-until", "19", "--dry-run")
+    assert (finished.returncode, finished.stdout) == (2, "")
+    assert "got WATCH_UNTIL without WATCH; expected both" in finished.stderr
 
 
 def test_terminated_watch_stops_its_evaluation(stage: Stage) -> None:

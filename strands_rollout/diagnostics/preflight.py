@@ -140,6 +140,11 @@ class Preflight:
     def check_batch(self, options: DoctorOptions) -> Iterator[Finding]:
         """Check that replicas can share an optimizer step, by Megatron's own rule if Megatron-LM is installed."""
         command = self.command
+        # the groups of --sglang-config have their own sizes
+        if command.rollout_gpus % command.engine_gpus and not command.has("--sglang-config"):
+            found = f"{command.rollout_gpus} GPUs generate; engines have {command.engine_gpus}, so some GPUs stay idle"
+            remedy = "make --rollout-num-gpus a multiple of --rollout-num-gpus-per-engine"
+            yield error("command: engines", found, remedy)
         batch, micro = command.optimizer_batch, max(command.number("--micro-batch-size", 1), 1)
         if not batch or command.training_gpus % command.replica_gpus:
             return  # `check_flags` reports it

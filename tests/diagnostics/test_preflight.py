@@ -154,6 +154,14 @@ def test_memory_arithmetic_equals_the_documented_table() -> None:
             "128 episodes of 9,216",
             "--sglang-server-concurrency to 70",
         ),
+        (
+            Preflight.check_batch,
+            "--rollout-num-gpus-per-engine 3",
+            "engines",
+            "error",
+            "8 GPUs generate; engines have 3",
+            "--rollout-num-gpus",
+        ),
         (Preflight.check_batch, "--actor-num-gpus-per-node 0", "batch", "error", "no GPU trains", "--actor-num-nodes"),
         (
             Preflight.check_evaluation,

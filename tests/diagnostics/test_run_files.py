@@ -92,6 +92,11 @@ def test_check_model_names_missing_files(tmp_path: Path) -> None:
     assert find_only(check_model(asked), "model").status == "ok"
 
 
+def test_prepare_model_command_takes_names_of_rows(tmp_path: Path) -> None:
+    options = doctor_options(tmp_path, env={"MODEL": "qwen3.5-4B"})
+    assert options.prepare_model_command == f"{PREPARE} --model qwen3.5-4B"
+
+
 @pytest.mark.parametrize(
     ("env", "name", "model", "converted"),
     [

@@ -116,6 +116,7 @@ class Preflight:
         return replace(
             options,
             env={**options.env, **given},
+            model_name=options.model_name or (Path(given["HF_CHECKPOINT"]).name if "HF_CHECKPOINT" in given else None),
             gpus=gpus,
             config=Path(config) if config else options.config,
             data=options.data or data or None,

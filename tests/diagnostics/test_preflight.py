@@ -499,6 +499,11 @@ def test_files_of_the_command_replace_those_of_the_environment(tmp_path: Path) -
     assert (options.model, options.data, options.config_file) == (Path("/m"), [Path("/d.jsonl")], Path("/c.yaml"))
 
 
+def test_remedies_name_the_model_of_the_command(tmp_path: Path) -> None:
+    options = run("--hf-checkpoint /models/Qwen3-4B").with_files(doctor_options(tmp_path))
+    assert options.prepare_model_command == "bash scripts/prepare_model.sh --model Qwen/Qwen3-4B"
+
+
 def test_training_reads_the_default_script_only_for_its_model() -> None:
     found = read_preflight(None, (), doctor_options(REPOSITORY))
     assert found is not None

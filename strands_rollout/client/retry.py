@@ -1,4 +1,4 @@
-"""The package's only layer that retries requests: which are sent again, how often, and after which waits.
+"""Retries of HTTP requests: which are sent again, how often, and after which waits.
 
 Used for engines (`client.client`), chat APIs (`client.chat_api`) and retrieval servers (`environments.search`).
 """

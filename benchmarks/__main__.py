@@ -325,7 +325,7 @@ def check_writable(path: Path | None) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        raise ConfigError(f"can't create the folder of {path}: {e}") from e
+        raise ConfigError(f"can't create the folder of {path}: {e.strerror}; choose another --out") from e
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigError(f"can't write {path}; choose another --out")
 

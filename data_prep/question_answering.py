@@ -101,7 +101,7 @@ def command(
         raise PreparationError(
             f"{counts['rejected']} rows have no question or no answer, {counts['other']} are of another data_source, "
             f"and {len(rows)} can be used; expected rows, and at most {MAX_REJECTED_SHARE:.0%} without question or "
-            f"answer. The values of data_source: {', '.join(sorted(counts_of_sources(source.rows))) or 'none'}"
+            f"answer. The values of data_source: {', '.join(sorted(count_rows_by_source(source.rows))) or 'none'}"
         )
     if seed is not None:
         random.Random(seed).shuffle(rows)  # noqa: S311 - a sample, not a secret
@@ -127,8 +127,8 @@ def command(
     typer.echo(json.dumps(facts, ensure_ascii=False) if as_json else _report(facts))
 
 
-def counts_of_sources(rows: Any) -> Counter[str]:  # noqa: ANN401 - a datasets.Dataset
-    """Return the number of rows of each `data_source`."""
+def count_rows_by_source(rows: Any) -> Counter[str]:  # noqa: ANN401 - a datasets.Dataset
+    """Return the number of rows of each `data_source`; empty without this column."""
     return Counter(map(str, rows[_SOURCE_COLUMN])) if _SOURCE_COLUMN in rows.column_names else Counter()
 
 

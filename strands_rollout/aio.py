@@ -78,13 +78,13 @@ def _close_with_loop(value: Closable) -> AsyncGenerator[None, None]:
 async def admit_to_loop() -> None:
     """Wait for event-loop admission: one caller continues in each pass of the running loop, in the order of calls.
 
-    A single caller continues immediately.
+    The first caller of a pass continues immediately.
     """
     loop = asyncio.get_running_loop()
     waiting = _WAITING.get(loop)
     if waiting is None:
         _WAITING[loop] = deque()
-        loop.call_soon(_next_pass, loop)
+        loop.call_soon(_admit_next, loop)
         return
     admission: asyncio.Future[None] = loop.create_future()
     waiting.append(admission)
@@ -96,14 +96,14 @@ async def admit_to_loop() -> None:
                 waiting.remove(admission)  # a remaining future would keep a closed loop in memory
 
 
-def _next_pass(loop: asyncio.AbstractEventLoop) -> None:
+def _admit_next(loop: asyncio.AbstractEventLoop) -> None:
     """Admit the caller that has waited longest to the pass that begins now."""
     waiting = _WAITING[loop]
     while waiting:
         admission = waiting.popleft()
         if not admission.done():
             admission.set_result(None)
-            loop.call_soon(_next_pass, loop)
+            loop.call_soon(_admit_next, loop)
             return
     del _WAITING[loop]
 

@@ -335,11 +335,11 @@ def run_program(*command: str, env: Mapping[str, str], timeout_s: float) -> Prog
 
 
 def package_folders(name: str, find_package: FindPackage = importlib.util.find_spec) -> list[Path]:
-    """Return the folders of the package that an import would find, or a module's file; empty if there is neither."""
+    """Return the folders of a package, or the file of a module, that an import would find; empty without either."""
     try:
         spec = find_package(name)
     except (ImportError, ValueError):
         return []
     if spec is None or (spec.origin is None and name == "slime"):
-        return []  # a namespace package: a folder named slime that is not the package
+        return []  # any folder named slime is a namespace package
     return [Path(folder) for folder in spec.submodule_search_locations or [str(spec.origin)]]

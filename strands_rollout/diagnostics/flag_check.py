@@ -467,6 +467,8 @@ def _batch_faults(last: Mapping[str, _FlagUse], values: Mapping[str, str]) -> It
     batch, at, steps = size("--global-batch-size"), "--global-batch-size", size("--num-steps-per-rollout")
     if "--num-steps-per-rollout" in last:
         batch, at = (samples // steps if steps else 0), "--num-steps-per-rollout"
+        if samples and steps > samples and values.get("--num-rollout") != "0":
+            yield last[at].fault(f"got {steps}; expected at most the {samples} samples of a rollout")
     # --num-rollout 0 only evaluates
     if batch and samples and values.get("--num-rollout") != "0":
         if samples < batch:

@@ -139,16 +139,19 @@ class Preflight:
             yield good("command", f"{self._source}: slime's parsers know all {found.flags} flags")
 
     def check_batch(self, options: DoctorOptions) -> Iterator[Finding]:
-        """Check that replicas can share an optimizer step, by Megatron's own rule if Megatron-LM is installed."""
+        """Check that engines use all GPUs that generate, and that replicas share an optimizer step evenly.
+
+        Megatron-LM's own rule decides about the step if Megatron-LM can be run, else divisibility.
+        """
         command = self.command
-        # the groups of --sglang-config have their own sizes
+        # --sglang-config has its own sizes of engines
         if command.rollout_gpus % command.engine_gpus and not command.has("--sglang-config"):
             found = f"{command.rollout_gpus} GPUs generate; engines have {command.engine_gpus}, so some GPUs stay idle"
             remedy = "make --rollout-num-gpus a multiple of --rollout-num-gpus-per-engine"
             yield error("command: engines", found, remedy)
         batch, micro = command.optimizer_batch, max(command.number("--micro-batch-size", 1), 1)
         if not batch or command.training_gpus % command.replica_gpus:
-            return  # `check_flags` reports it
+            return  # `check_flags` reports GPUs that no replica fits; without a batch size there is nothing to check
         if not command.training_gpus:
             yield error("command: batch", "no GPU trains", "set --actor-num-nodes and --actor-num-gpus-per-node")
             return
@@ -159,7 +162,7 @@ class Preflight:
         answer = run_program(sys.executable, "-c", _MEGATRON_RULE, *numbers, env=env, timeout_s=_MEGATRON_TIMEOUT_S)
         rule = "Megatron-LM's own rule"
         if answer is None or answer.exit_code != 0:
-            rule = "the rule of Megatron-LM, which is not importable here"
+            rule = "Megatron-LM's rule, as the doctor computes it"
             refusal = "" if batch % (micro * replicas) == 0 else f"{batch} is not divisible by {micro} x {replicas}"
         else:
             refusal = answer.stdout
@@ -172,7 +175,7 @@ class Preflight:
             yield good("command: batch", f"{shown}: accepted by {rule}")
 
     def check_context(self, options: DoctorOptions) -> Iterator[Finding]:
-        """Check that the longest episode fits a micro batch, the model, and its own response budget."""
+        """Check that the longest episode fits a micro batch and the model, and that responses leave prompts room."""
         command, name = self.command, "command: context"
         context, response = command.context, command.number("--rollout-max-response-len")
         trainable, faults = command.trainable_context, False
@@ -243,7 +246,7 @@ class Preflight:
         return max(self.command.context // 2, 1)
 
     def check_disk(self, _options: DoctorOptions) -> Iterator[Finding]:
-        """Check that the checkpoints that exist at once fit the free space of `--save`."""
+        """Check that `--save-interval` is above 0, and that the checkpoints that exist at once fit the free space."""
         size, folder = self._size, self.command.text("--save")
         yield from self._check_interval("command: disk", "--save-interval")
         if size is None or folder is None or not self.command.saves:
@@ -270,7 +273,7 @@ class Preflight:
             yield error(name, f"{flag} is 0, by which slime divides after the first step", "set it to at least 1")
 
     def check_data(self, options: DoctorOptions) -> Iterator[Finding]:
-        """Check that the prompts of some rows leave room for the response."""
+        """Check that the prompts of some rows leave room for the response, and that a step does not repeat rows."""
         name, command = "command: prompts", self.command
         path = command.text("--prompt-data")
         if path is None or not _is_file(data_file(path)[0]):
@@ -301,7 +304,7 @@ class Preflight:
             yield good(name, f"{path}: {measured}{epochs}", prompt_rows=prompts.rows, prompt_tokens_max=longest)
 
     def check_evaluation(self, _options: DoctorOptions) -> Iterator[Finding]:
-        """Check that the rollout function can evaluate, and that slime can read the file of --eval-config."""
+        """Check that evaluations have an interval, a rollout function that can evaluate, and readable data."""
         command = self.command
         yield from self._check_interval("command: evaluation", "--eval-interval")
         if command.fails_to_evaluate:

@@ -217,7 +217,7 @@ def check_eval_config(path: Path) -> Finding:
 
 
 def _check_data_file(path: Path, options: DoctorOptions, *, needed: bool) -> Iterator[Finding]:
-    """Check that the first rows of a data file can be trained on."""
+    """Check that a data file exists, and that its first rows have usable prompts, and labels if they are needed."""
     from strands_rollout.diagnostics.template_check import load_tokenizer_folder
     from strands_rollout.grading import container_label
     from strands_rollout.template.chat_template import ChatTemplate
@@ -252,7 +252,7 @@ def _check_data_file(path: Path, options: DoctorOptions, *, needed: bool) -> Ite
     if any(container.kind == "unreadable" for _, container in containers):
         yield warning(name, f"{path}: {'; '.join(notes[:3])}", prepare)
     else:
-        yield good(name, "; ".join([f"{path}: the first {len(rows)} rows have usable prompts and labels", *notes[:1]]))
+        yield good(name, "; ".join([f"{path}: the first {len(rows)} rows are usable", *notes[:1]]))
 
 
 def _row_fault(row: Row | PromptError, template: ChatTemplate, settings: RolloutSettings) -> str | None:

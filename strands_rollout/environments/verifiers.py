@@ -207,8 +207,8 @@ class _Source:
             found = next((task for task in self._read if task.key == key), None)
             if found is None:
                 raise errors.ConfigError(
-                    f"got a row with the task {key!r} (index {index}), which is gone; write the rows again: "
-                    f"strands-rollout tasks {self.path} --out ROWS.jsonl"
+                    f"got a row for the task {key!r} (index {index}), which the taskset does not have; write the rows "
+                    f"again: strands-rollout tasks {self.path} --out ROWS.jsonl"
                 )
             return found
 

@@ -218,7 +218,8 @@ class ImageTokens:
 
         Raises:
             PromptError: The bytes are not an image.
-            ConfigError: The processor refuses the image, or returns tokens other than image tokens.
+            ConfigError: Pillow is not installed, or the processor refuses the image or returns other tokens than the
+                image's.
         """
         from transformers.utils import is_torch_available
 
@@ -234,7 +235,7 @@ class ImageTokens:
         if not ids or set(ids) != {self.token_id}:
             raise ConfigError(
                 f"the {type(self._processor).__name__} converts {self._token} to the ids {ids[:20]}; expected only "
-                f"{self.token_id}, which SGLang repeats for each image"
+                f"{self.token_id}, which SGLang repeats to fill the image's place"
             )
         inputs = {name: np.asarray(value) for name, value in outputs.items() if name not in _TEXT_OUTPUTS}
         return ReadImage(len(ids), to_data_url(to_png(image)), inputs)

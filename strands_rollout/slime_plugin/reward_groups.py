@@ -513,13 +513,23 @@ def _count_unrewarded_group(args: SlimeArgs, samples: Sequence[Any], rewards: Se
 def _add_failed(
     args: SlimeArgs, groups: FailedGroups, number: int, sample: SampleLike, why: str, size: int | None = None
 ) -> None:
-    """Count a failed episode; end the run, or log the error where slime would lose an exception.
+    """Count a failed episode or a group without rewards; too many in a row end the run.
+
+    Where slime would lose the exception, it is logged.
+
+    Args:
+        args: slime's args.
+        groups: The counts of this job.
+        number: The episode's number.
+        sample: A sample of the group.
+        why: The reason.
+        size: Samples of a group; None for slime's `n_samples_per_prompt`.
 
     Raises:
         FailedGroupsError: Too many groups failed in a row; the run must end.
     """
     limit, slime_loses_errors = MAX_FAILED_GROUPS, False
-    # args that can't be read fail every episode, and must end the run like any other fault
+    # args that can't be read fail every episode: the default limit ends the run then
     try:
         with exits_as_errors("reading args", RuntimeError):
             group_size, slime_loses_errors = getattr(args, "n_samples_per_prompt", None), is_fully_async(args)

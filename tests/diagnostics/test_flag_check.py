@@ -62,6 +62,7 @@ def test_check_flags_unknown_flag_names_nearest_and_system(typo, nearest, said):
         (f"{REPLICAS} {BATCHES} 16 --micro-batch-size 3", "error", "--global-batch-size", "of 3 samples"),
         (f"{REPLICAS} {BATCHES} 4 --pipeline-model-parallel-size 8", "error", "--actor-num-gpus-per-node", "16"),
         (f"{REPLICAS} --n-samples-per-prompt 8 --num-steps-per-rollout 16", "error", "--num-steps-per-rollout", "2"),
+        (f"{BATCHES} 16 --num-steps-per-rollout 999", "error", "--num-steps-per-rollout", "samples of a rollout"),
         (f"{REPLICAS} --global-batch-size 2 --num-rollout=0", "error", "--global-batch-size", "4 replicas"),
     ],
 )

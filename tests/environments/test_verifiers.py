@@ -149,7 +149,10 @@ async def test_play_uses_the_split_of_the_row(shipped_tokenizer, config):
     ("metadata", "message"),
     [
         ({}, "expected a mapping with `key` and `idx`"),
-        ({TASK_KEY: {"key": "gone", "idx": 7}}, "the task 'gone' (index 7), which is gone; write the rows again"),
+        (
+            {TASK_KEY: {"key": "gone", "idx": 7}},
+            "the task 'gone' (index 7), which the taskset does not have; write the rows again",
+        ),
     ],
 )
 async def test_play_names_a_missing_task(shipped_tokenizer, config, metadata, message):

@@ -27,6 +27,7 @@ def words_of(shown: str) -> list[str]:
     return shlex.split(shown.replace("\\\n", ""))
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("script", [TRAIN, "eval_aime.sh"])
 def test_protocol_sets_lengths_within_the_context(script: str, stage: Stage) -> None:
     finished = stage.run(script, "--dry-run", EVAL_PROTOCOL="qwen3", EVAL_SETS="aime-2024")
@@ -39,6 +40,7 @@ def test_protocol_sets_lengths_within_the_context(script: str, stage: Stage) -> 
     assert "aime-2024@qwen3: comparable with numbers reported" in finished.stderr
 
 
+@pytest.mark.end_to_end
 def test_protocol_files_are_written_before_a_run(stage: Stage) -> None:
     finished = stage.run(TRAIN, "--eval-protocol", "qwen3", "--eval-samples", "4", SAVE_DIR=str(stage.root / "run"))
     assert finished.returncode == 0, finished.stderr
@@ -48,6 +50,7 @@ def test_protocol_files_are_written_before_a_run(stage: Stage) -> None:
     assert len(stage.calls_of("ray", "job", "submit")) == 1
 
 
+@pytest.mark.end_to_end
 def test_protocol_that_does_not_fit_is_refused(stage: Stage) -> None:
     (stage.root / "models/Qwen3-8B/config.json").write_text('{"max_position_embeddings": 32768}')
     finished = stage.run(TRAIN, "--dry-run", "--eval-protocol", "qwen3")

@@ -203,6 +203,7 @@ def test_eval_of_missing_checkpoint_is_refused(with_ray: Stage) -> None:
     assert with_ray.run("eval_aime.sh", LOAD=str(saved), CKPT_STEP="19").returncode == 0
 
 
+@pytest.mark.end_to_end
 def test_typo_in_argument_or_configuration_starts_nothing(stage: Stage) -> None:
     stage.use_real_python()
     finished = stage.run(TRAIN, "--", "--rollout-temprature", "0.7", "--attention-dropuot", "0.1")
@@ -213,6 +214,7 @@ def test_typo_in_argument_or_configuration_starts_nothing(stage: Stage) -> None:
     assert_refused(stage, stage.run(TRAIN), "did you mean 'max_tool_iterations'?")
 
 
+@pytest.mark.end_to_end
 def test_fan_out_is_refused_with_log_passrate(with_ray) -> None:
     with_ray.use_real_python()
     (with_ray.root / "configs/math_code.yaml").write_text("strands_rollout: {fan_out: true}")

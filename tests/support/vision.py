@@ -103,7 +103,7 @@ class VisionEngine:
 
 
 def save_llava(folder: Path) -> Any:
-    """Save a LLaVA processor, with Qwen's image token, that `AutoProcessor` loads without torch, and return it."""
+    """Save and return a LLaVA processor with Qwen's image token; `AutoProcessor` loads it without torch."""
     from transformers import LlavaProcessor
 
     try:

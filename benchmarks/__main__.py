@@ -55,7 +55,9 @@ def client(
     ] = "ours,floor,strands-sglang,openai",
     measures: Annotated[
         str,
-        typer.Option(help="Comma-separated: cpu (and bytes), lag, code (lag with the code tool), memory, profile."),
+        typer.Option(
+            help="Comma-separated: cpu (and bytes), turns, lag, code (lag with the code tool), memory, profile."
+        ),
     ] = "cpu,lag,code,memory",
     code_episodes: Annotated[int, typer.Option(help="Concurrent episodes with the real code tool.", min=1)] = 256,
     tokenizer: Annotated[
@@ -144,7 +146,8 @@ def engines(
         list[str] | None, typer.Option(help="NAME=URL of an engine that nobody else uses; may be repeated.")
     ] = None,
     sglang: Annotated[
-        bool | None, typer.Option(help="Start SGLang on this CPU too. Default: only if its environment exists.")
+        bool | None,
+        typer.Option(help="Start SGLang on this CPU too. Default: only if STRANDS_ROLLOUT_SGLANG_VENV is set."),
     ] = None,
     repeats: Annotated[int, typer.Option(help="Rounds; figures are medians over them.", min=1)] = 3,
     out: _Out = None,

@@ -294,7 +294,7 @@ async def _run(plan: EngineBenchmark, engines: ComparedEngines, on_step: OnStep)
         if engines.sglang:
             urls["SGLang"] = await stack.enter_async_context(_sglang_url())
         if not urls:
-            raise ConfigError("got no engine to measure; give a URL, or let an engine be started")
+            raise ConfigError("got no engine to measure; pass `urls`, `embedded=True` or `sglang=True`")
         clients = {name: create_client(url) for name, url in urls.items()}
         for client in clients.values():
             stack.push_async_callback(client.aclose)

@@ -20,7 +20,9 @@ def main(
     ngram_words: Annotated[
         int, typer.Option(help="Number of consecutive shared words that make an overlap.", min=2)
     ] = NGRAM_WORDS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")] = False,  # noqa: FBT002
+    as_json: Annotated[  # noqa: FBT002
+        bool, typer.Option("--json", help="Print one line of JSON instead of the report.")
+    ] = False,
 ) -> None:
     """Find rows of a file that share words with evaluation problems.
 

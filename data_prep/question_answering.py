@@ -61,11 +61,13 @@ def command(
     seed: Annotated[int | None, typer.Option(help="Seed of a shuffle before --limit.", show_default="none")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(dir_okay=False, resolve_path=True, show_default="data/question-answering-SPLIT.jsonl"),
+        typer.Option(
+            help="File to write.", dir_okay=False, resolve_path=True, show_default="data/question-answering-SPLIT.jsonl"
+        ),
     ] = None,
     *,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of the report.")] = False,
 ) -> None:
     """Prepare questions and their right answers as JSONL for slime.
 

@@ -44,7 +44,7 @@ def command(
         ),
     ] = DATA_DIR / "reasoning-gym.jsonl",
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of the report.")] = False,
 ) -> None:
     """Write rows of reasoning-gym's generators as JSONL for slime, with the metadata that their scorers need.
 

@@ -127,7 +127,10 @@ class Control:
         return None if limit_s is None else max(0.0, limit_s - self.elapsed_s)
 
     def at_s(self, seconds: float) -> float | None:
-        """Return the start of a step that took `seconds` and ends now, to 0.1 ms; None outside of an episode."""
+        """Return the start of a step that took `seconds` and ends now; None outside of an episode.
+
+        The start is in seconds since the episode began, rounded to 0.1 ms.
+        """
         return None if self._began is None else round(max(0.0, self.elapsed_s - seconds), 4)
 
 
@@ -175,11 +178,14 @@ class Deadline:
             raise EngineAbortedError(f"the rollout was aborted {self._during}".rstrip()) from e
 
     def expired(self) -> bool:
-        """Return whether the block was cancelled."""
+        """Return whether this deadline cancelled the block: its time was up, or the rollout was aborted."""
         return self._timeout.expired()
 
     def _abort(self) -> None:
-        """End the block, immediately or after the model's grace."""
+        """End the block: at once, or after `engine_grace_s` if the model has a request in flight.
+
+        In the second case, the engine is asked to stop generating. Nothing happens if the block has been cancelled.
+        """
         if self._timeout.expired():
             return
         self.was_aborted = True
@@ -208,7 +214,7 @@ class AbortPoller:
         return 0.0 if due is None else max(0.0, time.monotonic() - due)
 
     def add(self, control: Control, abort: Callable[[], None]) -> None:
-        """Call `abort` as soon as this control's `should_abort` returns true."""
+        """Call `abort` at the first poll at which this control's `should_abort` returns true."""
         poll = self._polls.get(control.poll_key)
         if poll is None:
             poll = self._polls[control.poll_key] = _Poll(control.should_abort)

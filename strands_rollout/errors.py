@@ -80,7 +80,7 @@ class EngineError(RolloutError):
 
 
 class EngineUnavailableError(EngineError):
-    """The server can't be reached, or keeps answering 429, 500, 502, 503 or 504."""
+    """The server can't be reached, has no worker, or keeps answering 429 or any 5xx."""
 
 
 class EngineRejectedError(EngineError):
@@ -108,7 +108,7 @@ class EngineOverlongError(EngineRejectedError):
 
 
 class EngineResponseError(EngineError):
-    """The server answered 200 with a body that is not a valid generation."""
+    """The server answered 200 without a valid generation, or was too busy to report its model and limits."""
 
 
 class EngineAbortedError(EngineError):

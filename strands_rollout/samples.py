@@ -355,7 +355,7 @@ class EpisodeFacts:
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> EpisodeFacts:
-        """Read facts from untrusted metadata; values of a wrong type and infinite numbers become None."""
+        """Read facts from untrusted metadata; values of a wrong type, NaN and infinite numbers become None."""
         known = {
             name: value
             for name, kind in _fact_types().items()
@@ -448,7 +448,7 @@ def question_of(prompt: str | Sequence[Mapping[str, Any]]) -> str:
 
 
 def usable_number(value: object) -> float | None:
-    """Return the value as a float; None for strings, and for numbers that are not finite in float32.
+    """Return the value as a float; None if it is a string, can't be converted, or is not finite in float32.
 
     Accepts anything that converts to a float: bool, Decimal, Fraction, scalars of NumPy and torch.
     """

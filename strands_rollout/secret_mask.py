@@ -60,7 +60,8 @@ def mask_text(text: str) -> str:
 def mask_settings(value: object, secret_key: re.Pattern[str] = _NAME) -> Json:
     """Return settings with secrets masked; references to environment variables (`${NAME}`) stay.
 
-    Masks, in addition to `mask`, all variables in `env`, all headers, and secrets in commands.
+    Masks, in addition to `mask`, all variables in `env` and `environment`, all headers except harmless ones such as
+    `accept`, and secrets in commands.
     """
     if isinstance(value, Mapping):
         return {key: _masked_setting(str(key), item, secret_key) for key, item in value.items()}
@@ -115,7 +116,8 @@ def _masked_setting(key: str, item: Json, secret_key: re.Pattern[str]) -> Json:
 def find_secrets(*mappings: Json) -> frozenset[str]:
     """Return the secrets of 8 or more characters in mappings, such as the environment and settings.
 
-    Secrets are values whose key means a secret, and the parts of texts that `mask_text` masks.
+    Secrets are values whose key means a secret, headers except harmless ones such as `accept`, and in texts: the
+    passwords and secret parameters of URLs, bearer tokens, and secrets in commands.
     """
     return frozenset(text for value in mappings for text in _iter_secrets(value) if len(text) >= 8)
 

@@ -92,7 +92,8 @@ class McpServer(_Settings):
     startup_timeout: int = Field(default=30, ge=1)
     """Timeout of the server's start, in seconds."""
     per_episode: bool = False
-    """Give each episode its own connection, and with a command its own process; otherwise all episodes share one."""
+    """Give each episode its own connection, and with a command its own process; otherwise the episodes of a rollout
+    process share one connection."""
 
     @model_validator(mode="after")
     def _check_one_source(self) -> Self:
@@ -547,7 +548,8 @@ def settings_from_args(args: object) -> RolloutSettings:
     """Return the settings in slime's `args.strands_rollout`; the defaults if it is missing or None.
 
     Raises:
-        ConfigError: A key is unknown (the message suggests the nearest known key) or a value is invalid.
+        ConfigError: `args.strands_rollout` is not a mapping, a key is unknown (the message suggests the nearest known
+            key) or a value is invalid.
     """
     given = getattr(args, "strands_rollout", None)
     if given is None:
@@ -585,7 +587,7 @@ def reward_settings(given: object) -> RewardSettings:
 
 
 def _explain(fault: ErrorDetails, model: type[BaseModel], root: str) -> str:
-    """Return the message of `explain_fault`, with secrets masked."""
+    """Return the message of `explain_fault`, with secrets masked; or the remedy for a space in `tools.py: name`."""
     path = [str(part) for part in fault["loc"] if part not in ("path", "server")]  # drop the tags of NamedTool
     if path and path[-1].endswith(".py"):  # `- tools.py: name`, which YAML reads as a mapping
         return f"got the mapping {path[-1]}: in {root}.{path[0]}; remove the space: {path[-1]}:NAME"
@@ -601,7 +603,8 @@ KEY: Final = "strands_rollout"
 def read_config_file(path: Path | None, changes: Sequence[str] | None = None) -> RolloutSettings:
     """Return the settings under `strands_rollout:` in a file; its other keys are for slime.
 
-    Each change is `setting=value` and overrides the file; `reward.correct=2` sets a key of a mapping.
+    Each change is `setting=value` and overrides the file; `reward.correct=2` sets a key of a mapping. Without a file
+    (None), the changes apply to the defaults.
 
     Raises:
         ConfigError: The file can't be read, is not a YAML mapping or lacks the key, or a setting in the file or in

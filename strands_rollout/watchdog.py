@@ -113,7 +113,7 @@ def _log_blocked(blamed: FrameType, frames: Sequence[FrameType], late_s: float) 
     called = [frame for frame in frames if is_user_file(frame.f_code.co_filename) or _is_installed(frame)]
     logger.warning(
         "event=event_loop_blocked seconds=%.1f: all episodes of this process are blocked, with their deadlines and "
-        "aborts, while it runs %s. Use await there, or move the call to a thread, such as a tool that is not async",
+        "aborts, while it runs %s. Use await there, or move the call to a thread: a tool that is not async runs in one",
         late_s,
         " < ".join(map(_describe_frame, called[:_MAX_SHOWN_FRAMES])),
     )

@@ -86,7 +86,7 @@ _DataDir = Annotated[
     ),
 ]
 _Force = Annotated[bool, typer.Option("--force", help="Prepare the file again even if it exists.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of the report.")]
 
 
 def _command(only: DataSet | None, script: str) -> Callable[..., None]:

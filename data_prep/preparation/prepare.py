@@ -48,8 +48,9 @@ def prepare(request: Request, *, force: bool = False) -> Prepared:
 
     Raises:
         ConfigError: An option is wrong, or a file that must not be overwritten is in the way.
-        PreparationError: The source can't be read, or too many rows can't be used. In both cases no data file is
-            written, and an existing file stays.
+        PreparationError: The source can't be read, or too many rows can't be used.
+
+    After either error no data file is written, and an existing file stays.
     """
     check_usage(request, force=force)
     arguments = arguments_of(request)

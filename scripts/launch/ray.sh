@@ -28,8 +28,8 @@ job_address() {
   esac
 }
 
-# Add what several nodes need to job_environment: the variables of slime's scripts for several nodes. Ray's proxy settings
-# must not catch the requests between the nodes.
+# Add what several nodes need to job_environment: the variables of slime's scripts for several nodes. no_proxy keeps requests
+# between the nodes from going to the nodes' proxy.
 add_node_environment() {
   local host="$MASTER_ADDR" name
   if [[ $NUM_NODES -gt 1 ]]; then

@@ -75,8 +75,9 @@ is_given() {
 }
 
 # setting NAME DEFAULT MEANING [KIND]: set the variable NAME to the option's value, else the environment's, else DEFAULT.
-# KIND: text, name, path (made absolute), count (1 or more), number (0 or more), optional_count and optional_number (empty, or 0 or more),
-# share (between 0 and 1), names (separated by commas), switch (0 or 1), or optional_switch (empty, 0 or 1).
+# KIND: text, name, path (made absolute), count (1 or more), number (0 or more), positive_number (above 0), optional_count and
+# optional_number (empty, or 0 or more), share (between 0 and 1), optional_top_p (empty, or above 0 and at most 1), names (separated by
+# commas), switch (0 or 1), or optional_switch (empty, 0 or 1).
 setting() {
   local name="$1" default="$2" meaning="$3" kind="${4:-text}" value position
   if [[ " ${_names[*]:-} " == *" $name "* ]]; then

@@ -12,9 +12,9 @@ training_settings() {
   setting N_SAMPLES_PER_PROMPT "$(smoke_or_full 4 8)" "episodes per prompt" count
   setting GLOBAL_BATCH_SIZE "$((ROLLOUT_BATCH_SIZE * N_SAMPLES_PER_PROMPT))" "episodes per optimizer step" count
   setting TEMPERATURE 1.0 "sampling temperature" positive_number
-  setting ADVANTAGE_ESTIMATOR "${default_estimator:-grpo}" "slime's --advantage-estimator: grpo, gspo or cispo" name
-  setting EPS_CLIP "${default_clip:-0.2}" "lower bound of the ratio's clipping" number
-  setting EPS_CLIP_HIGH "${default_clip_high:-0.28}" "upper bound of the ratio's clipping" number
+  setting ADVANTAGE_ESTIMATOR "${default_estimator:-grpo}" "slime's --advantage-estimator, such as grpo, gspo, or cispo (slime 0.3.1 or newer)" name
+  setting EPS_CLIP "${default_clip:-0.2}" "lower clip range: the ratio is clipped at 1 - EPS_CLIP" number
+  setting EPS_CLIP_HIGH "${default_clip_high:-0.28}" "upper clip range: the ratio is clipped at 1 + EPS_CLIP_HIGH" number
   setting ROUTING_REPLAY "${default_routing_replay:-0}" "for a mixture of experts: train the tokens through the experts that the engine chose" switch
   setting LEARNING_RATE 1e-6 "learning rate of Adam" number
   setting KL_LOSS_COEF 0 "coefficient of the KL loss to the initial model; 0 saves its forward passes" number
@@ -162,7 +162,8 @@ colocated_training() {
 }
 
 # Print the default of SGLANG_CONCURRENCY: an engine's share of the episodes that strands_rollout.generate_rollout_fully_async starts
-# (max_started_groups in slime_plugin/fully_async.py), at most those that its cache holds. More slots would stay empty.
+# (max_started_groups in slime_plugin/fully_async.py, if the weights are updated after each step), at most those that its cache
+# holds. More slots would stay empty.
 _async_concurrency() {
   local engines=$((ROLLOUT_GPUS / GPUS_PER_ENGINE)) steps=$((MAX_SAMPLE_STALENESS - 1)) share most="${model_concurrency:-64}"
   engines=$((engines > 0 ? engines : 1)) steps=$((steps > 0 ? steps : 1))

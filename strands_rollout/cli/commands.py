@@ -1,6 +1,7 @@
 """The commands `demo`, `init`, `try`, `serve`, `gateway`, `eval`, `train` and `tasks`, and the list of all commands.
 
-Exit codes: 0 success, 1 failure, 2 wrong usage. Heavy imports stand inside the commands, so that --help is fast.
+Exit codes: 0 success, 1 failure, 2 wrong usage, 130 Ctrl-C or SIGTERM (0 for the servers of `serve`, `gateway` and
+`view`). Heavy imports stand inside the commands, so that --help is fast.
 """
 
 import asyncio
@@ -186,7 +187,7 @@ def gateway(
         str, typer.Option(help="Format of tool calls; auto detects it from the chat template.")
     ] = "auto",
     model_name: Annotated[str, typer.Option(help="Model name at /v1/models.")] = "policy",
-    idle: Annotated[float, typer.Option(help="Seconds until an unused session is closed.", min=1)] = 3600,
+    idle: Annotated[float, typer.Option(help="Seconds without a request until a new session ends one.", min=1)] = 3600,
     key: Annotated[
         str | None,
         typer.Option(help="API key required to open and read sessions.", envvar="STRANDS_ROLLOUT_GATEWAY_KEY"),
@@ -360,7 +361,8 @@ def try_row(
     The turns come from one source: a file (--script), your keyboard (--you), an API (--api-base and --api-model), an
     SGLang server (--base-url), or the embedded engine (--model). The first three need no local model; chat template,
     tool parser, tools and reward run as in training. The default is the shipped model, which is trained on math with
-    the code tool only. Exits with 1 if the episode fails, or does not end with the last turn of --script.
+    the code tool only. Exits with 1 if the episode, its reward or a check of its tokens fails, or if the episode does
+    not end with the last turn of --script; exits with 130 after Ctrl-C or Ctrl-D.
     """
     sources = [name for name in ("script", "you", "api_base", "base_url", "model_dir") if values[name]]
     if len(sources) > 1:

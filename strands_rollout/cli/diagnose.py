@@ -152,7 +152,10 @@ def replay(
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(help="Sampling seed of the episode, for an engine that uses seeds. Default: the recorded seed."),
+        typer.Option(
+            help="Sampling seed of the episode, for an engine that uses seeds. Default: the recorded seed, or none "
+            "with --temperature."
+        ),
     ] = None,
     as_json: options.JsonLine = False,
 ) -> None:
@@ -194,7 +197,8 @@ def rescore(
 ) -> None:
     """Score saved samples again with another reward.
 
-    Lists the samples whose score changes. Aborted samples keep their score. Exits with 1 if a sample can't be scored.
+    Lists the samples whose score changes. Aborted and pending samples keep their score. Exits with 1 if a sample can't
+    be scored.
     """
     from strands_rollout.diagnostics.rewards import load_reward, run_rescore
 
@@ -332,7 +336,7 @@ def _load_retokenizer(folder: Path | None, dumps: Sequence[Path]) -> Retokenizer
     Returns None if the recorded tokenizer is not on this machine, or no dump has tokens.
 
     Raises:
-        ConfigError: `folder` holds another policy's tokenizer.
+        ConfigError: The tokenizer in `folder` can't be loaded, or is another policy's.
     """
     from strands_rollout.dump import read_dump, recorded_tokenizer
     from strands_rollout.dump.record import check_tokenizer

@@ -208,9 +208,9 @@ DumpTokenizer: TypeAlias = Annotated[
         file_okay=False,
     ),
 ]
-JsonLine: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")]
+JsonLine: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of the report.")]
 JsonLines: TypeAlias = Annotated[
-    bool, typer.Option("--json", help="Print JSON instead: one line per sample, then the totals.")
+    bool, typer.Option("--json", help="Print JSON instead of the report: one line per sample, then the totals.")
 ]
 Config: TypeAlias = Annotated[
     Path | None,

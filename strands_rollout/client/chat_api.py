@@ -29,7 +29,7 @@ class ChatApi:
         model: The model's name at this API.
         api_key: API key, sent as a bearer token; "" for no key.
         params: Further fields of each request.
-        timeout_s: Time limit of an attempt, in seconds.
+        timeout_s: Limit of connecting, of each write and of each read in an attempt, in seconds (httpx's `Timeout`).
         retries: Maximum number of retries after 429, 5xx or no answer.
     """
 

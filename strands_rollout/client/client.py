@@ -79,7 +79,7 @@ class SGLangClient:
         patience_s: Seconds for which a request is retried while the engine is unreachable, busy or failing; see
             `RetryPolicy`.
         max_attempts: Maximum number of requests for one generation; None for no limit.
-        backoff_base_s: First wait between attempts, in seconds.
+        backoff_base_s: Longest first wait between attempts, in seconds; see `RetryPolicy`.
         backoff_cap_s: Longest wait between attempts, in seconds.
         rng: Source of the jitter in waits.
         sleep: Replaces `asyncio.sleep` between attempts.
@@ -170,7 +170,7 @@ class SGLangClient:
             headers: Headers of this request only, such as a routing key.
             extra: Further top-level fields of the request.
             flight: Updated with the state of the current attempt.
-            should_abort: Called before each retry; a true result ends the call.
+            should_abort: Polled during the wait for a retry, and called before each retry; a true result ends the call.
             control: The episode's control; its own `should_abort` replaces the argument.
 
         Raises:
@@ -275,7 +275,11 @@ class SGLangClient:
         return await self._aborts.stop({"rid": rid}, headers)
 
     async def health(self) -> bool:
-        """Return whether `/readiness` (on routers) or, if that is missing, `/health` answers with success."""
+        """Return whether `/readiness` (on routers) or, if that is missing, `/health` answers with success.
+
+        Raises:
+            ConfigError: The client belongs to another event loop.
+        """
         self._claim_loop()
         try:
             response = await self._http.get("/readiness", timeout=_PROBE_TIMEOUT_S)
@@ -297,6 +301,7 @@ class SGLangClient:
         answer, the last known info is returned, and the next call fetches again.
 
         Raises:
+            ConfigError: The client belongs to another event loop.
             EngineUnavailableError: The engine could not be reached within `patience_s`.
             EngineResponseError: The engine is busy, and no info is known yet.
         """

@@ -343,7 +343,9 @@ def read_generation(
     try:
         logprobs, logprob_ids = [entry[0] for entry in entries], [entry[1] for entry in entries]
     except (TypeError, IndexError, KeyError) as e:
-        raise EngineResponseError(f"meta_info.{name}: expected a list of [logprob, token id, text]") from e
+        raise EngineResponseError(
+            f"meta_info.{name} is {_shown(entries)}; expected a list of [logprob, token id, text]"
+        ) from e
     ids = answer.get("output_ids")
     if ids is None:  # SGLang before 0.4.7 reports ids with the logprobs only
         ids = logprob_ids

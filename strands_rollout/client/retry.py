@@ -54,7 +54,8 @@ class RetryPolicy:
 
     Attributes:
         patience_s: Maximum `Outage.waited_s` before the last attempt; 0 for a single attempt.
-        backoff_base_s: First wait in seconds; each further wait is twice as long.
+        backoff_base_s: Longest first wait in seconds, doubled for each further failure. A wait is a random 50% to 100%
+            of the longest, or a server's Retry-After if that is longer, and never exceeds the rest of `patience_s`.
         backoff_cap_s: Longest wait in seconds; also the upper bound for a server's Retry-After.
         max_attempts: Maximum number of attempts, at least 1; None for no limit.
     """

@@ -195,9 +195,9 @@ class EngineClient(httpx.AsyncClient):
         """POST as httpx would, but without its layers.
 
         Returns:
-            None, without sending anything, if the client uses a feature that only httpx supports: hooks, cookies,
-            parameters, redirects, authentication other than basic, a transport that a tracer has wrapped; or if the
-            client is closed.
+            The response; or None, without sending anything, if the client uses a feature that only httpx supports
+            (hooks, cookies, parameters, redirects, authentication other than basic, a transport that a tracer has
+            wrapped) or is closed.
 
         Raises:
             ValueError: A header can't be sent.

@@ -79,7 +79,7 @@ class ExecutorFacts:
 class CodeExecutor(Protocol):
     """Runs Python code for an agent; safe to call from any number of tasks, threads and event loops.
 
-    A backend guarantees:
+    A backend guarantees the following, except for what its own documentation excludes (see `CamelExecutor`):
 
     - `run` never blocks the event loop, and cancelling `run` ends the code.
     - Anything that the code does ends in an `ExecutionResult`, never in an exception.

@@ -118,7 +118,8 @@ class LocalExecutor(CodeExecutor):
         max_threads: Maximum number of threads of a process.
         max_output_chars: Characters kept of stdout and of stderr: half from the head, half from the tail.
         max_output_mb: A process that writes more mebibytes than this is killed.
-        max_concurrency: Calls that run at once; further calls wait in turn. None for the number of usable CPUs.
+        max_concurrency: Calls that run at once; further calls wait in turn. None for the number of usable CPUs, at
+            least 2.
         libraries: Distributions or modules that can be imported besides the standard library, with their
             requirements. Imported at the start.
         isolation: Weakest mode that is accepted: "full"; "files", without a filter of system calls; "seccomp", without

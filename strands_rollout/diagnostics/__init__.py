@@ -65,19 +65,25 @@ class DoctorOptions:
     ] = None
     model_name: Annotated[
         str | None,
-        Option(help="Name or hub id of the model, such as Qwen/Qwen3-4B. Default: $MODEL, else Qwen3-8B."),
+        Option(
+            help="Name or hub id of the model, such as Qwen/Qwen3-4B. Default: the model of the command with "
+            "--training, else $MODEL, else Qwen3-8B."
+        ),
     ] = None
     config: Annotated[
         Path | None,
         Option(
-            help="Settings file, as for slime's --custom-config-path. Default: $ROLLOUT_CONFIG, else "
-            "configs/math_code.yaml."
+            help="Settings file, as for slime's --custom-config-path; with --training, that flag of the command "
+            "overrides this option. Default: $ROLLOUT_CONFIG, else configs/math_code.yaml."
         ),
     ] = None
     changes: Changes = None
     data: Annotated[
         list[Path] | None,
-        Option(help="Prompt data set to check; may be repeated. Default: the data sets of the launch scripts."),
+        Option(
+            help="Prompt data set to check; may be repeated. Default: the data sets of the command with --training, "
+            "else of the launch scripts."
+        ),
     ] = None
     slime_dir: Annotated[
         Path | None, Option(help="Checkout of slime. Default: $SLIME_DIR, else the importable package.")
@@ -89,7 +95,12 @@ class DoctorOptions:
     prompt_key: str = "prompt"  # key of the prompt in the data sets
     label_key: str | None = None  # key of the label; None for "label"
     gpus: Annotated[
-        int | None, Option(help="Number of GPUs required. Default: $NUM_GPUS, else 8 with --training.", min=0)
+        int | None,
+        Option(
+            help="Number of GPUs required on this machine. Default: the command's GPUs per node with --training, else "
+            "$NUM_GPUS, else 8 with --training; 0 if $RAY_ADDRESS is set.",
+            min=0,
+        ),
     ] = None
     training: Annotated[bool, Option("--training", help="Report missing requirements of a training run as errors.")] = (
         False
@@ -115,7 +126,7 @@ class DoctorOptions:
 
     @property
     def model_id(self) -> str:
-        """The model's id on the Hugging Face Hub."""
+        """The model's id on the Hugging Face Hub; OWNER/NAME if the owner is unknown."""
         name = self.model_name or self.env.get("MODEL") or DEFAULT_MODEL_NAME
         return name if "/" in name else f"{'Qwen' if name.startswith('Qwen') else 'OWNER'}/{name}"
 
@@ -254,9 +265,9 @@ class Check:
 def run_checks(checks: Sequence[Check], options: DoctorOptions, timeout_s: float = _CHECKS_TIMEOUT_S) -> list[Finding]:
     """Run all checks and return their findings in the order of the checks; a check that raises is an error finding.
 
-    Each check that waits runs in a thread of its own; the others, which import large packages, share one thread. A
-    check that has not ended after `timeout_s` seconds, as on a file system that hangs, is abandoned, with an error
-    finding.
+    Each check that waits runs in a thread of its own; the others, which import large packages, share one thread. The
+    checks that have not ended `timeout_s` seconds after the start of all checks, for example because a file system
+    hangs, are abandoned, each with an error finding.
     """
     findings: dict[Check, list[Finding]] = {}
 

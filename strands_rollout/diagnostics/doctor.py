@@ -478,7 +478,7 @@ def check_gpus(options: DoctorOptions) -> Iterator[Finding]:
         else:
             reason = f"nvidia-smi {'failed' if answer.exit_code else 'lists no GPU'}: {answer.printed}"
         expected = f"; expected {required}" if required else ""
-        found = f"no GPU here: {reason}{expected}; training needs 8, an evaluation against a remote server none"
+        found = f"no GPU here: {reason}{expected}; training needs GPUs, an evaluation against a remote server none"
         remedy = "to train, use a machine on which nvidia-smi lists GPUs; start a container with docker run --gpus all"
         yield missing("gpus", found, remedy, needed=bool(required))
         return
@@ -510,6 +510,8 @@ def check_wandb(options: DoctorOptions) -> Iterator[Finding]:
     """Check that wandb is installed if it is enabled; the launch scripts check the key."""
     env = options.env
     enabling = [name for name in ("USE_WANDB", "WANDB_API_KEY", "WANDB_KEY") if env.get(name)]
+    if env.get("WANDB_MODE") == "offline":
+        enabling.append("WANDB_MODE")
     if not enabling or env.get("USE_WANDB") == "0" or env.get("WANDB_MODE") == "disabled":
         yield good("wandb", "off; runs do not log to it")
     elif find_spec("wandb") is None:

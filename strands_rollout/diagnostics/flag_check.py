@@ -99,7 +99,8 @@ def read_command(script: Path | None, slime_dir: Path | None) -> Arguments:
     """Return the arguments of `script`, of stdin for the path "-", or no arguments without a script.
 
     Raises:
-        ConfigError: The script can't be read, is not a script of this package, or fails its dry run.
+        ConfigError: The file can't be read; the file or stdin holds neither arguments nor a script of this package; or
+            the script's dry run fails or trains nothing.
     """
     if script is None:
         return Arguments((), "the command line")
@@ -123,7 +124,7 @@ def read_arguments(text: str, source: str) -> Arguments:
     """Split shell-quoted arguments; drop the part of a command up to its train.py or train_async.py.
 
     Raises:
-        ConfigError: The text is a script, or contains code that only a shell can expand or run.
+        ConfigError: The text is a script, contains code that only a shell can expand or run, or has an unclosed quote.
     """
     programs = list(_TRAIN_PROGRAM.finditer(text))
     arguments = _QUOTED.sub(_requote_ansi, text[programs[-1].end() :] if programs else text)
@@ -152,10 +153,10 @@ def _requote_ansi(quoted: re.Match[str]) -> str:
 
 
 def is_flag(word: str) -> bool:
-    """Return whether argparse reads a word as a flag: it begins with a hyphen, has no space, and is not a number.
+    """Return whether argparse reads a word as a flag.
 
-    slime's parsers have no flag that looks like a negative number, so -1 is a value; but argparse up to CPython 3.13
-    reads -1e-5 as a flag.
+    A flag begins with a hyphen, has no space before a "=", and is not a negative number. slime's parsers have no
+    flag that looks like a negative number, so -1 is a value; but argparse up to CPython 3.13 reads -1e-5 as a flag.
     """
     is_text = len(word) > 1 and word.startswith("-") and " " not in word.split("=")[0]
     return is_text and not _NEGATIVE_NUMBER.fullmatch(word)
@@ -211,7 +212,10 @@ class FlagTable:
 def load_flag_table(
     slime_dir: Path | None, megatron_dir: Path | None = None, *, timeout_s: float = _TIMEOUT_S
 ) -> FlagTable:
-    """Return the flags of the installed packages, and the recorded flags of packages that can't be imported."""
+    """Return the flags of the installed packages, and the recorded flags of packages that can't be imported.
+
+    If the probe fails or takes longer than `timeout_s` seconds, return the recorded flags alone.
+    """
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     try:
         answer = probe_flags(slime_dir, megatron_dir, timeout_s=timeout_s)
@@ -280,7 +284,7 @@ def find_slime_checkout(named: Path | None) -> Path | None:
     """Return slime's checkout: `named`, else SLIME_DIR, else the checkout of the importable slime; None without one.
 
     Raises:
-        ConfigError: The named folder is not a checkout of slime.
+        ConfigError: The folder `named`, or without it SLIME_DIR, is not a checkout of slime.
     """
     # PyPI has an unrelated package named slime, so look for files of THUDM's slime
     files = (flag_probe.MAIN_ARGUMENTS, flag_probe.SGLANG_ARGUMENTS)
@@ -334,8 +338,8 @@ def report_flags(
         True if there is no error.
 
     Raises:
-        ConfigError: There is no flag, or no slime in `slime_dir`; or the script can't be read, is not a script of this
-            package, or fails its dry run.
+        ConfigError: There is no flag, or no slime in `slime_dir` or SLIME_DIR; or `read_command` can't read the
+            arguments.
     """
     slime = find_slime_checkout(slime_dir)
     read = read_command(script, slime)
@@ -452,7 +456,10 @@ def _find_conflicts(uses: Sequence[_FlagUse]) -> Iterator[FlagFinding]:
 
 
 def _batch_faults(last: Mapping[str, _FlagUse], values: Mapping[str, str]) -> Iterator[FlagFinding]:
-    """Yield batch sizes that a rollout does not fill, or that Megatron's replicas can't share evenly.
+    """Yield numbers that don't fit together: of samples, optimizer steps, GPUs and replicas.
+
+    These are optimizer steps that a rollout does not fill, a rollout that leaves samples over, GPUs that form no whole
+    replicas, and batches that Megatron's replicas can't share evenly.
 
     Megatron requires even shares at its start, also with slime's dynamic batch sizes, where the micro batch is 1
     (`init_num_microbatches_calculator` in slime/backends/megatron_utils/initialize.py).

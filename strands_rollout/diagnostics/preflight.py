@@ -66,10 +66,13 @@ def _default_script(options: DoctorOptions) -> Path | None:
 
 
 def read_preflight(script: Path | None, arguments: Sequence[str], options: DoctorOptions) -> Preflight | None:
-    """Return the checks of a launch script's command with further arguments; None without a script and arguments.
+    """Return the checks of a launch script's command with further arguments.
+
+    Without a script and arguments, read Qwen3-8B's launch script; return None if the options name another model, or the
+    script is missing.
 
     Raises:
-        ConfigError: The script can't be read, is not a script of this package, or fails its dry run.
+        ConfigError: `read_command` can't read the arguments.
     """
     if script is None and not arguments:
         script = _default_script(options)
@@ -103,7 +106,10 @@ class Preflight:
         self._size = model_size(self.command)
 
     def with_files(self, options: DoctorOptions) -> DoctorOptions:
-        """Return the options, with the files of the command instead of the files of the environment."""
+        """Return the options with the command's model, files, GPUs per node and keys of rows as defaults.
+
+        The options `data`, `gpus` and `model_name` take precedence over the command; `config` does not.
+        """
         command = self.command
         variables = {"HF_CHECKPOINT": "--hf-checkpoint", "REF_LOAD": "--ref-load", "SAVE_DIR": "--save"}
         given = {name: value for name, flag in variables.items() if (value := command.text(flag))}
@@ -194,11 +200,13 @@ class Preflight:
             faults = True
             found = f"--eval-max-response-len is {response_evaluated} of a context of {evaluated}, which cuts responses"
             yield error(name, found, "raise --eval-max-context-len, or lower --eval-max-response-len")
-        positions = command.number("--sglang-context-length") or model_positions(options.model)
-        for flag, length in (("training", context), ("evaluation", command.evaluated_context)):
+        given = command.number("--sglang-context-length")
+        positions = given or model_positions(options.model)
+        limit = f"--sglang-context-length is {positions}" if given else f"the model has {positions} positions"
+        for phase, length in (("training", context), ("evaluation", command.evaluated_context)):
             if positions and length > positions:
                 faults = True
-                found = f"the context of {flag} is {length} tokens; the model has {positions} positions"
+                found = f"the context of {phase} is {length} tokens; {limit}"
                 yield error(name, found, f"lower it to {positions}: SGLang refuses longer requests")
         if context and not faults:
             fits = f", which fits {trainable} tokens of a micro batch" if trainable else ""
@@ -311,7 +319,7 @@ class Preflight:
             found = "the first evaluation ends the run: slime can't evaluate beside its fully asynchronous rollout"
             yield error("command: evaluation", found, "leave out --eval-interval, and run scripts/eval_aime.sh --watch")
         elif command.evaluations and not (command.has("--eval-prompt-data") or command.has("--eval-config")):
-            found = f"evaluations each {command.number('--eval-interval')} steps have no data set, which slime refuses"
+            found = f"evaluations every {command.number('--eval-interval')} steps have no data set; slime refuses that"
             yield error("command: evaluation", found, "add --eval-prompt-data NAME FILE, or leave out --eval-interval")
         if config := command.text("--eval-config"):
             if _is_file(Path(config)):
@@ -332,7 +340,7 @@ class Preflight:
             limit_s: float | None = getattr(settings, name)
             if limit_s is not None and limit_s < _OUTAGE_S:
                 found = f"{name} is {limit_s:g} s: an outage of all engines for that time fails the episodes in play"
-                remedy = f"raise it above {_OUTAGE_S:g} s, so that an outage of a few minutes costs no step"
+                remedy = f"raise it to {_OUTAGE_S:g} s or more, so that an outage of a few minutes costs no step"
                 yield warning("command: outage", found, remedy)
 
     def check_pass_rates(self, options: DoctorOptions) -> Iterator[Finding]:
@@ -346,7 +354,7 @@ class Preflight:
             yield error("command: pass rates", found, "leave out --log-passrate (LOG_PASSRATE=0)")
 
     def check_judges(self, options: DoctorOptions) -> Iterator[Finding]:
-        """Check that each judge's server answers; `check_config` connects to MCP servers."""
+        """Check that the server of each judge with a `base_url` answers and accepts the key."""
         try:
             settings = read_config_file(options.config_file, options.changes)
         except ConfigError:  # `check_config` reports the error

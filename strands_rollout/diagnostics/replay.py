@@ -55,7 +55,7 @@ def read_episode(path: Path, number: int) -> DumpedEpisode:
 
     Raises:
         ConfigError: The dump has no sample at this index.
-        DumpError: The dump can't be read or is empty, or the sample has no tokens.
+        DumpError: The dump can't be read or is empty, or the sample's tokens are missing or malformed.
     """
     count = 0
     for at, record in enumerate(read_dump(path)):
@@ -104,7 +104,15 @@ def to_episode(record: DumpRecord, number: int) -> DumpedEpisode | None:
 def run_drift(
     dump: Path, tokenizer: Path | None, *, settings: RolloutSettings | None, show: int, as_json: bool
 ) -> bool:
-    """Measure the drift of a dump's episodes and print a report; return whether no context has a mismatch."""
+    """Measure the drift of a dump's episodes and print a report.
+
+    Returns:
+        False if a context differs from the chat template's rendering; True if none does, or none could be compared.
+
+    Raises:
+        ConfigError: The tokenizer can't be loaded, or is not the policy's.
+        DumpError: The dump can't be read, or has no sample with tokens of the policy.
+    """
     thinking = None if settings is None else settings.enable_thinking
     folder = tokenizer or recorded_tokenizer(dump)
     loaded = load_tokenizer_folder(folder)
@@ -220,13 +228,12 @@ async def recorded_gaps(
     Uses SGLang's `logprob_start_len`: the engine reads the whole episode and returns the logprob of each input token
     (`meta_info.input_token_logprobs`, sglang/srt/managers/tokenizer_manager.py). Returns None if no logprobs were
     recorded, if no token precedes the first sampled token, or if the engine refuses the request or returns no logprobs,
-    like the embedded engine. Ids must be below
-    `vocab_size`; None skips this check.
+    like the embedded engine. Ids must be below `vocab_size`; None skips this check.
 
     Raises:
         TrajectoryError: An id is outside the vocabulary; nothing was sent.
         EngineUnavailableError: The engine does not answer.
-        EngineResponseError: The answer does not belong to these tokens.
+        EngineResponseError: The answer is malformed, or does not belong to these tokens.
     """
     tokens, logprobs = episode.tokens, _recorded_logprobs(episode)
     sampled = [at for start, end in episode.turns for at in range(start, end)]
@@ -260,7 +267,10 @@ def _input_logprobs(answer: Json, tokens: Sequence[int], vocab_size: int | None)
     try:
         entries = [(entry[0], entry[1]) for entry in answer["meta_info"].get("input_token_logprobs") or ()]
     except (TypeError, IndexError, KeyError, AttributeError) as e:
-        raise EngineResponseError("input_token_logprobs: expected a list of [logprob, token id, text]") from e
+        raise EngineResponseError(
+            f"got the answer {answer!r:.200}; expected meta_info.input_token_logprobs, a list of [logprob, token id, "
+            "text]; check that base_url is the URL of an SGLang server"
+        ) from e
     first = len(tokens) - len(entries)
     last_id = None if vocab_size is None else vocab_size - 1
     pairs = zip(entries, tokens[max(first, 0) :], strict=False)

@@ -3,8 +3,8 @@ r"""`rescore` scores saved samples with another reward; `validate` checks that a
 A reward with slime's signature (`--custom-rm-path`: `async def reward(args, sample)`) is called directly. Any other
 reward is called through `reward_func`, like the setting `reward` of a run. A reward for `--group-rm` takes the samples
 of a group and returns as many rewards. `validate` writes each row's ground truth as a policy would: as `\boxed{label}`
-and as the line `Answer: label`. Each form must score 1, for each alternative of the label. To a reward that reads the
-facts of an episode, such an answer looks like an episode that answers in its first turn and calls no tools.
+and as the line `Answer: label`. Each form must score at least 1, for each alternative of the label. To a reward that
+reads the facts of an episode, such an answer looks like an episode that answers in its first turn and calls no tools.
 """
 
 import asyncio
@@ -262,7 +262,7 @@ def _refusal_reason(reward: RewardCall, answer: object, response: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RowFault:
-    """A row whose ground truth scores less than 1, or that can't be read."""
+    """A row whose ground truth scores less than 1, whose settings or grading are invalid, or that can't be read."""
 
     line: int  # from 1
     label: Json  # None if the row can't be read
@@ -275,7 +275,10 @@ async def run_validate(
 ) -> bool:  # fmt: skip
     """Score the ground truth of each row of a data file and print the rows that fail; return whether all pass.
 
+    A row with the grading "ifeval" has no ground truth to score; it passes if its instructions can be checked.
+
     Raises:
+        ConfigError: A library that a row's grading needs is missing.
         PromptError: The file can't be read, or is empty.
     """
     lines = list(iter_rows(path, prompt_key=prompt_key, label_key=label_key))
@@ -417,7 +420,7 @@ def _ground_truth(row: Row, reward: RewardCall) -> GroundTruth:
 class Rescored:
     """A sample of a dump with the numbers of its old and new reward; None for a reward without a number.
 
-    A sample without a new number was not scored: it was aborted, or `error` says why.
+    A sample without a new number was not scored: its status is aborted or pending, or `error` says why.
     """
 
     number: int  # index in the dump, from 0
@@ -438,7 +441,11 @@ class Rescored:
 async def rescore(path: Path, reward: RewardCall) -> AsyncIterator[tuple[DumpRecord, Rescored]]:
     """Yield the samples of a dump, in order, with the new reward; a sample that can't be scored keeps its old reward.
 
-    The reward receives each sample as from slime, without a reward. Aborted samples are not scored, as in slime.
+    The reward receives each sample as from slime, without a reward. Aborted samples are not scored, as in slime, nor
+    are pending samples.
+
+    Raises:
+        DumpError: The dump can't be read, or has no samples.
     """
     number = 0
     for records in _batches(read_dump(path)):

@@ -195,7 +195,7 @@ class _Placeholder(ModuleType):
     """A module in which every name exists and is a decorator that changes nothing."""
 
     __path__ = []  # noqa: RUF012 - declared by ModuleType
-    __version__ = "0.3.1"  # version of the router: slime before 0.3.1 asks the router for its workers
+    __version__ = "0.3.1"  # a router's version, by which slime up to 0.3.0 chooses the URL that lists the workers
 
     def __getattr__(self, name: str) -> Callable[..., object]:
         if name.startswith("__"):

@@ -96,9 +96,9 @@ def read_template(file_or_name: Path) -> str:
         return str(file_or_name)
     try:
         return file_or_name.read_text(encoding="utf-8")
-    except OSError as e:
+    except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(
-            f"got the template {file_or_name}: {e}; expected a file, or one of {', '.join(SHIPPED_TEMPLATES)}"
+            f"got the template {file_or_name}: {e}; expected a UTF-8 file, or one of {', '.join(SHIPPED_TEMPLATES)}"
         ) from e
 
 

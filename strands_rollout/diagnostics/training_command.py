@@ -83,12 +83,12 @@ class TrainingCommand:
         return next(iter(self.values.get(flag, ())), None)
 
     def number(self, flag: str, default: int = 0) -> int:
-        """Return the value of a flag as an integer; `default` if there is none."""
+        """Return the value of a flag; `default` if it is not a whole number of at most 15 digits, or is absent."""
         text = self.text(flag) or ""
         return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else default
 
     def share(self, flag: str, default: float) -> float:
-        """Return the value of a flag as a number; `default` if there is none."""
+        """Return the value of a flag; `default` if it is not a finite number, or is absent."""
         try:
             number = float(self.text(flag) or default)
         except ValueError:

@@ -15,10 +15,10 @@ A value that JSON can't express is an object with one key that begins with `$`; 
 version is refused; readers may ignore keys that are new within a version. The facts of the episode (turns, spans,
 times, stop reason) are where `generate` wrote them, in `metadata["strands_rollout"]`; see `samples.EpisodeFacts`.
 
-Secrets are masked in two ways: in `metadata`, `train_metadata` and `apply_chat_template_kwargs`, by the names of keys
-and as passwords in URLs; in texts (prompt, response, label, reward, metadata), by the values of the secrets in the
-writing process's environment and settings. Tokens stay unmasked: they still spell the text that the policy read and
-wrote.
+Secrets are masked in two ways: in `metadata`, `train_metadata` and `apply_chat_template_kwargs`, by the names of keys,
+and as bearer tokens and secrets of URLs in texts; in these mappings and in prompt, response, label and reward, by the
+values of the secrets in the writing process's environment and settings. Tokens stay unmasked: they still spell the
+text that the policy read and wrote.
 
 `read_dump` also reads other formats: samples without `strands_rollout_dump` (version 0), the results
 of `strands-rollout eval`, and slime's `--save-debug-rollout-data`, without torch.

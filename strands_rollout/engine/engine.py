@@ -152,7 +152,7 @@ class Engine:
     """A model that serves generations.
 
     Attributes:
-        model_path: Folder of the current weights.
+        model_path: Folder of the weights of the last successful update; at first the model's folder.
         weight_version: Version of the last successful update. If an update changes the weights but can't empty the
             cache, the old version stays, as in SGLang; generations report the version that sampled them.
         is_paused: True between `pause` and `resume`; new generations wait then.

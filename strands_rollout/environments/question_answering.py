@@ -17,13 +17,23 @@ _PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
 def exact_match(sample: Any) -> dict[str, float | str]:  # noqa: ANN401 - slime's Sample
     """Score 1 if the final answer equals one of the label's answers after normalization, else 0.
 
-    The result also has `f1`. `label_answers` lists the forms of labels; `final_answer` finds the final answer.
+    The result has `score`, `acc` and `em`, which are equal, the F1 as `f1`, and the final answer as `pred`.
+    `label_answers` lists the forms of labels; `final_answer` finds the final answer.
+
+    Raises:
+        ValueError: The label has no answer.
     """
     return _compare(sample, "em")
 
 
 def f1(sample: Any) -> dict[str, float | str]:  # noqa: ANN401 - slime's Sample
-    """Score the F1 of the final answer's words against the nearest of the label's answers; `acc` is the exact match."""
+    """Score the F1 of the final answer's words against the nearest of the label's answers.
+
+    The result has the same keys as that of `exact_match`; `score` is the F1.
+
+    Raises:
+        ValueError: The label has no answer.
+    """
     return _compare(sample, "f1")
 
 

@@ -83,13 +83,14 @@ def search_tool(
             process builds its own BM25 index on the first call.
         top_k: Maximum number of passages.
         max_passage_chars: Maximum characters of a passage; longer passages are cut.
-        timeout_s: Limit of a request, in seconds.
+        timeout_s: Limit of connecting, of each write and of each read in a request, in seconds (httpx's `Timeout`).
         patience_s: Seconds for which a failed request is retried. After that, the episode fails because of an
             infrastructure fault, which the policy never sees. `tool_timeout_s` must exceed `timeout_s` plus
             `patience_s`.
 
     Raises:
-        ConfigError: Both a URL and a corpus are given, `top_k` is less than 1, or the corpus can't be read.
+        ConfigError: Both a URL and a corpus are given, `top_k` is less than 1, the corpus is not a file, or the extra
+            `search` is not installed. The first call raises it if the corpus can't be parsed.
     """
     if url is not None and corpus is not None:
         raise ConfigError(f"search_tool got url={url!r} and corpus={str(corpus)!r}; expected one of them")

@@ -59,6 +59,9 @@ class StrandsEnvironment:
         factory: Dotted path of a hook file (a module with `create_env_factory`), of a function like
             `create_env_factory`, of a function that returns an environment, or of an environment class.
         config: Keyword arguments of the factory, or the path of a YAML or JSON file with them.
+
+    Raises:
+        ConfigError: The file can't be read, or does not hold a mapping.
     """
 
     def __init__(self, task: Task, factory: str, config: Mapping[str, Any] | str | None) -> None:
@@ -96,6 +99,7 @@ class StrandsEnvironment:
             ConfigError: The factory returns no environment, or returns one environment for two episodes.
             EnvironmentFaultError: The factory or the environment raised an exception.
             PromptError: The row can't be read as a task of the environment.
+            ToolError: As `check`.
         """
         _POLICY_URL.set(str(model.base_url).rstrip("/"))
         environment = await self._make(model)

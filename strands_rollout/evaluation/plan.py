@@ -301,8 +301,8 @@ def read_eval_config(
     a sentence for each ignored key.
 
     Raises:
-        ConfigError: The file can't be read, a key is unknown (the message names the nearest known key) or not
-            supported, or a value is out of range.
+        ConfigError: The file can't be read or names no data set, two data sets have the same name, a key is unknown
+            (the message names the nearest known key) or not supported, or a value is out of range.
         PromptError: A data file can't be used.
     """
     content = _read_config(path)

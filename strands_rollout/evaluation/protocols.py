@@ -27,7 +27,7 @@ from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.reward import Grading, grading_of
 
 _REWARD_SETTINGS: Final = ("function", "evaluator", "parts", "style")
-# settings of the machine, the model and the training, which change no accuracy
+# settings of the machine, the model and the training, which a protocol leaves to the user
 _NOT_FIXED: Final = frozenset(
     {
         "executor",

@@ -391,13 +391,14 @@ def report_notes(report: Mapping[str, Any], weight_version: str | None) -> list[
         if drift.get("mismatched"):
             notes.append(
                 f"{name}: {drift['mismatched_tokens']} context tokens in {drift['mismatched']} of {drift['measured']} "
-                "samples differ from the chat template's rendering; see strands-rollout drift, with --save-tokens"
+                "samples differ from the chat template's rendering; to list them, run eval with --save-tokens and "
+                "another --out, then strands-rollout drift on that folder"
             )
         timed_out = data_set["methods"].get("algebra_timeout", 0)
         if timed_out:
             notes.append(
-                f"{name}: {timed_out} answers count as wrong because comparing them took too long; see "
-                "reward.symbolic_timeout_s"
+                f"{name}: {timed_out} answers count as wrong because comparing them took too long; to allow more time, "
+                "run eval with another --out and --set reward.symbolic_timeout_s=SECONDS, at most 60"
             )
     return notes
 

@@ -140,7 +140,7 @@ def model_positions(model: Path) -> int | None:
 
 
 def check_context(sets: Sequence[ProtocolSet], room: int, model: Path | None) -> int:
-    """Return the tokens that the longest response and its prompt need together.
+    """Check that the longest response and its prompt fit the model; return the tokens that both need together.
 
     Args:
         sets: The data sets.

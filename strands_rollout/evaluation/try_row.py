@@ -429,7 +429,8 @@ def run_try(options: TryOptions) -> int:
     """Play a row, print its transcript, and after a success suggest the command that evaluates the configuration.
 
     Returns:
-        The exit code: 0, 1 if the episode failed, or 130 after Ctrl-C or Ctrl-D.
+        The exit code: 0; 1 if the episode, its reward or a check of its tokens failed, or its sample is not trained;
+        130 after Ctrl-C or Ctrl-D.
 
     Raises:
         RolloutError: The configuration, the row, the engine or the tokenizer can't be used, or the policy has fewer or
@@ -510,7 +511,10 @@ def _exit_code(outcome: Outcome, policy: WrittenPolicy | None) -> int:
 
 
 def _settings(settings: RolloutSettings, options: TryOptions) -> dict[str, Any]:
-    """Return the settings with the transcript's hook, without `max_failed_groups`, and with --you without a timeout."""
+    """Return the settings of the episode: with the transcript's hook, unless a program plays the episode.
+
+    `max_failed_groups` is None and `on_engine_abort` is "return"; with --you, `episode_timeout_s` is None.
+    """
     hook = f"{current_transcript.__module__}.{current_transcript.__qualname__}"
     # the local server answers with an abort when the policy has no more turns: the episode then ends
     changes: dict[str, Any] = {"max_failed_groups": None, "on_engine_abort": "return"}

@@ -39,7 +39,7 @@ class Grade:
         correct: True if the answer is right.
         pred: The answer as the assistant wrote it; "" for none.
         label: The alternative of the label that the answer equals, else the first.
-        method: The rule that decided; see `Comparison.method`.
+        method: The rule that decided; see `Comparison.method`. `grade_choice` also gives "choice".
     """
 
     correct: bool
@@ -56,6 +56,9 @@ def grade(text: str, label: object, cpu_s: float = CPU_LIMIT_S, *, is_cut: bool 
         label: A text, a number, or a list of alternatives of which any is right; None or "" makes every answer wrong.
         cpu_s: CPU seconds for all comparisons; an answer that needs more is wrong.
         is_cut: True if the text ends in the middle; see `extract_answer`.
+
+    Raises:
+        ValueError: The label can't be read; see `label_texts`.
     """
     pred = extract_answer(text, is_cut=is_cut)
     # compare before the label is parsed as a list: the text of a list may itself be the answer

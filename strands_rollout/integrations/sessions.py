@@ -1,7 +1,8 @@
 """The gateway as a server for other trainers: sessions over HTTP, whose samples have the dump's format.
 
-`POST /sessions` begins a session and returns its API key, `GET /sessions/{id}/samples` returns its samples so far, and
-`DELETE /sessions/{id}` ends it. For the use of the key, see `strands_rollout.gateway`.
+`POST /sessions` begins a session and returns its API key, `GET /sessions/{id}` returns its facts,
+`GET /sessions/{id}/samples` returns its samples so far, and `DELETE /sessions/{id}` ends it. For the use of the key,
+see `strands_rollout.gateway`.
 """
 
 from __future__ import annotations
@@ -79,8 +80,11 @@ class SessionServer:
         tokenizer: The policy's tokenizer.
         base_url: The URL of the engine or router.
         owner_key: The bearer token of the owner's requests; None accepts them from all local clients.
-        idle_s: Seconds without a request after which a session may be ended.
+        idle_s: Seconds without a request after which the next `POST /sessions` ends a session.
         **model: Further arguments of `SGLangModel`.
+
+    Raises:
+        TemplateError: The tokenizer's chat template can't be used.
     """
 
     def __init__(
@@ -200,7 +204,10 @@ async def serve_sessions(sessions: SessionServer, host: str, port: int, on_ready
         ConfigError: The port is in use, or would be open to the network without an owner's key.
     """
     if not sessions.has_owner_key and host not in ("127.0.0.1", "localhost", "::1"):
-        raise ConfigError(f"got the host {host} without an owner's key; set a key, since other machines can connect")
+        raise ConfigError(
+            f"got the host {host} without an owner's key; other machines can connect to it: pass --key, or set "
+            "STRANDS_ROLLOUT_GATEWAY_KEY"
+        )
     runner = await start(sessions.gateway, host, port, sessions.routes())
     try:
         on_ready(sessions.gateway.base_url)

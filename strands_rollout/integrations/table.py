@@ -146,7 +146,8 @@ def check_wandb(option: str = "--wandb") -> None:
     """Check that wandb can log, before anything runs; messages name the command-line `option` that needs it.
 
     Raises:
-        ConfigError: wandb is not installed, or would ask for a key.
+        ConfigError: wandb is not installed, or needs a key and WANDB_API_KEY is not set (a key in ~/.netrc does not
+            count).
     """
     if find_spec("wandb") is None:
         raise ConfigError(f"{option} needs wandb, which is not installed; run: pip install 'strands-rollout[wandb]'")

@@ -167,7 +167,7 @@ def to_tensordict(
         reward_key: Key of the number in a reward that is a dict.
 
     Raises:
-        ExportError: A sample is unfinished, has no reward, or its lengths disagree.
+        ExportError: As `finished_episodes`.
     """
     episodes = finished_episodes(samples, reward_key=reward_key)
     rows = [

@@ -26,7 +26,8 @@ SHIPPED_MODEL_EXECUTOR: Final = {"name": "local", "isolation": "rlimits"}
 async def served_engine(base_url: str | None, model_dir: Path | None) -> AsyncIterator[str]:
     """Yield the URL of a running engine, or run the embedded engine until the block ends.
 
-    A running engine is asked for its model first: without this check, episodes fail only after a minute of retries.
+    A running engine is asked for its model first: without this check, episodes would fail only after all retries of
+    `engine_patience_s`.
 
     Raises:
         ConfigError: The URL is not the URL of an HTTP server, or the embedded engine can't serve the model.

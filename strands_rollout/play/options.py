@@ -72,7 +72,7 @@ def check_data_exists(value: Path | list[Path] | None) -> Path | list[Path] | No
 InputKey: TypeAlias = Annotated[str, Option(help="Key of the prompt in a row; a.b is key b inside a.")]
 LabelKey: TypeAlias = Annotated[
     str | None,
-    Option(help="Key of the label in a row. Default: label; with --reward, rows may lack it."),
+    Option(help="Key of the label in a row. Default: label, which rows may lack if the reward needs none."),
 ]
 RewardPath: TypeAlias = Annotated[
     str | None,

@@ -115,9 +115,10 @@ def template_kwargs(args: SlimeArgs, sample: SampleLike) -> Mapping[str, Any]:
 
 
 def context_limit(args: SlimeArgs, *, evaluation: bool) -> int | None:
-    """Return slime's context limit in tokens: the configured one, else the tokens that a training batch can hold.
+    """Return slime's context limit in tokens; None if only the engine limits the context.
 
-    None means that only the engine limits the context.
+    In training: `rollout_max_context_len`, else the tokens that a training batch can hold. In an evaluation:
+    `eval_max_context_len`, else `rollout_max_context_len`.
     """
     for name in ("eval_max_context_len", "rollout_max_context_len") if evaluation else ("rollout_max_context_len",):
         if (limit := getattr(args, name, None)) is not None:

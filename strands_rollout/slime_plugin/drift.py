@@ -474,7 +474,11 @@ class DriftMeter:
         self.template_fault: str | None = None
 
     def measure(self, episode: SampledEpisode, number: int = 0) -> EpisodeDrift:
-        """Measure one episode; `number` is its position among others."""
+        """Measure one episode; `number` is its position among others.
+
+        Raises:
+            ConfigError: No parser has the name `tool_parser`.
+        """
         tokens, turns = episode.tokens, episode.turns
         again = reencode(tokens, self._tokenizer)
         lost = _lost_positions(*differing_tokens(tokens, self._tokenizer, self._bytes_of, again))

@@ -94,7 +94,10 @@ async def play_sample(
 
 
 def fail_sample(call: GenerateCall, error: Exception) -> SampleLike | list[SampleLike]:
-    """Fill the sample of an episode that could not be played or written, even if args can't be read.
+    """Log the error of an episode that could not be played or written, and fill its sample; args may be unreadable.
+
+    Returns:
+        The sample or a list with the sample, as for `generate`.
 
     Raises:
         ConfigError: The sample can't be filled.
@@ -398,7 +401,7 @@ def build_tools(settings: RolloutSettings, code_tool: object) -> list[object]:
 
 
 def log_episode(sample: SampleLike, episode: Episode) -> None:
-    """Log one line for a failed episode, and the traceback of a bug."""
+    """Log one line for an episode that ended with an error; for a bug, also the traceback."""
     reason, error = episode.stop_reason, episode.error
     if reason is StopReason.INTERNAL_ERROR:
         logger.error("episode failed index=%s stop_reason=%s", sample.index, reason, exc_info=error)
@@ -416,9 +419,9 @@ def log_failure(sample: SampleLike, error: Exception) -> None:
 def _engine_grace_s(args: SlimeArgs, settings: RolloutSettings, sent_at: float) -> float:
     """Return the seconds to wait for the answer to an aborted request.
 
-    slime aborts all requests every 3 s until the engines are idle. An episode worker learns of an abort later than the
-    engines. No abort reaches a request that the worker sends in between; only closing its connection ends that request,
-    so the wait for it is short.
+    slime aborts all requests, from 0.3.1 on every 3 s until the engines are idle. An episode worker learns of an abort
+    later than the engines. The abort may miss a request that the worker sends in between; then only closing its
+    connection ends that request, so the wait for it is short.
     """
     are_samples_collected = getattr(args, "partial_rollout", False) or settings.should_abort is not None
     grace_s = _PARTIAL_GRACE_S if settings.resume_aborted and are_samples_collected else ABORT_GRACE_S
@@ -433,7 +436,7 @@ class RolloutJob:
 
     Attributes:
         settings: The settings of this episode, the row's included.
-        fans_out: True if slime can take a list of samples.
+        fans_out: True if slime gets a list of samples: `fan_out` is on, and slime can take a list.
         routing_key: Makes a router send all requests of the episode to one engine.
         sink: Stores the episode's journal records.
     """

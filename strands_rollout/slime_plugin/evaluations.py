@@ -18,7 +18,7 @@ from strands_rollout.samples import SlimeArgs, finite_number, run_metric
 STEP_VARIABLE: Final = "STRANDS_ROLLOUT_EVAL_STEP"
 """Environment variable with the step of the checkpoint that a job only evaluates; `eval_aime.sh --watch` sets it."""
 _SHARED_VARIABLE: Final = "STRANDS_ROLLOUT_EVAL_SHARED"  # "1" if the wandb run is that of a training
-_WANTED: Final = "strands_rollout_log_passrate"
+_LOG_PASSRATE_ATTR: Final = "strands_rollout_log_passrate"  # of the args: the original value of `log_passrate`
 
 
 def checkpoint_step() -> int | None:
@@ -30,7 +30,7 @@ def checkpoint_step() -> int | None:
 def take_over_pass_rates(args: SlimeArgs) -> bool:
     """Return whether slime's `--log-passrate` is set, and turn it off for slime's own evaluation metrics."""
     values = vars(args)
-    wanted = bool(values.setdefault(_WANTED, bool(values.get("log_passrate"))))
+    wanted = bool(values.setdefault(_LOG_PASSRATE_ATTR, bool(values.get("log_passrate"))))
     if wanted:
         values["log_passrate"] = False
     return wanted
@@ -88,7 +88,9 @@ def headline_numbers(data: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 
 @contextmanager
 def wandb_run_of_training() -> Iterator[Callable[[Mapping[str, Any]], object] | None]:
-    """Yield wandb's `log` for the run of the training whose checkpoint is evaluated; None if wandb is off.
+    """Yield wandb's `log` for the run of the training whose checkpoint this job evaluates.
+
+    Yield None in a job that trains, and without the environment variable `WANDB_RUN_ID`.
 
     A run that a training still writes is joined as slime's own secondary processes join it (`init_wandb_secondary` in
     slime/observability/wandb_utils.py): it stays open afterwards, and each number has its step in `eval/step`.

@@ -1,7 +1,7 @@
 """slime's fully asynchronous rollout, which starts only as many groups as `max_sample_staleness` allows.
 
 slime's worker plays `--sglang-server-concurrency` x engines groups. Finished groups wait for the trainer: up to as many
-again in the newest slime, and any number in 0.3.0 and 0.3.1, where a step takes all that wait and drops those that it
+again in the newest slime, and up to 1,000 in 0.3.0 and 0.3.1, where a step takes all that wait and drops those that it
 does not need (slime/rollout/fully_async_rollout.py, `AsyncRolloutWorker`). Here, groups in play and groups that wait
 are limited together, and a step takes only the groups that it trains.
 """
@@ -51,14 +51,21 @@ def generate_rollout_fully_async(
 
 
 def _start_worker(module: Any, args: SlimeArgs, data_source: object) -> None:  # noqa: ANN401 - slime's module
-    """Start a worker that starts only the groups that the staleness allows, unless slime's worker runs already."""
+    """Start a worker that starts only the groups that `max_sample_staleness` allows, unless a worker runs already.
+
+    Without that setting, do nothing; if this slime's worker has another structure than expected, log a warning. In
+    both cases, slime starts a worker of its own.
+    """
     limit = settings_from_args(args).max_sample_staleness
     if limit is None:
         return
     worker_class = getattr(module, "AsyncRolloutWorker", None)
     known = all(hasattr(module, name) for name in ("_global_worker", "_worker_lock"))
     if not known or not all(hasattr(worker_class, name) for name in ("_make_done_cb", "get_completed_groups")):
-        message = "max_sample_staleness does not limit the groups in flight: this slime's %s has another structure"
+        message = (
+            "max_sample_staleness does not limit the groups in flight: this slime's %s has another structure; expected "
+            "that of slime 0.3.0, 0.3.1 or 624b824a"
+        )
         log_once(logger, logging.WARNING, message, _MODULE)
         return
     with module._worker_lock:
@@ -111,7 +118,7 @@ def _bounded_worker(
     """Return slime's worker, changed to start no group while `groups` groups are in play or wait for the trainer."""
 
     class BoundedWorker(worker_class):  # type: ignore[misc]
-        """slime's worker; it is also the source of its own prompts, and then asks slime's data source."""
+        """slime's worker, which is its own data source too: it limits the groups from slime's data source."""
 
         def __init__(self) -> None:
             super().__init__(args, self, concurrency=min(slots, groups))
@@ -141,7 +148,10 @@ def _bounded_worker(
             return on_end
 
         def get_completed_groups(self, limit: int = 1) -> list[Any]:
-            """Return groups that wait, oldest first; slime 0.3.0 and 0.3.1 ask without a limit, and drop surplus."""
+            """Return at most `limit` waiting groups, oldest first.
+
+            slime 0.3.0 and 0.3.1 pass no limit, and would drop the groups that a step does not need.
+            """
             found = list[Any]()
             with suppress(queue.Empty):
                 while len(found) < limit:

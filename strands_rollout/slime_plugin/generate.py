@@ -42,9 +42,9 @@ async def generate(
 
     Raises:
         asyncio.CancelledError: The caller was cancelled.
-        ConfigError: `sample` is not a Sample, so no outcome can be written to it.
-        FailedGroupsError: Too many groups of training samples failed in a row; the run must end.
-            Every other failure is written to the sample, because an exception would end slime's run.
+        ConfigError: `sample` is not a Sample, or can't be filled, so no outcome can be written to it.
+        FailedGroupsError: Too many groups of training samples failed in a row, or an episode worker keeps dying; the
+            run must end. Every other failure is written to the sample, because an exception would end slime's run.
     """
     if not hasattr(type(sample), "Status") or not hasattr(sample, "response_length"):
         raise errors.ConfigError(

@@ -76,6 +76,10 @@ async def read_checked_config(path: Path | None, changes: Sequence[str] | None =
 
     The file's folder and the working directory are searched for user code.
 
+    Args:
+        path: The configuration file; None for the default settings.
+        changes: Changes from the command line, as `setting=value`.
+
     Raises:
         ConfigError: The file can't be used, or code that it names can't be loaded; the message has a line for each
             setting.
@@ -112,7 +116,7 @@ async def check_loadable(path: Path | None, settings: RolloutSettings, changes: 
 
 
 async def find_load_errors(settings: RolloutSettings, *, connects: bool = False) -> list[tuple[str, RolloutError]]:
-    """Return the name of each setting whose code can't be loaded, with the error.
+    """Return the name of each setting whose code can't be loaded or whose value can't be used, with the error.
 
     With `connects`, MCP servers are started or connected to as well.
     """
@@ -216,8 +220,9 @@ def to_episode_prompt(
             processor.
 
     Raises:
-        PromptError: The prompt is empty or already rendered, is a chat that does not end with a user's turn, or holds
-            other content than text and images.
+        PromptError: The prompt is empty, already rendered or malformed; it is a chat that does not end with a user's
+            message, or whose messages hold content other than text, a user's images, and an assistant's reasoning
+            and tool calls; its images can't be read, or are not as many as the `loaded` images.
         ConfigError: The prompt has images, and Pillow is not installed.
     """
     images = _loaded_images(loaded or {})
@@ -433,7 +438,8 @@ def with_row_settings(settings: RolloutSettings, metadata: object) -> RolloutSet
     A row's settings are the mapping `strands_rollout_settings` in the sample's metadata. Its `tools` are dotted paths,
     or names of MCP servers, from `tools` or `row_tools` of the run's settings. If the mapping has no `tools`, the tool
     schemas under `tools` in the metadata itself, where slime's `--tool-key` puts them, choose from the same tools by
-    name. A warning, logged once, lists names that the run's settings lack.
+    name. A warning, logged once, lists names that the run's settings lack, unless `tools` has an MCP server, whose
+    tools they may be.
 
     Raises:
         ConfigError: The row's settings are not a mapping, or hold a setting that rows can't have, a tool that the run

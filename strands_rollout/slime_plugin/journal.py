@@ -188,6 +188,9 @@ async def open_journal(
     row or under other conditions are not this sample's. An aborted sample holds a newer state than such records, so
     they are removed. Each process reads the records of dead processes only once, in a thread. Records that another
     episode of the same sample has open are not shared.
+
+    Raises:
+        ConfigError: `conditions` finds no usable tokenizer.
     """
     folder = settings.journal_dir
     if folder is None or not settings.resume_aborted:

@@ -76,6 +76,8 @@ def log_rollout(
 ) -> bool:
     """Log a training rollout under `rollout/agent/`; slime's `--custom-rollout-log-function-path`.
 
+    With the setting `dump_dir`, also write the rollout's first samples to a file (see `write_step_dump`).
+
     Returns:
         False, so that slime logs its own metrics as well.
 
@@ -95,6 +97,8 @@ def log_eval(
     extra_metrics: Mapping[str, Any] | None,  # noqa: ARG001 - slime's signature; slime logs them
 ) -> bool:
     """Log an evaluation under `eval/<dataset>/agent/`; slime's `--custom-eval-rollout-log-function-path`.
+
+    With the setting `dump_dir`, also write the first samples of each data set to a file (see `write_step_dump`).
 
     A sample that failed or was not graded because of an infrastructure fault is not a wrong answer. It is removed from
     `data`, from which slime computes its own metrics next. A data set that has only such samples is removed too, and
@@ -403,7 +407,7 @@ def weight_metrics(samples: Samples) -> Metrics:
 def staleness_metrics(args: SlimeArgs, samples: Samples) -> Metrics:
     """Return the share of samples that `max_sample_staleness` leaves out of training; {} without that setting.
 
-    A share of more than a tenth is a warning: the engines generate it for nothing.
+    A share of more than a tenth is logged as a warning, since the engines generate these samples for nothing.
     """
     limit = settings_from_args(args).max_sample_staleness
     if limit is None or not samples:
@@ -623,13 +627,15 @@ def bounded_text(value: object, max_chars: int, secrets: Collection[str] = ()) -
 
 
 def write_step_dump(args: SlimeArgs, name: str, rollout_id: int, raw_samples: object) -> Path | None:
-    """Write the step's first samples, whole groups if they fit, to `<dump_dir>/<name>_<rollout_id>.jsonl.gz`.
+    """Write the step's first samples, at most `dump_samples` and in whole groups, to a file in `dump_dir`.
+
+    The file is `<name>_<rollout_id>.jsonl.gz`. If the first group has more than `dump_samples` samples, it is cut.
 
     An existing file of that name is replaced: it is from an interrupted step, which is being repeated.
 
     Args:
         args: slime's args.
-        name: The name of the file; characters other than letters, digits, `.`, `-` and `_` become `_`.
+        name: The beginning of the file's name; characters other than letters, digits, `.`, `-` and `_` become `_`.
         rollout_id: slime's number of the step.
         raw_samples: Samples, also in nested lists.
 
@@ -637,7 +643,7 @@ def write_step_dump(args: SlimeArgs, name: str, rollout_id: int, raw_samples: ob
         The file; None without the setting `dump_dir` or without samples.
 
     Raises:
-        ConfigError: A setting is unknown or out of range.
+        ConfigError: A setting is unknown or out of range, or the tokenizer can't be loaded.
         DumpError: The file can't be written.
     """
     settings = settings_from_args(args)

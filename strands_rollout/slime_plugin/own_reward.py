@@ -79,7 +79,7 @@ class AnswerToGrade:
 
     Attributes:
         args: slime's args.
-        response: The text of the sample's last assistant message.
+        response: The text of the sample's last assistant message, without reasoning and calls.
         label: The row's label.
     """
 
@@ -97,8 +97,10 @@ async def user_reward(
     `built_in` scores a part that has neither a function nor a judge nor an evaluator.
 
     Raises:
-        EnvironmentFaultError: A judge gave no number, a part with a judge took too long, or the rollout was aborted.
-        RolloutError: A function can't be loaded, raised, took too long, or returned no finite number.
+        EnvironmentFaultError: A judge failed or gave no number, an evaluator with a judge raised, an evaluator had
+            nothing to judge, a part with a judge took too long, or the rollout was aborted.
+        RolloutError: A function, or an evaluator without a judge, can't be loaded, raised, took too long, or returned
+            no finite number.
     """
 
     async def score_part(part: RewardPart) -> RewardResult:
@@ -159,7 +161,8 @@ def parse_score(value: object, name: str) -> RewardResult:
     """Convert a number, or a mapping with the key `score`, whose further numbers become parts.
 
     Raises:
-        RolloutError: The value is neither a number nor such a mapping; `name` is its name in the message.
+        RolloutError: The value is neither a finite number nor such a mapping, or its `acc` is not finite; `name` is
+            its name in the message.
     """
     entries = value if isinstance(value, Mapping) else {"score": value}
     numbers = {str(key): number for key, entry in entries.items() if (number := usable_number(entry)) is not None}
@@ -209,7 +212,9 @@ def _choose_arguments(function: Callable[..., object], path: str, answer: Answer
     if parameters and required < 2:
         return (answer.response,) if next(iter(parameters)) == "response" else (answer.sample,)
     got = f"{path}({', '.join(parameters)})"
-    raise ConfigError(f"got the reward {got}; expected {path}(response, label) or {path}(sample)")
+    raise ConfigError(
+        f"got the reward {got}; expected {path}(response, label) or {path}(sample), or slime's {path}(args, sample)"
+    )
 
 
 def check_reward(settings: RewardSettings) -> None:
@@ -230,7 +235,9 @@ def check_reward(settings: RewardSettings) -> None:
         if judge.strands_model is not None:
             load_model(judge.strands_model)
         if missing := re.search(r"\$\{\w+\}", os.path.expandvars(f"{judge.base_url} {judge.api_key}")):
-            raise ConfigError(f"a judge uses the environment variable {missing[0]}, which is not set")
+            raise ConfigError(
+                f"a judge uses the environment variable {missing[0]}, which is not set; set it where the job starts"
+            )
 
 
 async def _ask_judge(judge: Judge, answer: AnswerToGrade) -> RewardResult:
@@ -242,7 +249,7 @@ async def _ask_judge(judge: Judge, answer: AnswerToGrade) -> RewardResult:
     scores = _SCORE.findall(text) or ([text] if _NUMBER.fullmatch(text) else [])
     if not scores:
         got = f"a judge replied {text[-200:]!r}"
-        raise EnvironmentFaultError(f"{got}; expected a line like `Score: 0.5`, which its prompt must ask for")
+        raise EnvironmentFaultError(f"{got}; expected a line like `Score: 0.5`; judge.prompt must ask for it")
     return RewardResult(float(scores[-1]))
 
 
@@ -288,7 +295,7 @@ def values_for_evaluators(model: SGLangModel, episode: Episode, state: Mapping[s
     """Return as plain JSON the values that an evaluator judges later.
 
     These are the main agent's messages, tools and system prompt, the environment's state, and whether the messages
-    contain all of its tool calls.
+    contain all tool calls of the main agent.
     """
     head = model.conversation.branch.head or Head()
     messages = [saved_message(message) for message in episode.messages]
@@ -491,14 +498,19 @@ def _case_class() -> type[Any]:
 def _build_case(answer: AnswerToGrade, *, reads_session: bool) -> object:
     """Return the episode as strands_evals' EvaluationData.
 
-    The trajectory is a Session, or a list of tool names if the row's `expected_trajectory` is such a list.
+    The trajectory is a Session, or a list of tool names if the row's `expected_trajectory` is such a list and the
+    evaluator does not read a Session (`reads_session`); None if the messages lack calls.
+
+    Raises:
+        ConfigError: The sample has no values for an evaluator.
     """
     facts, label = facts_of(answer.sample), answer.label
     evaluated = facts.evaluated
     if evaluated is None:
         raise ConfigError(
-            "the sample has no values for an evaluator: its episode failed, or was played without reward.evaluator or "
-            "--save-tokens"
+            "the sample has no values for an evaluator: its episode failed or was played without reward.evaluator, or "
+            "eval saved it without --save-tokens; set reward.evaluator, pass --save-tokens to `strands-rollout eval`, "
+            "and play the episode again"
         )
     row = {name: value for name, value in answer.sample.metadata.items() if name != METADATA_KEY}
 

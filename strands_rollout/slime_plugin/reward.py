@@ -89,10 +89,11 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
 
     Returns:
         A reward for each sample, in lists nested as the samples are. A reward is a dict with the keys `score` (the
-        settings' `correct` or `wrong`, possibly shaped), `acc` (1.0 or 0.0), `pred` (the answer as written, "" for
-        none), `label`, `method` (the rule that decided), `error` (why the answer could not be judged, else ""), and
-        `parts/NAME` for each further number of the user's reward or of an environment. A sample whose reward failed
-        (method `error` or `no_judge`) is not trained (`remove_sample`).
+        settings' `correct` or `wrong`, possibly shaped; or the score of the user's reward or of the environment),
+        `acc` (1.0 or 0.0, or the `acc` of the user's reward or of the environment), `pred` (the answer as written, ""
+        for none), `label`, `method` (the rule that decided), `error` (why the answer could not be judged, else ""), and
+        `parts/NAME` for each further number of the user's reward, of an environment or of IFEval's instructions. A
+        sample whose reward failed (method `error` or `no_judge`) is not trained (`remove_sample`).
 
         The reward is the `score` alone, a float, if slime reads no key from a dict: its args set neither `reward_key`
         nor `eval_reward_key`, or only the latter and the sample is for training. The dict is then kept in

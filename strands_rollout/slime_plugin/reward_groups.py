@@ -140,7 +140,10 @@ def _exclude_stale(args: SlimeArgs, samples: Sequence[Any]) -> None:
 
 
 def known_staleness(samples: Sequence[Any]) -> list[float]:
-    """Return the number of weight versions by which each sample is older than the newest known one; 0 if unknown."""
+    """Return the number of weight versions by which each sample is older than the newest known version.
+
+    The number is 0 if the sample's version is unknown, and `NOT_COMPARABLE` for a sample from before a restart.
+    """
     known = sample_staleness(list(map(_last_weights, samples)))
     return [0 if versions is None else versions for versions in known]
 
@@ -384,6 +387,13 @@ class FailedGroups:
         self, number: int, sample: SampleLike, group_size: int, limit: int, why: str
     ) -> FailedGroupsError | None:
         """Count an episode that failed, or whose reward failed, after its `running_episode()` has ended.
+
+        Args:
+            number: The episode's number, from `running_episode`.
+            sample: The episode's sample; its `group_index` and `index` identify it.
+            group_size: Samples of a group.
+            limit: Failed groups in a row that end the run, at least 1.
+            why: The reason, for the error's message.
 
         Returns:
             The error if the caller must raise it, else None. Of concurrent episodes, only one gets it. An episode that

@@ -130,7 +130,10 @@ def _bad_reward(reward: Json, reward_key: str | None) -> Iterator[str]:
 def _bad_extras(sample: SampleLike) -> Iterator[str]:
     undeclared = sorted(vars(sample).keys() - {item.name for item in fields(cast("Any", sample))} - {_TRACE_ATTRIBUTE})
     if undeclared:
-        yield f"the sample has the undeclared attributes {', '.join(undeclared)}; slime's buffers lose them"
+        yield (
+            f"the sample has the undeclared attributes {', '.join(undeclared)}, which slime's buffers lose; expected "
+            "only the fields of its class, and other values in metadata"
+        )
     if not _is_finite_number(sample.non_generation_time) or sample.non_generation_time < 0:
         yield f"non_generation_time is {sample.non_generation_time!r}; expected seconds of at least 0"
     if not isinstance(sample.metadata, dict) or not isinstance(sample.metadata.get(METADATA_KEY), dict):
@@ -142,7 +145,7 @@ def _bad_extras(sample: SampleLike) -> Iterator[str]:
     try:
         json.dumps(sample.metadata, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as e:
-        yield f"metadata can't be written as JSON: {e}"
+        yield f"metadata can't be written as JSON: {e}; expected plain JSON values and finite numbers"
 
 
 def _is_count(value: object) -> bool:

@@ -64,7 +64,7 @@ class EndedEpisode:
         start: The state that the episode started from.
         code_calls: The counts of the code tool.
         sub_agents: The sub-agents' models.
-        score: The environment's score.
+        score: The score from the environment or from the agent program; None without one.
         question: The environment's question, which replaced the row's prompt.
         evaluated: The values that an evaluator judges: the main agent's messages, tools and system prompt, and the
             environment's state; None if the settings name no evaluator, or the episode failed or was aborted.
@@ -89,7 +89,7 @@ class WritingRules:
 
     Attributes:
         may_abort: True if slime can take an ABORTED sample now; otherwise an aborted episode becomes a FAILED sample.
-        fans_out: True if slime takes a list of samples.
+        fans_out: True if slime gets a list of samples: `fan_out` is on, and slime can take a list.
         max_staleness: Weight versions by which a trained token may be older than the last token; None for no limit.
         resume_conditions: Returns the conditions under which an aborted episode may be resumed; None if it can't be
             resumed.
@@ -235,7 +235,8 @@ def fill_batch_fields(args: SlimeArgs, sample: SampleLike, sampling_params: Mapp
     """Fill the fields that some of slime's arguments require of every sample in a batch.
 
     These are the number of turns (`--log-multi-turn`) and the replay data. A sample that failed before its first token
-    gets empty replay data of the right shape; without it the batch could not be built.
+    gets placeholders of the right shape as replay data (no top-p ids, arbitrary experts); without them, the batch could
+    not be built.
     """
     if getattr(args, "log_multi_turn", False):
         sample.metadata["round_number"] = facts_of(sample).turns or 0

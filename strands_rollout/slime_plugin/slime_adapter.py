@@ -1,4 +1,4 @@
-"""Everything that this package reads from slime: its generation state, abort flag and trace.
+"""Access to slime from an episode: its arguments, generation state, abort flag and trace.
 
 Each function also works where slime is absent: this module imports slime inside functions. slime is installed
 from its repository; the `slime` of PyPI is another package. The code supports the newest slime and its releases from
@@ -62,7 +62,7 @@ class GenerateCall:
 
 
 def is_slime_sample(sample: object) -> bool:
-    """Return whether a sample is of slime's own class, which means that slime's state exists in this process."""
+    """Return whether a sample is of slime's own class or a subclass of it."""
     return any(base.__module__.startswith("slime.") for base in type(sample).__mro__)
 
 
@@ -89,7 +89,10 @@ def tokenizer_of(args: SlimeArgs, sample: object) -> PreTrainedTokenizerBase:
 
 
 def processor_of(args: SlimeArgs, sample: object) -> ProcessorMixin | str | None:
-    """Return the processor that slime has loaded, else the checkpoint from which the first image loads it, if any."""
+    """Return the processor that slime has loaded, else `args.hf_checkpoint`, from which the first image loads it.
+
+    Return None without a checkpoint.
+    """
     loaded = getattr(slime_state(args, sample), "processor", None)
     return loaded if loaded is not None else str(getattr(args, "hf_checkpoint", None) or "") or None
 
@@ -147,7 +150,7 @@ def hub_unreachable_reason() -> str | None:
 
 
 def vocab_size_of(args: SlimeArgs) -> int | None:
-    """Return the number of rows of the model's embedding, which may exceed the tokenizer's; None if unknown."""
+    """Return the rows of the model's embedding, which may be more than the tokenizer has ids; None if unknown."""
     checkpoint = getattr(args, "hf_checkpoint", None)
     if not checkpoint:
         return None
@@ -196,6 +199,7 @@ def is_aborting(args: SlimeArgs, sample: object, should_abort: str | Callable[[]
 
     Raises:
         ConfigError: There is no function at the path, or it raised SystemExit or the like.
+        Exception: Any other exception that the function raised.
     """
     if should_abort is not None:
         with exits_as_errors("should_abort", ConfigError):
@@ -216,7 +220,7 @@ def rollout_control(
 
 
 def abort_key(args: SlimeArgs, sample: object, should_abort: str | Callable[[], bool] | None) -> Hashable:
-    """Return a key that is equal for all samples in use for which `is_aborting` returns the same value."""
+    """Return a key that is equal for all samples in use for which `is_aborting` reads the same flag and function."""
     return id(args), is_slime_sample(sample), should_abort if isinstance(should_abort, str) else id(should_abort)
 
 
@@ -227,9 +231,10 @@ ABORT_LISTENERS: Final[set[Callable[[], object]]] = set()
 def watch_aborts(args: SlimeArgs, sample: object) -> None:
     """Call `ABORT_LISTENERS` from now on when slime sets its abort flag, before slime does anything else.
 
-    After setting the flag, slime aborts the engines' requests, and again every 3 s while an engine has any. Processes
-    that send requests must know of the abort first, or they would send new requests in between. slime has no event for
-    the abort: its flag is an attribute of one object, whose class is replaced here by a subclass with a property.
+    After setting the flag, slime aborts the engines' requests; from 0.3.1 on, again every 3 s while an engine has any.
+    Processes that send requests must know of the abort first, or they would send new requests after slime's first
+    attempt. slime has no event for the abort: its flag is an attribute of one object, whose class is replaced here by a
+    subclass with a property.
     """
     state = None if hasattr(args, DRIVER_STATE_ATTR) else slime_state(args, sample)
     if state is not None and not hasattr(type(state), _CALLS_LISTENERS):

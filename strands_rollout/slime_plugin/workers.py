@@ -149,7 +149,7 @@ class _EpisodeJob:
         key: Identifies the episode in this driver.
         args: slime's args as its worker gets them.
         packed_call: The packed `worker.RemoteCall`.
-        journal: The journal records of this sample in `journal_dir`; None without that setting.
+        journal: The journal records of this sample in `journal_dir`; None where `open_journal` returns None.
         done: Receives the result; None if the episode was aborted before a worker began it.
         worker: The worker that plays it; None while it waits.
         waits_or_plays_since: Time of `time.monotonic` at which it was queued or, once assigned, began to be played.
@@ -710,7 +710,13 @@ def close_pools() -> None:
 
 @contextmanager
 def local_workers(count: int) -> Iterator[None]:
-    """Run Ray on this machine alone, with CPUs for `count` workers, within the block; do nothing for 0."""
+    """Run Ray on this machine alone, with CPUs for `count` workers, within the block; do nothing for 0.
+
+    At the end of the block, end all workers of this process.
+
+    Raises:
+        ConfigError: Ray is not installed, or can't be started.
+    """
     if not count:
         yield
         return

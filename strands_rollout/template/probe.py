@@ -402,8 +402,9 @@ def turn_notes(template: TemplateRenderer, ends: TurnEnds) -> Iterator[tuple[str
     Sampled turns are not affected.
     """
     rendered = template.render([user("question"), assistant(0, _CALL), tool(_CALL, _RESULT)], TOOLS)
-    what = "moves behind their results" if ends.silent else "leaves out"
-    moved = f"the template {what} an assistant's text beside its calls; sampled turns keep it"
+    moves = "moves an assistant's text behind the results of its calls"
+    what = moves if ends.silent else "leaves out an assistant's text beside its calls"
+    moved = f"the template {what}; sampled turns keep it"
     yield "text beside calls", moved if ends.silent or mark(0) not in rendered else None
     opens = "these tokens open the next part, since the template has no token that closes a turn"
     closes = "a turn with calls has another end token"

@@ -121,7 +121,9 @@ def register_parser(name: str, factory: ParserFactory) -> None:
         ConfigError: The name is empty, is "auto", or is taken by another factory.
     """
     if not name or name == AUTO or _factories.get(name, factory) is not factory:
-        raise ConfigError(f"can't register a tool parser named {name!r}: the name is empty, reserved or taken")
+        raise ConfigError(
+            f"can't register a tool parser named {name!r}: the name is empty, reserved or taken; choose another name"
+        )
     _factories[name] = factory
 
 

@@ -292,8 +292,8 @@ class Policy:
         norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), self.settings.max_grad_norm)
         if not torch.isfinite(norm):
             raise TrajectoryError(
-                f"got a gradient of norm {float(norm)} at a loss of {loss}; expected finite numbers. The weights "
-                "are unchanged: check the step's rewards and logprobs, or lower --learning-rate"
+                f"got a gradient of norm {float(norm)} at a loss of {loss}; expected finite numbers. The weights are "
+                "those from before this optimizer step: check the rewards and logprobs, or lower --learning-rate"
             )
         self._optimizer.step()
         metrics.add(1, loss=loss, grad_norm=float(norm))

@@ -156,7 +156,7 @@ class RolloutCollector:
             episodes.
 
         Raises:
-            RolloutError: The engine refused the abort.
+            RolloutError: The engine refused the abort, or did not answer it.
         """
         target = self._options.prompts
         missing = range(target + self._options.extra_prompts - len(self.waiting))

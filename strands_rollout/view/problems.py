@@ -118,7 +118,7 @@ def _mask_problems(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
 
 
 def _logprob_problems(lists: TokenLists) -> Iterator[Problem]:
-    """Find logprobs above 0, and turns whose logprobs are all 0."""
+    """Find logprobs above 0, and trained turns of at least 4 tokens whose logprobs are all 0."""
     offset = lists.prompt_length
     values = lists.logprobs
     for positive, start, end in equal_runs([value > 0 for value in values]):

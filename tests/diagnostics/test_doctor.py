@@ -347,6 +347,7 @@ def test_check_proxies_warns_without_showing_the_password() -> None:
     [
         ({}, True, "ok", "off"),
         ({"WANDB_API_KEY": KEY}, True, "ok", "on: WANDB_API_KEY"),
+        ({"WANDB_MODE": "offline"}, True, "ok", "on: WANDB_MODE"),
         ({"WANDB_MODE": "disabled", "WANDB_API_KEY": KEY}, False, "ok", "off"),
         ({"WANDB_API_KEY": KEY}, False, "error", "not installed"),
     ],

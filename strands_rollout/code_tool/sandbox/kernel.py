@@ -137,7 +137,11 @@ _TABLES: Final = {"x86_64": X86_64, "aarch64": AARCH64, "arm64": AARCH64}
 
 
 def syscall_numbers(machine: str) -> dict[str, int]:
-    """Return the system calls of a machine, as `platform.machine()` names it: name -> number."""
+    """Return the system calls of a machine, as `platform.machine()` names it: name -> number.
+
+    Raises:
+        ValueError: There is no table of the machine's system calls.
+    """
     if machine not in _TABLES:
         raise ValueError(f"no table of system calls for the machine {machine!r}; expected one of {', '.join(_TABLES)}")
     return _TABLES[machine]

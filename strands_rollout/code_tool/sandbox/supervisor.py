@@ -6,9 +6,9 @@ It reads requests from the executor's socket, in frames:
 - `{"do": "cancel", "id": 7}`
 - `{"do": "close_session", "id": 8, "session": ...}`
 
-Its first message is `{"facts": {...}}` or `{"failure": ...}`. Then it answers each request with `{"id": 7, "result":
-{...}}`; `{"warning": ...}` is for the trainer's log. When the socket closes, it kills all children, deletes all files
-and exits.
+Its first message is `{"facts": {...}}` or `{"failure": ...}`. Then it answers each `run` and `close_session` with
+`{"id": 7, "result": {...}}`, except a `run` that is cancelled; `{"warning": ...}` is for the trainer's log. When the
+socket closes, it kills all children, deletes all files and exits.
 """
 
 import asyncio

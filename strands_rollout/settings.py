@@ -138,7 +138,7 @@ class AgentCommand(_Settings):
     stdin: str = ""
     """Text for the process's standard input."""
     exit_codes: tuple[int, ...] = (0,)
-    """Exit codes of success; with any other exit code the episode has failed and is not trained on."""
+    """Exit codes of success; with any other exit code the episode fails, unless a limit has ended it."""
 
     @model_validator(mode="after")
     def _check_prompt_is_passed(self) -> Self:

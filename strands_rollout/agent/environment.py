@@ -161,9 +161,11 @@ class Environment(Protocol):
     """Protocol of environments, which the setting `environment` makes for each episode.
 
     Each method is optional and may be async; sync methods run in threads. At least one of `tools`, `prepare`, `answer`,
-    `score` and `play` is required. The class or function at the setting's path
-    is called with the `Task`, whose `resources` are open. An environment that is an async context manager is entered
-    before `prepare` and always exited.
+    `score` and `play` is required. The class or function at the setting's path is called with the `Task`, whose
+    `resources` are open. An environment that is an async context manager is entered before `prepare` and always exited.
+
+    Only the classes in `ENVIRONMENT_LIBRARIES` play episodes: `play_environment` calls their method `play`. They are
+    called with the `Task` and the settings `environment_factory` and `environment_config`.
 
     Attributes:
         tools: Strands tools that act on the environment; the agent has them in addition to the configured tools.

@@ -212,7 +212,10 @@ class _EnvironmentRun:
         done, _ = await asyncio.wait([playing, changed], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         changed.cancel()
         if not done:
-            raise errors.EnvironmentFaultError(f"the environment took more than {limit_s:g} s {self.agent_hook.phase}")
+            raise errors.EnvironmentFaultError(
+                f"the environment took more than {limit_s:g} s {self.agent_hook.phase}; raise environment_timeout_s or "
+                "episode_timeout_s"
+            )
 
     def _time_left_s(self) -> float | None:
         """Return the time limit of the environment's next step, in seconds; None for no limit.

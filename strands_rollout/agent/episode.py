@@ -65,8 +65,8 @@ class ProgramOutcome:
         text: Text that the program returned: the final answer, in place of the policy's last turn; None without text.
         score: The score that the program returned, as a mapping with `score`; None if it returned no score.
         facts: Facts of the endpoint's requests and of the program's process.
-        dropped_tokens: Number of tokens of an earlier attempt that this attempt did not repeat; None without an earlier
-            attempt.
+        dropped_tokens: Number of sampled tokens of an earlier attempt that this attempt did not repeat; None if there
+            was no earlier attempt, or this attempt repeated all of it.
     """
 
     text: str | None
@@ -89,7 +89,8 @@ class Episode:
         limits: The limits of the episode.
         progress: State from which another agent can continue; `progress.messages` is the main agent's history.
         user_turns: Number of user messages after the first.
-        is_resumable: True if another agent can continue from `progress`; False for a swarm or graph.
+        is_resumable: True if another agent can continue from `progress`; False for a swarm or graph, and for a program
+            or an environment that can't repeat an aborted attempt.
         program: The program's outcome, if a program played.
         played: The environment's outcome, if an environment played.
     """
@@ -125,7 +126,7 @@ class Journal(Protocol):
         """Store a finished turn; its tools run after this returns."""
 
     def call_ended(self, progress: EpisodeProgress) -> None:
-        """Store a finished tool call."""
+        """Store a finished tool call, or a finished turn of a program, which runs its own tools."""
 
     def close(self, reason: str) -> None:
         """Store that the episode can't be continued from later steps, with the reason."""
@@ -145,8 +146,8 @@ class EpisodeSetup:
             themselves, without the time that a call waits in a queue.
         hooks: Further Strands hooks; they run before the hooks of the limits.
         tool_span: Context manager entered around each tool call.
-        conversation_manager: Strands conversation manager, which may drop or summarize messages; the model must begin a
-            new segment then. None keeps all messages.
+        conversation_manager: Strands conversation manager, which may drop or summarize messages; the model needs
+            `on_rewritten_history="segment"` then. None keeps all messages.
         progress: State to continue from; the messages given to `run_episode` are ignored then.
         team: Agents of a user's factory. With a team, `tools` and `conversation_manager` are not used, and
             `system_prompt` is used only if the agent has no system prompt.

@@ -60,7 +60,7 @@ class StopReason(StrEnum):
     MAX_TOOL_CALLS = "max_tool_calls"
     """The policy asked for more than `max_tool_calls` calls."""
     MAX_USER_TURNS = "max_user_turns"
-    """The environment answered the policy after `max_user_turns` user turns."""
+    """The environment or a program sent another user message after `max_user_turns` user turns."""
     TEAM_LIMIT = "team_limit"
     """A swarm or graph reached its own limit, or ended before an agent on the episode's model answered."""
     ENVIRONMENT_LIMIT = "environment_limit"
@@ -80,7 +80,7 @@ class StopReason(StrEnum):
     WORKER_ERROR = "worker_error"
     """The episode's worker process died, and the episode can't be continued."""
     SETUP_ERROR = "setup_error"
-    """The prompt, the template or a setting can't be used."""
+    """The prompt, the template, a setting, or the user's agent or program can't be used."""
     INTERNAL_ERROR = "internal_error"
     """A bug in this package, a hook or a tool provider."""
 
@@ -158,6 +158,9 @@ class ToolLimiter(HookProvider):
         calls: Number of tool calls that were run, without calls that could not be parsed.
         tripped: The limit that ended the loop, or None.
         before_turn: `iterations` and `calls` before the last model call.
+
+    Raises:
+        ConfigError: A limit is negative.
     """
 
     def __init__(
@@ -310,7 +313,10 @@ def limit_other_agents(
     stats: ToolStats,
     control: Control,
 ) -> None:
-    """Apply the episode's limits to each agent that can't give the answer; each agent has its own counts."""
+    """Apply the episode's limits to each agent that can't give the answer.
+
+    Each agent has its own counts of tool iterations and calls.
+    """
     # an agent used as a tool makes its calls within that tool's call, and their ids may equal other calls' ids
     inner_stats = ToolStats(control)
     for agent in team.tool_agents:

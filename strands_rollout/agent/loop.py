@@ -1,9 +1,10 @@
 """A faster agent loop: its cost per turn depends only on the new messages, unlike the cost of Strands' own loop.
 
 Strands' cycle streams each answer through a dozen generators, copies the history and records tracing spans. This loop
-calls the model and the tools directly, and fires the same hook events with the same effects. If the agent has
-middleware or a callback handler, or a span is recorded, Strands' own cycle runs. It takes 2.4 times the CPU for an
-agent with a hook and 20 tool turns; see docs/performance.md.
+calls the model and the tools directly, and fires the same hook events with the same effects. If the agent has a
+feature that this loop lacks, such as middleware, a callback handler or a session manager (see `can_run_directly`), or a
+span is recorded, Strands' own cycle runs. It takes 2.4 times the CPU for an agent with a hook and 20 tool turns;
+docs/performance.md lists all cases.
 """
 
 from __future__ import annotations
@@ -209,7 +210,11 @@ class DirectInvocation:
         self._has_answer = False
 
     async def run(self) -> End | None:
-        """Run cycles until the invocation ends, and return its `End`; None if Strands' cycle must do the next step."""
+        """Run cycles until the invocation ends, and return its `End`; None if Strands' cycle must do the next step.
+
+        Raises:
+            MaxTokensReachedException: A turn was cut at its limit of tokens.
+        """
         agent = self._agent
         self._state["agent"] = agent
         while can_run_directly(agent) if self._is_observed else not agent.cancel_signal.is_set():

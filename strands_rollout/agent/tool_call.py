@@ -39,7 +39,7 @@ class ToolStats:
     Attributes:
         control: The episode's control, for its clock.
         seconds: Wall-clock seconds in tools, summed over parallel calls.
-        waited_s: Wall-clock seconds during which at least one tool of this agent ran.
+        waited_s: Wall-clock seconds during which at least one of these tools ran.
         errors: Number of results with status error, including timeouts and calls of unknown tools.
         timeouts: Number of calls that were cancelled at the time limit.
         infrastructure_error: The first fault of the sandbox, or of an agent that can't be played; never the policy's
@@ -104,7 +104,8 @@ def callable_names(names: Collection[str]) -> dict[str, str]:
     """Map tool names to names that Strands accepts in calls, replacing other characters by `_`.
 
     Strands offers tools of any name to the model, but answers calls with an error unless the name consists of at most
-    64 ASCII letters, digits, `_` and `-`. MCP allows dots and 128 characters.
+    64 ASCII letters, digits, `_` and `-`. MCP allows dots and 128 characters. Longer names are cut, and a name that is
+    taken gets a number. Each renaming is logged once.
 
     Raises:
         ToolError: A name has no ASCII letter or digit.
@@ -226,7 +227,11 @@ class BoundedTool(WrappedTool):
     async def _run_with_timeout(
         self, tool_use: ToolUse, invocation_state: dict[str, Any], call: RunningCall, **kwargs: object
     ) -> Any:  # noqa: ANN401
-        """Return the tool's last event; a timeout or an abort waits `CLEANUP_TIMEOUT_S` for the tool's cleanup."""
+        """Return the tool's last event, or an error result after a timeout, which is counted.
+
+        After a timeout or an abort, the tool has `CLEANUP_TIMEOUT_S` for its cleanup. If the call ends in that time
+        after an abort, its result is stored, so that a resumed episode does not run the call again.
+        """
         task = asyncio.ensure_future(self._last_event(tool_use, invocation_state, **kwargs))
         try:
             done, _ = await asyncio.wait({task}, timeout=self._timeout_s)

@@ -309,7 +309,11 @@ class _MissingModel(BedrockModel):
 
 
 def _resolve(path: str) -> object:
-    """Resolve a path; first patch Strands' defaults for agents without a model or a callback handler."""
+    """Resolve a path; first patch Strands, before the user's code is imported.
+
+    The patches replace the defaults for agents without a model or a callback handler, and keep calls that block off
+    the loop of episodes.
+    """
     # Strands makes its defaults with these names; the replacements make a missing model recognizable, and keep agents
     # in tools from printing
     vars(strands.agent.agent)["BedrockModel"] = lambda **config: BedrockModel(**config) if config else _MissingModel()

@@ -128,7 +128,7 @@ async def _listen(site: BaseSite, host: str, port: int) -> None:
     try:
         await site.start()
     except OSError as e:
-        raise ConfigError(f"can't listen on {host}:{port}: {e.strerror or e}. Choose another port") from e
+        raise ConfigError(f"can't listen on {host}:{port}: {e.strerror or e}. Choose another host or port") from e
 
 
 def serve(

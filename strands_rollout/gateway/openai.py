@@ -336,7 +336,8 @@ def _item_pieces(item: Item) -> list[Piece]:
         text = "".join(str(part.get("text", "")) for part in parts)
         return [("assistant", [reasoning_block(text)])] if text else []
     raise PromptError(
-        f"got an input item of type {kind!r:.100} and role {role!r:.100}; expected messages and function calls"
+        f"got an input item of type {kind!r:.100} and role {role!r:.100}; expected a message of the role user, "
+        "assistant, system or developer, a function_call, a function_call_output or reasoning"
     )
 
 
@@ -346,4 +347,4 @@ def _response_part(part: Item) -> Block | None:
         return {"text": str(part.get("refusal" if kind == "refusal" else "text", ""))}
     if kind == "input_image":
         return image_of_url(part.get("image_url"))
-    raise PromptError(f"got a content part of type {kind!r:.100}; expected input_text or input_image")
+    raise PromptError(f"got a content part of type {kind!r:.100}; expected input_text, output_text or input_image")

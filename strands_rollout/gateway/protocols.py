@@ -308,7 +308,8 @@ class ItemCache:
         Messages that an earlier request also had are the same objects, so that comparisons are fast.
 
         Raises:
-            PromptError: The history does not end with a user's message or a tool's result.
+            PromptError: The history does not end with a user's message or a tool's result, or an item can't be
+                converted.
         """
         shared, known, others = 0, _ReadItems((), []), list[_ReadItems]()
         for earlier in self._requests:
@@ -332,7 +333,9 @@ class ItemCache:
 
 
 class ApiProtocol(ABC):
-    """One of the APIs. A request may refer to an earlier answer of its session, to continue the history of that answer.
+    """An API's format of requests and answers, for one session.
+
+    A request may refer to an earlier answer of the session, to continue the history of that answer.
 
     Attributes:
         items_name: Name of the field with the history.
@@ -405,7 +408,11 @@ def new_id(prefix: str) -> str:
 
 
 def field_of(body: Item, name: str, kind: type, expected: str) -> Any:  # noqa: ANN401 - JSON
-    """Return a field of this type; an empty value of the type if the field is absent or null."""
+    """Return a field of this type; an empty value of the type if the field is absent or null.
+
+    Raises:
+        PromptError: The field has another type; the message says that `expected` was expected.
+    """
     value = body.get(name)
     if value is None:
         return kind()
@@ -415,7 +422,11 @@ def field_of(body: Item, name: str, kind: type, expected: str) -> Any:  # noqa: 
 
 
 def list_of_objects(body: Item, name: str) -> list[dict[str, Any]]:
-    """Return a field that is a list of objects; an empty list if the field is absent or null."""
+    """Return a field that is a list of objects; an empty list if the field is absent or null.
+
+    Raises:
+        PromptError: The field is not a list of objects.
+    """
     values: list[dict[str, Any]] = field_of(body, name, list, "a list of objects")
     if not set(map(type, values)) <= {dict}:
         raise PromptError(f"got {name} with items that are not objects; expected a list of objects")
@@ -423,11 +434,15 @@ def list_of_objects(body: Item, name: str) -> list[dict[str, Any]]:
 
 
 def refuse_unsupported(body: Item, **choices: Sequence[object]) -> None:
-    """Raise PromptError for fields that are not supported.
+    """Refuse a request with a field, or a value of a field, that is not supported.
 
     Args:
-        body: The request. Each field of `REFUSED` must be absent, empty or false.
+        body: The request. Each field of `REFUSED` must be absent, empty or false, and `context_management` may only
+            clear reasoning.
         **choices: Fields with the supported values.
+
+    Raises:
+        PromptError: A field is not supported.
     """
     for name in REFUSED:
         if body.get(name):
@@ -544,7 +559,11 @@ def _grammar(body: Item) -> dict[str, str]:
 
 
 def tool_spec(name: object, description: object, schema: object) -> dict[str, Any]:
-    """Return a Strands tool specification."""
+    """Return a Strands tool specification.
+
+    Raises:
+        PromptError: The name is missing, or the schema is no object or is nested too deeply.
+    """
     if not isinstance(name, str) or not name or not isinstance(schema, dict | None):
         raise PromptError(f"got a tool named {name!r:.100}; expected a name, and parameters as a JSON schema")
     _check_depth(schema, f"the parameters of the tool {name!r:.100}")
@@ -552,14 +571,22 @@ def tool_spec(name: object, description: object, schema: object) -> dict[str, An
 
 
 def system_texts(blocks: Sequence[Block]) -> list[str]:
-    """Return the texts of a system message."""
+    """Return the texts of a system message.
+
+    Raises:
+        PromptError: The message has content other than text.
+    """
     if not all("text" in block for block in blocks):
         raise PromptError("got a system message with content other than text; expected text only")
     return [block["text"] for block in blocks]
 
 
 def client_tools(tools: list[dict[str, Any]], tool_type: str) -> list[dict[str, Any]]:
-    """Return the tools; refuse a tool whose type is not `tool_type`, the API's type of tools that the client runs."""
+    """Return the tools, all of which the client runs.
+
+    Raises:
+        PromptError: A tool has another type than `tool_type`, the API's type of tools that the client runs.
+    """
     for tool in tools:
         if tool.get("type", tool_type) != tool_type:
             raise PromptError(f"got the tool {tool!r:.100}; expected a tool that the client runs, of type {tool_type}")
@@ -567,7 +594,11 @@ def client_tools(tools: list[dict[str, Any]], tool_type: str) -> list[dict[str, 
 
 
 def image_block(format_: str, data: str) -> Block:
-    """Return the block of an image in base64."""
+    """Return the block of an image in base64.
+
+    Raises:
+        PromptError: The data is not base64.
+    """
     try:
         return {"image": {"format": format_, "source": {"bytes": base64.b64decode(data, validate=True)}}}
     except (ValueError, binascii.Error) as e:
@@ -575,7 +606,11 @@ def image_block(format_: str, data: str) -> Block:
 
 
 def image_of_url(url: object) -> Block:
-    """Return the block of an image in a data URL."""
+    """Return the block of an image in a data URL.
+
+    Raises:
+        PromptError: The URL is not a data URL of an image in base64.
+    """
     found = _DATA_URL.fullmatch(url) if isinstance(url, str) else None
     if found is None:
         raise PromptError(f"got the image {url!r:.80}; expected a data URL: images at other locations are not fetched")
@@ -591,7 +626,11 @@ def _check_depth(value: object, what: str) -> None:
 
 
 def call_block(use_id: object, name: object, arguments: object) -> Block:
-    """Return the block of a call in a history; the call's arguments are an object or JSON text."""
+    """Return the block of a call in a history; the call's arguments are an object or JSON text.
+
+    Raises:
+        PromptError: The name is missing, or the arguments are not a JSON object or are nested too deeply.
+    """
     if not isinstance(name, str) or not name:
         raise PromptError(f"got a tool call of the tool {name!r:.100}; expected a name")
     if isinstance(arguments, str):
@@ -617,7 +656,11 @@ def reasoning_block(text: str) -> Block:
 
 
 def blocks_of(content: object, convert: Callable[[Item], Block | None]) -> list[Block]:
-    """Return the blocks of a message's content, which is a string or a list of parts."""
+    """Return the blocks of a message's content, which is a string or a list of parts.
+
+    Raises:
+        PromptError: The content is something else, or `convert` refuses a part.
+    """
     if content is None or isinstance(content, str):
         return [{"text": content}] if content else []
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
@@ -744,7 +787,7 @@ def _messages_usage(reply: Reply) -> dict[str, int]:
 def _message_pieces(message: Item) -> list[Piece]:
     role = message.get("role")
     if role not in ("user", "assistant", "system"):
-        raise PromptError(f"got the role {role!r:.100}; expected user or assistant")
+        raise PromptError(f"got the role {role!r:.100}; expected user, assistant or system")
     return [(role, blocks_of(message.get("content"), _messages_part))]
 
 

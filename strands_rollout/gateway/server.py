@@ -85,7 +85,10 @@ class Gateway:
         ]
 
     async def session_of(self, request: web.Request) -> tuple[str, Session] | None:
-        """Return the key and session of a request; None if its key is unknown and `anonymous` is None."""
+        """Return the key and session of a request; None if its key is unknown and `anonymous` is None.
+
+        The key is "" for a session of `anonymous`.
+        """
         headers = request.headers
         bearer = headers.get("Authorization", "").removeprefix("Bearer ")
         key = headers.get(KEY_HEADER) or headers.get("x-api-key") or bearer
@@ -236,7 +239,7 @@ async def start(
     """Serve a gateway and further routes on this event loop, until the runner's `cleanup` is awaited.
 
     Raises:
-        ConfigError: The port is taken.
+        ConfigError: The port is taken, or the host is no address of this machine.
     """
     app = web.Application(client_max_size=MAX_BODY_BYTES)
     models = [web.get(path, gateway.models) for path in ("/v1/models", "/v1/models/{name:.+}")]
@@ -248,7 +251,9 @@ async def start(
         await web.TCPSite(runner, host, port).start()
     except OSError as e:
         await runner.cleanup()
-        raise errors.ConfigError(f"can't listen on {host}:{port}: {e.strerror or e}. Choose another port") from e
+        raise errors.ConfigError(
+            f"can't listen on {host}:{port}: {e.strerror or e}. Choose another host or port"
+        ) from e
     gateway.base_url = f"http://{host}:{runner.addresses[0][1]}"
     return runner
 

@@ -56,7 +56,7 @@ class SessionFacts:
         changed_calls: Calls that the client gave back with changed values under their own ids, for instance with
             defaults filled in, and calls that it omitted. The record keeps them as the policy wrote them.
         differences: Descriptions of where the first forks and changed calls differ from the record.
-        refused: Refused requests by kind of error.
+        refused: Requests that were answered with an error, by the error's code.
         overridden: Request fields that the session fixes or that have no effect: the first value sent, by field name.
         diverged: Description of how a restarted program departed from the record of its earlier attempt; "" if it did
             not depart from the record.
@@ -222,7 +222,9 @@ class Session:
         Raises:
             SessionEndedError: The episode is over.
             BusySessionError: There are too many concurrent requests, or too many histories.
-            PromptError, TemplateError: The messages can't be rendered.
+            PromptError, TemplateError, ConfigError: The messages can't be rendered, or the session or the engine
+                refuses a field of the request.
+            UnsendableTextError: A message, or the policy's turn, contains the placeholder of an image.
             BudgetExhaustedError, ContextWindowOverflowException: A budget is used up.
             EngineError: The engine failed, or aborted the turn.
         """
@@ -266,7 +268,8 @@ class Session:
             raise SessionEndedError(f"the episode has ended: {self._ended}") from self._ended
         if len(self._tasks) >= MAX_CONCURRENT_REQUESTS:
             raise BusySessionError(
-                f"got more than {MAX_CONCURRENT_REQUESTS} requests at once; expected fewer in one session"
+                f"got a request while {MAX_CONCURRENT_REQUESTS} others are in flight; expected at most "
+                f"{MAX_CONCURRENT_REQUESTS} at once in one session. Send it again when one has been answered"
             )
 
     def _begin_turn(
@@ -396,7 +399,7 @@ class Session:
     # ---------------------------------------------------------------------------
 
     def _allowed_params(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a client's sampling parameters that the session does not fix.
+        """Return a client's sampling parameters that the session does not fix; note the others that differ.
 
         Stop strings are added to the session's; of two limits, the smaller one holds.
         """
@@ -444,7 +447,9 @@ class Session:
             self.facts.differences.append(f"request {self.facts.requests}: {description}")
 
     def _note_fork(self, request: TurnRequest, place: BeginBranch) -> None:
-        """Count a request that matches no branch, unless the request begins a conversation.
+        """Check the number of histories, and count a request that matches no branch as a fork.
+
+        A request that begins a conversation, without any answer in its messages, is no fork.
 
         Raises:
             BusySessionError: There are too many histories.
@@ -455,7 +460,10 @@ class Session:
             for branch in conversation
         )
         if histories >= MAX_HISTORIES:
-            raise BusySessionError(f"got more than {MAX_HISTORIES} histories; expected fewer in one session")
+            raise BusySessionError(
+                f"got a new history in addition to {MAX_HISTORIES} others; expected at most {MAX_HISTORIES} in one "
+                "session. Continue one of these"
+            )
         if place.shared or any(message["role"] == "assistant" for message in request.messages):
             self.facts.forks += 1
             self._note_difference(place.reason)

@@ -138,8 +138,10 @@ class SessionServer:
 
     async def _create(self, request: web.Request) -> web.Response:
         now = time.monotonic()
-        for name in [name for name, opened in self._open.items() if now - opened.session.last_used_at > self._idle_s]:
-            await self._close_session(name)
+        sessions = {name: opened.session for name, opened in self._open.items()}
+        for name, session in sessions.items():
+            if now - session.last_used_at > self._idle_s and not session.is_busy:
+                await self._close_session(name)
         options = SessionOptions.model_validate(_decode_body(await request.read()))
         params, name = dict(options.sampling_params), uuid.uuid4().hex
         limits = TokenLimits(params.pop("max_new_tokens", None), options.max_context_tokens)
@@ -201,7 +203,7 @@ async def serve_sessions(sessions: SessionServer, host: str, port: int, on_ready
     """Serve until cancelled; call `on_ready` with the URL as soon as requests are accepted.
 
     Raises:
-        ConfigError: The port is in use, or would be open to the network without an owner's key.
+        ConfigError: The host or port can't be used, or would be open to the network without an owner's key.
     """
     if not sessions.has_owner_key and host not in ("127.0.0.1", "localhost", "::1"):
         raise ConfigError(

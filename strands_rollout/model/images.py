@@ -136,7 +136,8 @@ def _bytes_of(source: object) -> bytes:
     if isinstance(source, str | Path):
         return _bytes_of_text(str(source))
     raise PromptError(
-        f"got an image of type {type(source).__name__}; expected a PIL image, a path, a data URL, base64 or bytes"
+        f"got an image of type {type(source).__name__}; expected a PIL image, a path, a data URL, base64, bytes, or a "
+        "mapping with bytes or path"
     )
 
 

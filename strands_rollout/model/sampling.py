@@ -131,7 +131,7 @@ class TurnSampler:
 
     Attributes:
         cut_by: The limit that cut the last turn: "turn", "response" or "context"; None if the turn was not cut.
-        engine_aborts: Requests that the engine aborted and that were continued from their own tokens.
+        engine_aborts: Number of requests that the engine aborted and after which the turn was sampled further.
         flight: The state of the in-flight request.
         is_closed: True once further requests are refused.
     """
@@ -190,8 +190,9 @@ class TurnSampler:
     async def sample(self, request: SamplingRequest, *, turn: int | str) -> Generation:
         """Sample one turn into the trajectory, or the rest of its open turn; return the engine's last answer.
 
-        If the engine aborts a turn, for example for a weight update, the turn is continued from its own tokens; the
-        trajectory keeps them in any case. A request that is aborted before its first token changes nothing.
+        If the engine aborts a turn, for example for a weight update, the trajectory keeps the turn's tokens, and the
+        turn is continued from them. Tokens of a turn with a grammar, and tokens without the replay data that was asked
+        for, are dropped and sampled again. A request that is aborted before its first token changes nothing.
 
         Args:
             request: The turn to sample.
@@ -424,6 +425,9 @@ class TokenLimits:
         max_context_tokens: Maximum tokens of prompt plus response.
         max_turn_tokens: Maximum tokens sampled in one turn.
         min_turn_tokens: Minimum tokens that a tool result leaves for the next turn; a longer result is cut.
+
+    Raises:
+        ConfigError: A limit is not an integer of at least 1.
     """
 
     max_response_tokens: int | None = None
@@ -433,11 +437,12 @@ class TokenLimits:
 
     def __post_init__(self) -> None:
         for name in ("max_response_tokens", "max_context_tokens", "max_turn_tokens", "min_turn_tokens"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise errors.ConfigError(
-                    f"got {name}={value!r}; expected an integer of at least 1, or none for no limit"
-                )
+            value, may_be_none = getattr(self, name), name != "min_turn_tokens"
+            if value is None and may_be_none:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                none = ", or none for no limit" if may_be_none else ""
+                raise errors.ConfigError(f"got {name}={value!r}; expected an integer of at least 1{none}")
 
 
 DEFAULT_CONFIG: Final[SGLangModelConfig] = {

@@ -46,7 +46,7 @@ _CONCURRENT_TURN_MESSAGE: Final = (
 
 
 class SGLangModel(Model):
-    """A policy for one conversation, or for many at once; `trajectory` holds the exact tokens of the first.
+    """A policy for one conversation, or for many at once; `trajectory` holds exact tokens of the main conversation.
 
     Use it with any Strands agent: `Agent(model=SGLangModel(tokenizer=tokenizer, base_url=url), tools=[...])`, then read
     `model.trajectory`. Call `reset()` before another conversation.
@@ -91,7 +91,7 @@ class SGLangModel(Model):
         tool_parser: Name of the parser; None for a parser given as an object.
 
     Raises:
-        ConfigError: Arguments contradict each other.
+        ConfigError: Arguments contradict each other, or an argument or a tool parser is unknown.
         TemplateError: The tokenizer or its template can't be used token-exactly.
     """
 
@@ -231,13 +231,18 @@ class SGLangModel(Model):
     ) -> Answer:
         """Sample one turn for an agent at its place in the record, and return the answer.
 
+        A turn that an earlier attempt has sampled is returned without sampling. For the arguments, see `AgentRequest`.
+
         Raises:
             TrajectoryError: The history does not extend what the policy has read, or has another system prompt or a
                 further tool, and `on_rewritten_history` is "error"; or a turn is running, and `conversations` is "one".
+            PromptError, TemplateError: The messages can't be rendered.
+            ConfigError: A message has an image, and there is no processor for it; or a parameter has an unknown token.
             BudgetExhaustedError: A budget leaves no token for this turn.
             ContextWindowOverflowException: The engine refuses the request as too long; or the context is full, and the
                 history may be rewritten.
-            EngineAbortedError: The engine aborted the turn, and it is not continued. Its tokens are in the trajectory.
+            EngineAbortedError: The rollout is aborted, or the engine aborted the turn, and it is not continued. Tokens
+                from which it can be continued are in the trajectory.
             EngineError: The engine failed. The failed request does not change the trajectory.
             ReplayError: After `replay`, the request differs from the requests of the aborted attempt.
         """

@@ -296,7 +296,7 @@ _fields_of_part: Final = attrgetter(*_PART_FIELDS)
 
 
 class StepWriter:
-    """Writes an episode step by step: each journal record has the additions since the last one, and the current counts.
+    """Makes the journal records of an episode; each has the current counts, and all additions since the last record.
 
     A record is a line of JSON. If it has turns, their token ids follow as int32, and the logprobs of their sampled
     tokens as float64.

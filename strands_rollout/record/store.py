@@ -9,9 +9,9 @@ A file begins with a line that names the format. Frames follow, with little-endi
 
     checksum (CRC-32 of the rest), kind, length of the key, length of the record; the episode's key; the record
 
-Reading stops at the first cut or damaged frame. A file is emptied when its last unfinished episode ends, and a
-large file gets no new episodes. If episodes that nobody continues (their samples were dropped, their settings have
-changed) fill too many files, the oldest of these episodes are ended.
+Reading stops at the first cut or damaged frame. When the last unfinished episode of a file ends, the file is emptied,
+or removed if new episodes go to another file. A large file gets no new episodes. If episodes that nobody continues
+(their samples were dropped, their settings have changed) fill too many files, the oldest of these episodes are ended.
 """
 
 from __future__ import annotations

@@ -191,7 +191,8 @@ async def test_environment_that_hangs_is_not_the_policys_fault(
     played = await play(shipped_tokenizer, [RIGHT], "strands_env_hooks.FaultyEnv", settings=settings)
     assert hooks.events == (["reset", "cleanup"] if fault == "reset_hangs" else ["cleanup", "hangs"])
     assert (played.sample.status.value, played.facts["stop_reason"]) == ("failed", "environment_error")
-    assert played.facts["error"].endswith(f"the environment took more than 0.5 s {error}")
+    remedy = "raise environment_timeout_s or episode_timeout_s"
+    assert played.facts["error"].endswith(f"the environment took more than 0.5 s {error}; {remedy}")
 
 
 async def test_engine_fault_is_not_trained(shipped_tokenizer: Any) -> None:

@@ -1,5 +1,6 @@
 """The gateway alone, and the embedded engine's chat endpoint."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,8 +23,12 @@ TURNS = [call_text(name="add"), "It is 34.<|im_end|>", "A title.<|im_end|>"]
 
 
 @asynccontextmanager
-async def served(tokenizer: Any, turns: list[str], **options: Any) -> AsyncIterator[tuple[str, aiohttp.ClientSession]]:
+async def served(
+    tokenizer: Any, turns: list[str], gate: asyncio.Event | None = None, **options: Any
+) -> AsyncIterator[tuple[str, aiohttp.ClientSession]]:
     replies = [Reply.tokens(ids_of(tokenizer, turn)) for turn in turns]
+    if gate is not None:
+        replies = [reply.once_set(gate) for reply in replies]
     async with FakeSGLang(replies, context_length=8192) as fake, aiohttp.ClientSession() as http:
         sessions = SessionServer(tokenizer, fake.base_url, **options)
         runner = await start(sessions.gateway, routes=sessions.routes())
@@ -71,6 +76,18 @@ async def test_sessions_are_refused_to_other_owners(shipped_tokenizer: Any) -> N
         assert (await http.post(f"{url}/sessions", headers=headers, data=b"{")).status == 400
         await http.post(f"{url}/sessions", headers=headers)  # by which the first has been idle too long
         assert (await http.get(f"{url}/sessions/{first['id']}", headers=headers)).status == 404
+
+
+async def test_sessions_with_a_request_in_flight_are_not_idle(shipped_tokenizer: Any) -> None:
+    gate = asyncio.Event()
+    async with served(shipped_tokenizer, TURNS[1:2], gate, idle_s=0.0) as (url, http):
+        session = await (await http.post(f"{url}/sessions")).json()
+        request = asyncio.create_task(chat(http, session, [ASK]))
+        while (await http.get(f"{url}/sessions/{session['id']}/samples")).status != 409:
+            pass
+        await http.post(f"{url}/sessions")
+        gate.set()
+        assert (await request)["status"] == 200
 
 
 async def test_sessions_on_a_public_port_need_an_owner(shipped_tokenizer: Any) -> None:

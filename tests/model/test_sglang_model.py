@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from fake_sglang import FakeSGLang, Reply
@@ -336,3 +336,20 @@ async def test_update_config_changes_settings_by_name(shipped_tokenizer: Any) ->
         model.update_config(temprature=1)
     with pytest.raises(ConfigError, match="Did you mean 'sampling_params'"):
         model.update_config(sampling_parms={})
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        ("max_turn_tokens", "expected an integer of at least 1, or none for no limit"),
+        ("min_turn_tokens", "at least 1$"),
+    ],
+)
+def test_token_limits_refuse_other_values(limit: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=f"got {limit}=0; .*{expected}"):
+        TokenLimits(**{limit: 0})
+
+
+def test_token_limits_need_room_for_a_turn() -> None:
+    with pytest.raises(ConfigError, match="got min_turn_tokens=None; expected an integer of at least 1$"):
+        TokenLimits(min_turn_tokens=cast("Any", None))

@@ -31,7 +31,7 @@ def command(
     dataset: Annotated[
         str, typer.Option(help="Repository on the Hugging Face Hub, such as RUC-NLPIR/FlashRAG_datasets.")
     ] = "PeterJinGo/nq_hotpotqa_train",
-    config: Annotated[str | None, typer.Option(help="Configuration of the repository, such as hotpotqa.")] = None,
+    config: Annotated[str | None, typer.Option(help="Configuration of the data set, such as hotpotqa.")] = None,
     split: Annotated[str, typer.Option(help="Split of the data set.")] = "train",
     revision: Annotated[str, typer.Option(help="Branch, tag or commit.")] = "main",
     path: Annotated[

@@ -623,7 +623,10 @@ def read_config_file(path: Path | None, changes: Sequence[str] | None = None) ->
 def _apply_change(given: Mapping[str, Json], change: str) -> tuple[RolloutSettings, dict[str, Json]]:
     """Return the settings and their mapping after a change.
 
-    The value is read as YAML, as a string, or as a comma-separated list: the first of them that is valid.
+    The value is tried as YAML, then as a string, then as a comma-separated list, until the settings accept it.
+
+    Raises:
+        ConfigError: The change is not KEY=VALUE, or the settings accept the value in none of these forms.
     """
     name, equals, text = change.partition("=")
     if not equals or not text.strip():

@@ -28,7 +28,7 @@ class Request(BaseModel):
     benchmark: str | None = None
     seed: Annotated[int, Option(help="Seed of the order of choices, for gpqa-diamond.")] = 0
     dataset: Annotated[str, Option(help="Repository on the Hugging Face Hub.")]
-    config: Annotated[str | None, Option(help="Configuration of the repository.")] = None
+    config: Annotated[str | None, Option(help="Configuration of the data set on the hub.")] = None
     split: Annotated[str, Option(help="Split of the data set.")] = "train"
     revision: Annotated[str, Option(help="Branch, tag or commit.")] = "main"
     path: Annotated[

@@ -426,7 +426,9 @@ def _check_and_complete(values: OptionValues) -> None:
             f"got --temperature {values['temperature']}; expected more than 0: all samples of a greedy group are equal"
         )
     if values["is_async"] and values["extra_prompts"]:
-        raise typer.BadParameter("--async plays whole steps ahead; leave out --extra-prompts or --async")
+        raise typer.BadParameter(
+            "got --async and --extra-prompts; expected only one of them: --async plays whole steps ahead"
+        )
     values["out"] = (
         values["out"] or Path("train_runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-seed{values['seed']}-{os.getpid()}"
     )

@@ -86,7 +86,10 @@ def _make_factory(interpreter: object, options: Mapping[str, object] | None) -> 
         return lambda: found
     if callable(found):
         return found
-    raise ConfigError(f"interpreter is {found!r:.80}; expected a name, class, function or instance of {_CAMEL_MODULE}")
+    raise ConfigError(
+        f"interpreter is {found!r:.80}; expected a class of {_CAMEL_MODULE} or its name, an instance, or a function "
+        "that returns one"
+    )
 
 
 def _load_interpreter(path: str) -> object:

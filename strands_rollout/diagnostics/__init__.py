@@ -143,7 +143,7 @@ class DoctorOptions:
     @property
     def prepare_model_command(self) -> str:
         """The command that downloads and converts the model."""
-        # names of slime's files in scripts/models need no owner, unlike names on the hub
+        # names of slime's files in scripts/models begin in lower case and need no owner, unlike ids on the hub
         bare = self.model_id.removeprefix("OWNER/")
         name = bare if bare[:1].islower() else self.model_id
         model_option = "" if self.model_id == f"Qwen/{DEFAULT_MODEL_NAME}" else f" --model {name}"

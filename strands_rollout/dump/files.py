@@ -62,7 +62,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
     The last line is incomplete, without its line end, if a run is writing it or was killed.
 
     Raises:
-        DumpError: The file can't be read.
+        DumpError: The file can't be read, is damaged gzip, or has a line that is too long.
     """
     number = 0
     try:

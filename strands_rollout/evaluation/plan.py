@@ -328,7 +328,7 @@ def _read_config(path: Path) -> object:
     """Return the content of a file as slime reads it: with OmegaConf's interpolations (`${oc.env:DATA_DIR}`) resolved.
 
     Raises:
-        ConfigError: The file can't be read.
+        ConfigError: The file can't be read or is not YAML, or an interpolation can't be resolved.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException

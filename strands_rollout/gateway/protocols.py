@@ -303,7 +303,9 @@ class ItemCache:
     def read(
         self, items: Sequence[Item], convert: Callable[[Item], list[Piece]], system: Sequence[str] = ()
     ) -> tuple[str | None, list[Message]]:
-        """Convert a request's items to the system prompt, which begins with the texts of `system`, and the messages.
+        """Convert a request's items; return the system prompt, or None if it is empty, and the messages.
+
+        The system prompt begins with the texts of `system`.
 
         Messages that an earlier request also had are the same objects, so that comparisons are fast.
 

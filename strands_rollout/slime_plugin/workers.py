@@ -309,7 +309,9 @@ class WorkerPool:
         slime_adapter.ABORT_LISTENERS.add(self.announce_abort)
 
     def pack_call(self, job: _EpisodeJob) -> Packed:
-        """Pickle the job's `worker.RemoteCall`, and give the job its key.
+        """Pickle the job's `worker.RemoteCall`; set the job's `key`, `args` and `sent_aborts`.
+
+        From now on, slime's aborts are announced to the workers as soon as slime sets its flag.
 
         Raises:
             ConfigError: The args or the sample can't be pickled.

@@ -250,16 +250,16 @@ def drift_marks(
     bytes_of: Callable[[int], bytes],
     before: int | None = None,
 ) -> Iterator[DriftMark]:
-    """Yield the drift of one turn, in order.
+    """Yield a mark for each part of a turn that would get other tokens if its text were encoded again, in order.
 
     Args:
         ids: The turn's ids.
         tokenizer: The policy's tokenizer.
         bytes_of: Returns the bytes of one of the tokenizer's ids.
-        before: The token before the turn.
+        before: The token before the turn; None at the beginning of a prompt.
     """
     sampled, encoded = differing_tokens(ids, tokenizer, bytes_of, before=before)
-    # yield the tokens between those that both encodings share; positions ascend in both
+    # tokens that both encodings share have the same order in both; each gap between shared tokens is a mark
     at_place = {placed: position for position, placed in enumerate(encoded)}
     start = encoded_start = 0
     for position, placed in enumerate(sampled):

@@ -123,7 +123,7 @@ async def test_camel_finds_interpreter_by_name(name: str) -> None:
         ),
         ("SubprocessInterpreter", {"timeout": 3}, "takes no option 'timeout'"),
         ("SubprocessInterpreter", {"require_confirm": True}, "wait on stdin"),
-        (3, None, "expected a name, class, function or instance"),
+        (3, None, "expected a class of camel.interpreters or its name"),
     ],
 )
 def test_camel_rejects_invalid_interpreter(interpreter: Any, options: Any, words: str) -> None:

@@ -69,7 +69,7 @@ def make_nothing() -> None:
 
 async def test_generate_describes_no_unrecorded_span(shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     described: list[Any] = []
-    monkeypatch.setattr(Tracer, "_start_span", lambda *args, **_kwargs: described.append(args))
+    monkeypatch.setattr(Tracer, "start_agent_span", lambda *args, **_kwargs: described.append(args))
     played = await run(shipped_tokenizer, [ANSWER])
     assert (played.facts["stop_reason"], described) == ("completed", [])
 

@@ -17,7 +17,8 @@ import httpx
 from strands_rollout import diagnostics
 from strands_rollout.diagnostics import DoctorOptions, Finding, error, good, run_program, skipped, warning
 from strands_rollout.diagnostics.flag_check import check_flags, find_slime_checkout, load_flag_table, read_command
-from strands_rollout.diagnostics.run_files import check_eval_config
+from strands_rollout.diagnostics.run_files import check_eval_config, settings_or_defaults
+from strands_rollout.diagnostics.slime_episode import find_megatron
 from strands_rollout.diagnostics.training_command import (
     GB,
     EngineCache,
@@ -133,7 +134,7 @@ class Preflight:
 
     def check_flags(self, options: DoctorOptions) -> Iterator[Finding]:
         """Check the flags as `doctor --flags` does."""
-        table = load_flag_table(_slime_checkout(options), _megatron_folder(options))
+        table = load_flag_table(_slime_checkout(options), find_megatron(options))
         found = check_flags(self._words, table)
         for fault in found.findings:
             remedy = f"use {fault.nearest}" if fault.nearest else "correct it in the command"
@@ -161,7 +162,7 @@ class Preflight:
         if not command.training_gpus:
             yield error("command: batch", "no GPU trains", "set --actor-num-nodes and --actor-num-gpus-per-node")
             return
-        replicas, folder = command.replicas, _megatron_folder(options)
+        replicas, folder = command.replicas, find_megatron(options)
         paths = [str(folder)] if folder else []
         env = {**options.env, "PYTHONPATH": os.pathsep.join([*paths, options.env.get("PYTHONPATH", "")])}
         numbers = map(str, (batch, micro, replicas))
@@ -332,10 +333,7 @@ class Preflight:
 
     def check_outage(self, options: DoctorOptions) -> Iterator[Finding]:
         """Check that the time limits are longer than a short outage of all engines."""
-        try:
-            settings = read_config_file(options.config_file, options.changes)
-        except ConfigError:  # `check_config` reports the error
-            return
+        settings = settings_or_defaults(options)
         for name in ("episode_timeout_s", "engine_patience_s"):
             limit_s: float | None = getattr(settings, name)
             if limit_s is not None and limit_s < _OUTAGE_S:
@@ -345,21 +343,13 @@ class Preflight:
 
     def check_pass_rates(self, options: DoctorOptions) -> Iterator[Finding]:
         """Refuse slime's training pass rates with fan-out, because their groups must have equal sizes."""
-        try:
-            settings = read_config_file(options.config_file, options.changes)
-        except ConfigError:  # `check_config` reports the error
-            return
-        if settings.fan_out and self.command.has("--log-passrate"):
+        if settings_or_defaults(options).fan_out and self.command.has("--log-passrate"):
             found = "fan_out is on, with which --log-passrate ends the run at its first training step"
             yield error("command: pass rates", found, "leave out --log-passrate (LOG_PASSRATE=0)")
 
     def check_judges(self, options: DoctorOptions) -> Iterator[Finding]:
         """Check that the server of each judge with a `base_url` answers and accepts the key."""
-        try:
-            settings = read_config_file(options.config_file, options.changes)
-        except ConfigError:  # `check_config` reports the error
-            return
-        for name, url, key in _judges(settings):
+        for name, url, key in _judges(settings_or_defaults(options)):
             try:
                 headers = {"authorization": f"Bearer {key}"} if key else {}
                 status = httpx.get(f"{url.rstrip('/')}/models", headers=headers, timeout=_JUDGE_TIMEOUT_S).status_code
@@ -574,10 +564,3 @@ def _slime_checkout(options: DoctorOptions) -> Path | None:
         return find_slime_checkout(options.slime_dir)
     except ConfigError:  # `check_slime` reports it
         return None
-
-
-def _megatron_folder(options: DoctorOptions) -> Path | None:
-    named = options.megatron_dir or options.path_in_env("MEGATRON_DIR")
-    slime = _slime_checkout(options)
-    beside = slime.absolute().parent / "Megatron-LM" if slime else None
-    return named or (beside if beside and beside.is_dir() else None)

@@ -106,7 +106,7 @@ def check_tokenizer(options: DoctorOptions) -> Iterator[Finding]:
     if isinstance(vocab_size, int) and size > vocab_size:  # an id without an embedding crashes a server
         found = f"{folder}: the tokenizer has {size} tokens, but the model's vocab_size in config.json is {vocab_size}"
         yield error("vocabulary", found, fetch)
-    parser = _settings_or_defaults(options).tool_parser
+    parser = settings_or_defaults(options).tool_parser
     rules = {rule.name: rule for rule in check_template(str(folder), tokenizer, tool_parser=parser)}
     faults = [replace(rule, name=f"chat template: {name}") for name, rule in rules.items() if rule.remedy is not None]
     if not faults:
@@ -115,7 +115,7 @@ def check_tokenizer(options: DoctorOptions) -> Iterator[Finding]:
     yield from faults
 
 
-def _settings_or_defaults(options: DoctorOptions) -> RolloutSettings:
+def settings_or_defaults(options: DoctorOptions) -> RolloutSettings:
     """Return the configured settings; without valid settings, the defaults with an automatic tool parser."""
     with contextlib.suppress(ConfigError):  # `check_config` reports the error
         if options.config_file or options.changes:
@@ -233,7 +233,7 @@ def _check_data_file(path: Path, options: DoctorOptions, *, needed: bool) -> Ite
         template = ChatTemplate(load_tokenizer_folder(options.tokenizer_dir))
     except RolloutError:  # `check_tokenizer` reports the error
         template = ChatTemplate(load_tokenizer_folder(diagnostics.SHIPPED_TOKENIZER))
-    settings = _settings_or_defaults(options)
+    settings = settings_or_defaults(options)
     try:
         prompt_key, label_key = options.prompt_key, options.label_key
         found = iter_rows(path, prompt_key=prompt_key, label_key=label_key, needs_label=settings.needs_labels)

@@ -94,24 +94,36 @@ def check_slime(
 def check_megatron(
     options: DoctorOptions, find_package: diagnostics.FindPackage = importlib.util.find_spec
 ) -> Iterator[Finding]:
-    """Check that Megatron-LM is in the named folder; without one, beside slime's checkout or among importable packages.
-
-    The launch scripts look in the same places.
-    """
-    named, slime = options.megatron_dir or options.path_in_env("MEGATRON_DIR"), _find_checkout(options, find_package)
-    importable = (package.parent for package in diagnostics.package_folders("megatron", find_package))
-    beside = [slime.absolute().parent / "Megatron-LM"] if slime else []
-    folders = [named] if named else [*beside, *importable]
-    found = next((folder for folder in folders if (folder / "megatron" / "core").is_dir()), None)
+    """Check that `find_megatron` finds Megatron-LM."""
+    found = find_megatron(options, find_package)
     if found is not None:
         yield good("megatron", f"Megatron-LM at {found}")
         return
     remedy = (
         "work in the image slimerl/slime, or set MEGATRON_DIR or --megatron-dir to the folder that has megatron/core"
     )
+    named = _named_megatron(options)
     problem = f"{named} has no megatron/core" if named else "no Megatron-LM found"
     because = f"{problem}: training and the conversion of checkpoints need it"
     yield missing("megatron", because, remedy, needed=bool(named) or options.training)
+
+
+def find_megatron(
+    options: DoctorOptions, find_package: diagnostics.FindPackage = importlib.util.find_spec
+) -> Path | None:
+    """Return the folder of Megatron-LM: the named folder, else the one beside slime's checkout or of the package.
+
+    The launch scripts look in the same places. Return None if the folder has no megatron/core.
+    """
+    named, slime = _named_megatron(options), _find_checkout(options, find_package)
+    importable = (package.parent for package in diagnostics.package_folders("megatron", find_package))
+    beside = [slime.absolute().parent / "Megatron-LM"] if slime else []
+    folders = [named] if named else [*beside, *importable]
+    return next((folder for folder in folders if (folder / "megatron" / "core").is_dir()), None)
+
+
+def _named_megatron(options: DoctorOptions) -> Path | None:
+    return options.megatron_dir or options.path_in_env("MEGATRON_DIR")
 
 
 def _find_checkout(options: DoctorOptions, find_package: diagnostics.FindPackage) -> Path | None:

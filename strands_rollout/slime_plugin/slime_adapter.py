@@ -314,7 +314,7 @@ def engine_patience_s(args: SlimeArgs, setting: float | None) -> float:
     """Return the seconds for which requests are retried: the setting, or a longer default in a job of slime.
 
     In a step of slime, an episode that gives up costs training data; a command without slime should report a wrong URL
-    soon. Jobs of slime are recognised by an argument that only slime's parser has.
+    soon. Jobs of slime are recognized by an argument that only slime's parser has.
     """
     if setting is not None:
         return setting

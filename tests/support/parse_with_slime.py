@@ -65,7 +65,7 @@ def refusal_of(words: list[str]) -> str | None:
             make_engine_arguments(args)
         except SystemExit:
             return printed.getvalue().strip().splitlines()[-1]
-        except Exception as e:
+        except Exception as e:  # the parsers and checks raise anything
             return f"{type(e).__name__}: {e}"
     return None
 

@@ -186,13 +186,12 @@ fully_async_training() {
   #   weights in bf16, gradients in fp32: 6 bytes a parameter / TP        12.3           24.6
   #   the optimizer, shared by the replicas: 12 bytes / 4                 24.6           24.6
   #   18,432 tokens' logits in bf16 and fp32, softmax and gradient:
-  #   14 bytes x 151,936 words / TP                                        9.8           19.6
+  #   14 bytes x 151,936 token ids / TP                                    9.8           19.6
   #   layers' inputs (36 x 4,096 x 2 bytes a token / TP), one recomputed   2.0            4.0
   #   CUDA, NCCL                                                           3              3
   #                                                                       52 of 80       76 of 80
   # --log-probs-chunk-size would not help: the backward pass keeps the softmax of all tokens in any case.
-  # The cache of an engine: 0.7 of two 80 GB GPUs, minus 8 GB of weights on each, at 147 kB a token, is 648,000 tokens. 64 episodes
-  # that hold half of their context of 18,432 tokens need 590,000.
+  # docs/training.md ("Asynchronous training") computes the cache of an engine.
   if [[ -n "${model_tp_async:-}" && $((ACTOR_GPUS * ACTOR_NODES % model_tp_async)) -eq 0 ]]; then
     default_tensor_parallel="$model_tp_async"
   fi

@@ -1,7 +1,9 @@
 """Turn SystemExit and similar exceptions of a user's code into ordinary errors, which don't end an event loop."""
 
 import asyncio
+import functools
 import os
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -46,6 +48,18 @@ class exits_as_errors:  # noqa: N801 - used as a statement: `with exits_as_error
         if isinstance(raised, GeneratorExit) and _running_task() is not self._task:
             return
         raise self._error(f"{self._what} raised {raised!r}") from raised
+
+
+def original_exception(error: BaseException) -> BaseException:
+    """Return the exception that the user's code raised: the error itself, or its cause if `exits_as_errors` made it."""
+    return error.__cause__ if isinstance(error, ToolError) and error.__cause__ is not None else error
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """Return the qualified name of a function or method, also of one in a `functools.partial`, for messages."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
 
 
 def _running_task() -> asyncio.Task[Any] | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, ParamSpec, Self, TypeVar, cast
 
 from strands_rollout.errors import ToolError
-from strands_rollout.exits import exits_as_errors
+from strands_rollout.exits import exits_as_errors, function_name
 from strands_rollout.own_thread import idle_thread
 
 _STEP_CLEANUP_TIMEOUT_S: Final = 0.5
@@ -99,7 +99,7 @@ class OwnLoop:
                 variable.set(step.context[variable])
             self._running = step
             try:
-                with exits_as_errors("it"):
+                with exits_as_errors(function_name(step.call)):
                     step.done.set_result(await step.call())
             except BaseException as e:  # the user's code may raise anything; the caller gets it
                 step.done.set_exception(e)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, Final, ParamSpec, TypeVar
 
 from strands_rollout.errors import ToolError
-from strands_rollout.exits import exits_as_errors
+from strands_rollout.exits import exits_as_errors, function_name
 
 _GRACE_PERIOD_S: Final = 0.03
 _MAX_IDLE_THREADS: Final = 64
@@ -21,13 +21,15 @@ Result = TypeVar("Result")
 
 
 def in_own_thread(
-    function: Callable[P, Result], *, has_grace_period: bool = True
+    function: Callable[P, Result], *, has_grace_period: bool = True, name: str | None = None
 ) -> Callable[P, Coroutine[Any, Any, Result]]:
     """Return an async version of a sync function; each call has a thread of its own and the caller's context variables.
 
     A cancelled call is abandoned, and its thread continues until the function returns. With `has_grace_period`, a call
-    that ends within 0.03 s of the cancellation returns its result instead.
+    that ends within 0.03 s of the cancellation returns its result instead. SystemExit and similar exceptions become a
+    ToolError with the `name`, by default the function's own.
     """
+    name = name or function_name(function)
 
     @functools.wraps(function)
     async def call(*args: P.args, **kwargs: P.kwargs) -> Result:
@@ -37,12 +39,14 @@ def in_own_thread(
 
         def run() -> Callable[[], None]:
             try:
-                with exits_as_errors("the tool"):
+                with exits_as_errors(name):
                     return functools.partial(_set_outcome, future, result=context.run(function, *args, **kwargs))
-            except Exception as e:  # a tool may raise anything; the caller gets it
-                # a future can't hold StopIteration
-                error = ToolError(f"the tool raised {e!r}") if isinstance(e, StopIteration) else e
+            except StopIteration as e:  # a future can't hold it
+                error = ToolError(f"{name} raised {e!r}")
+                error.__cause__ = e
                 return functools.partial(_set_outcome, future, error=error)
+            except Exception as e:  # the function may raise anything; the caller gets it
+                return functools.partial(_set_outcome, future, error=e)
 
         idle_thread().run(run, loop, f"tool:{getattr(function, '__name__', '')}")
         try:

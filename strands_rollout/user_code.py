@@ -127,7 +127,7 @@ def _import_dotted(path: str) -> tuple[ModuleType, Sequence[str]]:
 def _import_module(module_path: str, path: str) -> ModuleType | None:
     """Import a module; return None if it does not exist, and raise ToolError if it exists but its import fails."""
     try:
-        with exits_as_errors("it"):
+        with exits_as_errors(f"importing {module_path!r}"):
             return importlib.import_module(module_path)
     except Exception as e:  # a user's module may raise anything while it is imported
         if isinstance(e, ModuleNotFoundError) and e.name is not None and f"{module_path}.".startswith(f"{e.name}."):
@@ -159,7 +159,7 @@ def _import_file(name: str, path: str) -> ModuleType:
         hint = f"; did you mean {name.removesuffix(Path(name).name)}{near[0]}.py?" if near else ""
         raise ToolError(f"can't load {path!r}: there is no file {' or '.join(map(str, candidates))}{hint}")
     try:
-        with exits_as_errors("it"), _import_lock:
+        with exits_as_errors(f"importing {name!r}"), _import_lock:
             if (file := file.resolve()) not in _modules:
                 _modules[file] = _import_resolved(file)
             return _modules[file]

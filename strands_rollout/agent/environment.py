@@ -20,7 +20,7 @@ from strands_rollout import errors
 from strands_rollout.agent.tool_loading import load_function, refuse_missing_model
 from strands_rollout.code_origin import is_user_file
 from strands_rollout.control import Control
-from strands_rollout.exits import exits_as_errors
+from strands_rollout.exits import exits_as_errors, function_name, original_exception
 from strands_rollout.own_loop import OwnLoop
 from strands_rollout.own_thread import in_own_thread
 from strands_rollout.samples import usable_number
@@ -114,8 +114,7 @@ def describe_failure(what: str, error: BaseException, task: Task) -> str:
 
     `what` names the failed object as the settings do.
     """
-    if isinstance(error, errors.ToolError) and error.__cause__ is not None:  # `exits_as_errors` wraps SystemExit
-        error = error.__cause__
+    error = original_exception(error)
     place = user_code_location(error)
     return f"{what} raised {type(error).__name__}: {error}{place}, for the sample of index {task.index}"
 
@@ -145,7 +144,7 @@ async def call_user_code(
         ToolError: The function raised SystemExit or another exception that would end the event loop.
         Exception: Any other exception of the function.
     """
-    with exits_as_errors("it"):
+    with exits_as_errors(function_name(call)):
         if asyncio.iscoroutinefunction(call):
             return await _await_call(loop, call, *args)
         bound = functools.partial(call, *args)
@@ -382,7 +381,7 @@ async def _close(what: str, resource: AbstractAsyncContextManager[Any], context:
     """Exit a resource in the task that entered it, as anyio's cancel scopes require; log a failure, never raise it."""
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            with exits_as_errors("it"):
+            with exits_as_errors(function_name(resource.__aexit__)):
                 await _await_call(context.loop, resource.__aexit__, None, None, None)
     except Exception as e:  # the user's code may raise anything
         logger.warning("event=not_closed: %s", describe_failure(f"the closing of {what}", e, context.task))

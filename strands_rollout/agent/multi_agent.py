@@ -39,7 +39,7 @@ from strands_rollout.agent.tool_loading import (
 )
 from strands_rollout.control import current_call
 from strands_rollout.errors import ConfigError, RolloutError, TeamLimitError, ToolError
-from strands_rollout.exits import exits_as_errors
+from strands_rollout.exits import exits_as_errors, function_name
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.own_thread import in_own_thread
 
@@ -112,7 +112,8 @@ async def factory_team(path: str, model: SGLangModel, task: Task) -> AsyncIterat
         if moved := [agent for agent in team.candidates if agent.model is not model]:
             raise ConfigError(_reused_agents_message(path, moved))
     finally:  # in a thread, since stopping a tool provider's server may take long
-        await _run_in_thread(lambda: list(map(Agent.cleanup, (*team.agents, *team.tool_agents))))
+        agents = (*team.agents, *team.tool_agents)
+        await _run_in_thread(lambda: list(map(Agent.cleanup, agents)), "the cleanup of the agents")
 
 
 def _team_of(built: object, model: SGLangModel, path: str) -> Team:
@@ -462,11 +463,10 @@ def release_once(tools: Sequence[Any]) -> list[Any]:
     return [_ReleaseOnceProvider(tool) if isinstance(tool, ToolProvider) else tool for tool in tools]
 
 
-async def _run_in_thread(action: Callable[[], object]) -> object:
+async def _run_in_thread(action: Callable[[], object], name: str | None = None) -> object:
     """Run an action that may block, or start or stop tool providers, in a thread; copy back its context variables."""
-    result, context = await in_own_thread(_run_locked, has_grace_period=False)(
-        lambda: (action(), copy_context()), _LOCK_TIMEOUT_S
-    )
+    run = in_own_thread(_run_locked, has_grace_period=False, name=name or function_name(action))
+    result, context = await run(lambda: (action(), copy_context()), _LOCK_TIMEOUT_S)
     for variable in context:
         variable.set(context[variable])
     return result

@@ -332,10 +332,11 @@ def _with_own_thread(tool: AgentTool) -> AgentTool:
         function = tool._tool_func
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             return tool
-        return DecoratedFunctionTool(tool.tool_name, tool.tool_spec, in_own_thread(function), tool._metadata)
+        in_thread = in_own_thread(function, name="the tool")
+        return DecoratedFunctionTool(tool.tool_name, tool.tool_spec, in_thread, tool._metadata)
     if isinstance(tool, PythonAgentTool):
         function = tool._tool_func
         if not inspect.iscoroutinefunction(function):
-            in_thread = cast("Callable[..., ToolResult]", in_own_thread(cast("Callable[..., Any]", function)))
-            return PythonAgentTool(tool.tool_name, tool.tool_spec, in_thread)
+            call_in_thread = in_own_thread(cast("Callable[..., Any]", function), name="the tool")
+            return PythonAgentTool(tool.tool_name, tool.tool_spec, cast("Callable[..., ToolResult]", call_in_thread))
     return tool

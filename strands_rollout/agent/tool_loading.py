@@ -36,7 +36,7 @@ from strands_rollout.errors import (
     NoModelError,
     ToolError,
 )
-from strands_rollout.exits import exits_as_errors
+from strands_rollout.exits import exits_as_errors, function_name, original_exception
 from strands_rollout.own_thread import in_own_thread
 from strands_rollout.settings import McpServer
 from strands_rollout.user_code import resolve, suggest_name
@@ -226,11 +226,13 @@ def _make_at(path: str, what: str) -> object:
     if inspect.iscoroutinefunction(make):
         raise ToolError(f"{path!r} is an async function; expected a class or plain function that makes {what}")
     try:
-        with exits_as_errors("it"):
+        with exits_as_errors(repr(path)):
             return make()
     except Exception as e:  # a user's constructor may raise anything
+        raised = original_exception(e)
         raise ToolError(
-            f"{path!r} raised {type(e).__name__}: {e}; expected a class or function without arguments that makes {what}"
+            f"{path!r} raised {type(raised).__name__}: {raised}; expected a class or function without arguments that "
+            f"makes {what}"
         ) from e
 
 
@@ -367,7 +369,10 @@ def _move_off_episode_loop(call: Callable[..., Coroutine[Any, Any, Any]]) -> Cal
     async def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - Strands' signature
         if not is_on_episode_loop():
             return await call(*args, **kwargs)
-        return await in_own_thread(lambda: asyncio.run(call(*args, **kwargs)), has_grace_period=False)()
+        in_thread = in_own_thread(
+            lambda: asyncio.run(call(*args, **kwargs)), has_grace_period=False, name=function_name(call)
+        )
+        return await in_thread()
 
     return wrapper
 

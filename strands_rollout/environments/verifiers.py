@@ -31,7 +31,7 @@ from verifiers.v1.utils.prime import ensure_prime_auth
 
 from strands_rollout import errors
 from strands_rollout.agent.environment import Task
-from strands_rollout.exits import exits_as_errors
+from strands_rollout.exits import exits_as_errors, original_exception
 from strands_rollout.gateway.server import KEY_HEADER
 
 if TYPE_CHECKING:
@@ -158,12 +158,12 @@ def task_rows(
 def _as_config_errors(what: str) -> Iterator[None]:
     """Turn errors of verifiers and of a taskset's code, SystemExit included, into ConfigError."""
     try:
-        with exits_as_errors("it"):
+        with exits_as_errors(what):
             yield
     except errors.ConfigError as e:
         raise errors.ConfigError(f"{what}: {e}") from e
     except Exception as e:  # a taskset's code may raise anything
-        cause = e.__cause__ if isinstance(e, errors.ToolError) and e.__cause__ is not None else e
+        cause = original_exception(e)
         if isinstance(cause, KeyboardInterrupt):
             raise cause from None
         raise errors.ConfigError(f"{what} can't be used: {type(cause).__name__}: {cause}") from e

@@ -1,6 +1,7 @@
 """`OwnLoop` and `in_own_thread`: user code on its own event loop or thread."""
 
 import asyncio
+import functools
 import gc
 import sys
 from typing import Any
@@ -18,8 +19,30 @@ async def test_in_own_thread_raises_to_the_caller() -> None:
 
     with pytest.raises(KeyError):
         await in_own_thread(fail)()
-    with pytest.raises(ToolError, match="SystemExit"):
-        await in_own_thread(sys.exit)()
+
+
+class Judge:
+    def evaluate(self, error: type[BaseException]) -> None:
+        raise error
+
+    async def evaluate_async(self) -> None:
+        raise SystemExit
+
+
+async def test_in_own_thread_names_the_function_that_exits() -> None:
+    judge = Judge()
+    for function in (judge.evaluate, functools.partial(judge.evaluate)):
+        for error in (SystemExit, StopIteration):
+            with pytest.raises(ToolError, match=rf"^Judge\.evaluate raised {error.__name__}\(\)$"):
+                await in_own_thread(function)(error)
+    with pytest.raises(ToolError, match=r"^the tool raised SystemExit\(\)$"):
+        await in_own_thread(sys.exit, name="the tool")()
+
+
+async def test_own_loop_names_the_function_that_exits() -> None:
+    async with OwnLoop() as own:
+        with pytest.raises(ToolError, match=r"^Judge\.evaluate_async raised SystemExit\(\)$"):
+            await own.run(Judge().evaluate_async)
 
 
 @pytest.mark.parametrize("late", [False, True])

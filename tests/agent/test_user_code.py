@@ -124,6 +124,11 @@ def test_load_tools_error_is_one_line_with_the_remedy(project: Path, path: str, 
     assert "\n" not in str(caught.value)
 
 
+def test_load_hooks_error_names_the_exit_of_a_constructor() -> None:
+    with pytest.raises(ToolError, match=r"^'user_exits.BrokenConstructor' raised SystemExit: 2; expected a class"):
+        load_hooks(["user_exits.BrokenConstructor"])
+
+
 async def test_find_load_errors_names_each_bad_setting(project: Path) -> None:
     given = {
         "agent_factory": "./found_agent.py:agent",

@@ -404,9 +404,14 @@ def _parse_record(content: dict[str, Any], where: str) -> DumpRecord:
     head = content.pop(HEAD_KEY, None)
     if head is None:
         return _read_other_format(content, where)
-    version = head.get("version") if isinstance(head, dict) else None
+    if not isinstance(head, dict):
+        expected = f"expected an object with version {VERSION}: the line is damaged"
+        raise DumpError(f"{where} has {HEAD_KEY}={head!r:.40}; {expected}")
+    version = head.get("version")
+    if isinstance(version, int) and version > VERSION:
+        raise DumpError(f"{where} has the dump version {version}; this release reads {VERSION}: use a newer release")
     if version != VERSION:
-        raise DumpError(f"{where} has the dump version {version!r}; this release reads {VERSION}: use a newer release")
+        raise DumpError(f"{where} has the dump version {version!r:.40}; expected {VERSION}: the line is damaged")
     encoded_texts = head.get(_TEXTS_KEY, {}).items()
     texts = {int(token): text.encode() if isinstance(text, str) else bytes(text) for token, text in encoded_texts}
     tokenizer = TokenizerIdentity.read(head.get(_TOKENIZER_KEY))

@@ -186,6 +186,10 @@ INVALID_LINES = {
     b"[]": "holds list; expected one sample",
     b"{}": "is not a sample",
     b'{"strands_rollout_dump": {"version": 2}}': "has the dump version 2; this release reads 1: use a newer release",
+    b'{"strands_rollout_dump": {"version": "2"}}': "has the dump version '2'; expected 1: the line is damaged",
+    b'{"strands_rollout_dump": {"version": 0}}': "has the dump version 0; expected 1: the line is damaged",
+    b'{"strands_rollout_dump": {}}': "has the dump version None; expected 1: the line is damaged",
+    b'{"strands_rollout_dump": 2}': "has strands_rollout_dump=2; expected an object with version 1: the line",
     b'{"strands_rollout_dump": {"version": 1, "token_texts": 5}, "status": "failed", "tokens": []}': "broken",
 } | {
     b'{"strands_rollout_dump": {"version": 1}, "status": "failed", "tokens": %s}' % tokens: error

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.segment import Segment
 from rich.text import Text
 
-from strands_rollout.samples import SampleLike
+from strands_rollout.samples import FinishedSample, SampleLike, facts_of
 
 _PLAIN_WIDTH: Final = 140
 # C1 controls, marks and overrides of the writing direction, line separators, invisible tags, and lone surrogates
@@ -98,16 +98,26 @@ _TOKEN_KINDS: Final = {
     "prompt": ("dim", "read before the first turn, not trained"),
     "context": ("cyan", "read between turns (tool results, template), not trained"),
     "trained": ("bold green", "sampled by the policy, trained"),
-    "untrained": ("yellow", "a sample that is kept out of training"),
+    "masked": ("yellow", "sampled by the policy, not trained"),
+    "untrained": ("yellow", "sampled or read in a sample that is not trained"),
 }
 _GUTTER_WIDTH: Final = max(map(len, _TOKEN_KINDS))
 
 
 def runs_by_kind(sample: SampleLike) -> list[tuple[str, list[int]]]:
-    """Return a sample's tokens in order, split where their kind changes: pairs of kind and ids."""
+    """Return a sample's tokens in order, split where their kind changes: pairs of kind and ids.
+
+    A sample that is not trained has "untrained" tokens if its facts don't distinguish sampled tokens from context.
+    """
     prompt_length = len(sample.tokens) - sample.response_length
-    untrained = "untrained" if sample.remove_sample else "context"
-    kinds = ["prompt"] * prompt_length + ["trained" if mask else untrained for mask in sample.loss_mask]
+    bounds = FinishedSample(sample, facts_of(sample)).turn_bounds
+    context = "untrained" if sample.remove_sample and bounds is None else "context"
+    kinds = ["prompt"] * prompt_length + [context] * sample.response_length
+    for start, end in bounds or ():
+        kinds[start:end] = ["masked"] * (end - start)
+    for position, is_trained in enumerate(sample.loss_mask, start=prompt_length):
+        if is_trained:
+            kinds[position] = "masked" if sample.remove_sample else "trained"
     pairs = zip(kinds, sample.tokens, strict=True)
     return [(kind, [token for _, token in group]) for kind, group in groupby(pairs, key=itemgetter(0))]
 

@@ -100,11 +100,12 @@ class EvalSet:
         """
         keys = {"prompt_key": file.prompt_key, "label_key": file.label_key}
         rows = load_rows(file.path, **keys, needs_label=needs_labels)  # type: ignore[arg-type]
-        selected = rows[file.start : file.stop][:limit]
+        in_range = rows[file.start : file.stop]
+        selected = in_range[:limit]
         if not selected:
-            raise ConfigError(
-                f"[{file.start}:{file.stop}] selects none of the {len(rows)} rows of {file.path}; expected one or more"
-            )
+            bounds = ":".join("" if bound is None else str(bound) for bound in (file.start, file.stop))
+            selection = f"limit={limit}" if in_range else f"[{bounds}]"
+            raise ConfigError(f"{selection} selects none of the {len(rows)} rows of {file.path}; expected one or more")
         for row in selected:
             where = f"{file.path}:{row.line}"
             try:

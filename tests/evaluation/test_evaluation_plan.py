@@ -35,6 +35,11 @@ def test_eval_set_refuses_a_label_that_no_answer_equals(tmp_path, label):
     assert len(load(tmp_path, GOOD, {**GOOD, "label": label}, limit=1).rows) == 1, "what is not asked may be anything"
 
 
+def test_eval_set_names_the_limit_that_selects_no_row(tmp_path):
+    with pytest.raises(ConfigError, match=r"limit=0 selects none of the 1 rows of .*; expected one or more$"):
+        load(tmp_path, GOOD, limit=0)
+
+
 @pytest.mark.parametrize(
     "prompt", [" ", None, [], 34, [{"role": "user", "content": ""}], [{"role": "tool", "content": "a"}]]
 )
@@ -216,6 +221,8 @@ def test_eval_config_notes_ignored_keys_once(tmp_path):
         ({"top_k": "many"}, "got top_k='many'"),
         ({"path": None}, "got path=None"),
         ({"path": "sums.jsonl@[7:9]"}, r"\[7:9\] selects none of the 3 rows of sums.jsonl"),
+        ({"path": "sums.jsonl@[7:]"}, r"\[7:\] selects none of the 3 rows of sums.jsonl"),
+        ({"path": "sums.jsonl@[:0]"}, r"\[:0\] selects none of the 3 rows of sums.jsonl"),
         ({"path": "rows.csv"}, "expected .jsonl or .parquet"),
         ({"path": "${oc.env:NO_SUCH_VARIABLE}/rows.jsonl"}, "NO_SUCH_VARIABLE"),
         ({"multimodal_keys": {"image": "images"}}, "multimodal_keys.*can't be evaluated here"),

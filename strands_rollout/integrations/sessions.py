@@ -39,6 +39,7 @@ from strands_rollout.slime_plugin.sample_writer import EndedEpisode, WritingRule
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 from strands_rollout.validation import explain_errors
 
+_SET_KEY_COMMAND: Final = "export STRANDS_ROLLOUT_GATEWAY_KEY=$(python -c 'import secrets; print(secrets.token_hex())')"
 _NO_SLIME_ARGS: Final = SimpleNamespace()
 _Handler = Callable[[web.Request], Awaitable[web.Response]]
 
@@ -207,8 +208,8 @@ async def serve_sessions(sessions: SessionServer, host: str, port: int, on_ready
     """
     if not sessions.has_owner_key and host not in ("127.0.0.1", "localhost", "::1"):
         raise ConfigError(
-            f"got the host {host} without an owner's key; other machines can connect to it: pass --key, or set "
-            "STRANDS_ROLLOUT_GATEWAY_KEY"
+            f"got the host {host} without an owner's key; other machines can connect to it: pass --key KEY, or set a "
+            f"random key with: {_SET_KEY_COMMAND}"
         )
     runner = await start(sessions.gateway, host, port, sessions.routes())
     try:

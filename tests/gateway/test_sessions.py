@@ -92,7 +92,7 @@ async def test_sessions_with_a_request_in_flight_are_not_idle(shipped_tokenizer:
 
 async def test_sessions_on_a_public_port_need_an_owner(shipped_tokenizer: Any) -> None:
     sessions = SessionServer(shipped_tokenizer, "http://127.0.0.1:9")
-    with pytest.raises(ConfigError, match="without an owner's key"):
+    with pytest.raises(ConfigError, match=r"without an owner's key.*export STRANDS_ROLLOUT_GATEWAY_KEY="):
         await serve_sessions(sessions, "192.0.2.1", 0, lambda _url: None)
 
 

@@ -265,14 +265,16 @@ class Check:
 def run_checks(checks: Sequence[Check], options: DoctorOptions, timeout_s: float = _CHECKS_TIMEOUT_S) -> list[Finding]:
     """Run all checks and return their findings in the order of the checks; a check that raises is an error finding.
 
-    Each check that waits runs in a thread of its own; the others, which import large packages, share one thread. The
-    checks that have not ended `timeout_s` seconds after the start of all checks, for example because a file system
-    hangs, are abandoned, each with an error finding.
+    Each check that waits runs in a thread of its own; the others, which import large packages, share one thread.
+    Checks that still run after `timeout_s` seconds, for example because a file system hangs, are abandoned. They get an
+    error finding, as do checks that have not started by then.
     """
     findings: dict[Check, list[Finding]] = {}
+    started: list[Check] = []
 
     def run(group: Sequence[Check]) -> None:
         for check in group:
+            started.append(check)
             findings[check] = _run_check(check, options)
 
     groups = [[check] for check in checks if check.waits] + [[check for check in checks if not check.waits]]
@@ -283,9 +285,18 @@ def run_checks(checks: Sequence[Check], options: DoctorOptions, timeout_s: float
     deadline_s = time.monotonic() + timeout_s
     for thread in threads:
         thread.join(max(0.0, deadline_s - time.monotonic()))
-    hangs = f"the check did not end within {timeout_s:g} s"
-    remedy = "find the disk, mount or driver that hangs: see processes in state D in the output of ps aux"
-    return [finding for check in checks for finding in findings.get(check, [error(check.name, hangs, remedy)])]
+    ended, begun = dict(findings), list(started)  # copies: an abandoned check may still end
+    return [finding for check in checks for finding in ended.get(check, [_unfinished(check, begun, timeout_s)])]
+
+
+def _unfinished(check: Check, begun: Sequence[Check], timeout_s: float) -> Finding:
+    within = f"did not end within {timeout_s:g} s"
+    if check in begun:
+        remedy = "find the disk, mount or driver that hangs: see processes in state D in the output of ps aux"
+        return error(check.name, f"the check {within}", remedy)
+    blocker = next((other.name for other in reversed(begun) if not other.waits), "an earlier check")
+    remedy = "follow the remedy of that check, then run strands-rollout doctor again"
+    return error(check.name, f"the check did not start, because {blocker} {within}", remedy)
 
 
 def _run_check(check: Check, options: DoctorOptions) -> list[Finding]:

@@ -210,6 +210,19 @@ def test_run_checks_continues_after_a_failing_check() -> None:
     assert_fault(found, "slow", "error", "did not end within 0.1 s", remedy="state D")
 
 
+def test_run_checks_distinguishes_checks_that_never_started() -> None:
+    released = threading.Event()
+
+    def hang(_: DoctorOptions) -> list[Finding]:
+        return [good("slow", str(released.wait()))]
+
+    checks = [Check("slow", hang), Check("next", lambda _: [good("next", "fine")])]
+    found = run_checks(checks, doctor_options(Path()), timeout_s=0.1)
+    released.set()
+    assert_fault(found, "slow", "error", "the check did not end within 0.1 s", remedy="state D")
+    assert_fault(found, "next", "error", "the check did not start, because slow did not end", remedy="doctor again")
+
+
 SERVES = {"model_path": "/models/m", "served_model_name": "m", "weight_version": "default"}
 UP = {"/health": (200, None)}
 SICK = {"workers": [{"url": "http://127.0.0.1:1", "is_healthy": False}]}

@@ -192,7 +192,7 @@ class SubAgents:
 class StrandsSGLang:
     """strands-sglang as slime's example uses it: one client for all episodes, a model, a limiter and an agent for each.
 
-    Written from its public API (strands-sglang 0.4.3).
+    Written from its public API (strands-sglang 0.6.2).
     """
 
     def __init__(self, job: Job) -> None:

@@ -24,6 +24,7 @@ import orjson
 
 import strands_rollout
 from benchmarks.measuring import client_and_engine_core, usable_cores
+from benchmarks.peer import PEER, MissingPeerError, peer_python, peer_versions
 from benchmarks.script import save_scripts, write_scripts
 from benchmarks.variants import NEEDS, VARIANTS, Collector, Job, JobKind, Step
 from strands_rollout.errors import ConfigError, RolloutError
@@ -43,8 +44,8 @@ _STREAMED_TURNS: Final = (5, 20)
 _STREAMED_TOOL_TURNS: Final = 80
 _MIN_STREAMED_EPISODES: Final = 2
 # Measurements of a variant at more turns than these take minutes, so they run in one round only, with few episodes.
-_MAX_REPEATED_TURNS: Final = {"openai": 0, "strands-sglang": 40}
-_FEW_EPISODES: Final = {"strands-sglang": 8}
+_MAX_REPEATED_TURNS: Final = {"openai": 0, PEER: 40}
+_FEW_EPISODES: Final = {PEER: 8}
 _DETAIL_TURNS: Final = 5
 _PROFILE_TURNS: Final = 20
 _WARM_UP_TURNS: Final = 1
@@ -55,7 +56,6 @@ _OUTPUT_TAIL_BYTES: Final = 3000
 _PACKAGES: Final = (
     "strands-rollout",
     "strands-agents",
-    "strands-sglang",
     "openai",
     "httpx",
     "httpx-aiohttp",
@@ -146,13 +146,26 @@ def playable_variants(requested: Iterable[str]) -> tuple[list[str], list[str]]:
     for variant in requested:
         if variant not in VARIANTS:
             raise ConfigError(f"got the variant {variant!r}; expected some of {', '.join(VARIANTS)}")
-        if variant in NEEDS and find_spec(NEEDS[variant]) is None:
-            notes.append(f"{variant} is left out; to measure it: pip install 'strands-rollout[bench]'")
-        else:
+        reason = missing_reason(variant)
+        if reason is None:
             can_play.append(variant)
+        else:
+            notes.append(f"{variant} is left out: {reason}")
     if not can_play:
         raise ConfigError("; ".join(["got no variant that can play", *notes]))
     return can_play, notes
+
+
+def missing_reason(variant: str) -> str | None:
+    """Return why a variant can't be measured here, or None; install strands-sglang if it is missing."""
+    if variant == PEER:
+        try:
+            peer_python()
+        except MissingPeerError as e:
+            return str(e)
+    if variant in NEEDS and find_spec(NEEDS[variant].module) is None:
+        return f"to measure it, run: pip install 'strands-rollout[{NEEDS[variant].extra}]'"
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +186,9 @@ def run_client_benchmark(options: ClientOptions, on_step: OnStep) -> dict[str, A
         RolloutError: The tokenizer can't be used, or a measurement failed.
     """
     tokenizer = load_tokenizer(str(options.tokenizer_dir))
-    facts = _facts(options.tokenizer_dir, len(tokenizer))
+    facts = run_facts(options.tokenizer_dir, len(tokenizer))
+    if PEER in options.variants:
+        facts["peer"] = peer_versions()
     plan = list(options.steps())
     measurements = []
     with TemporaryDirectory() as folder, ExitStack() as stack:
@@ -191,7 +206,7 @@ def run_client_benchmark(options: ClientOptions, on_step: OnStep) -> dict[str, A
     }
 
 
-def _facts(tokenizer_dir: Path, vocab_size: int) -> dict[str, Any]:
+def run_facts(tokenizer_dir: Path, vocab_size: int) -> dict[str, Any]:
     """Return the facts that explain the figures: versions, the machine, the command line, the tokenizer."""
     client, engine = client_and_engine_core()
     return {
@@ -318,7 +333,8 @@ def run_job(job: Job) -> Figures:
     Raises:
         BenchProcessError: The worker failed; the message has the end of its output.
     """
-    command = [sys.executable, "-m", "benchmarks.worker", job.to_json()]
+    python = peer_python() if job.step.variant == PEER else sys.executable
+    command = [python, "-m", "benchmarks.worker", job.to_json()]
     name = f"the measurement {job.step.kind} of {job.step.variant}"
     stdin, stdin_writer = os.pipe()  # the worker exits when the writing end closes, so it never outlives this process
     try:

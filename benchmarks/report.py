@@ -52,12 +52,14 @@ def result_tables(result: Mapping[str, Any]) -> str:
 
 def _heading(result: Mapping[str, Any]) -> str:
     versions, machine = result["versions"], result["machine"]
-    names = ("strands-rollout", "strands-agents", "strands-sglang", "openai")
+    names = ("strands-rollout", "strands-agents", "openai")
     shown = ", ".join(f"{name} {versions[name]}" for name in names if versions[name])
+    peer = result.get("peer")
+    other = f"strands-sglang {peer['strands-sglang']}, Python {peer['python']}; " if peer else ""
     return (
-        f"`{result['command']}`: {shown}, Python {versions['python']}; {machine['processor']}, {machine['cores']} "
-        f"cores; tokenizer {result['tokenizer']['name']} of {result['tokenizer']['vocab_size']} tokens."
-        f"{_COLLECTORS[result['collector']]}"
+        f"`{result['command']}`: {shown}, Python {versions['python']}; {other}{machine['processor']}, "
+        f"{machine['cores']} cores; tokenizer {result['tokenizer']['name']} of "
+        f"{result['tokenizer']['vocab_size']} tokens.{_COLLECTORS[result['collector']]}"
     )
 
 

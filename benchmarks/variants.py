@@ -7,7 +7,7 @@ A worker process loads one variant and nothing of the others: variants with an a
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal, Protocol, Self
+from typing import Any, Final, Literal, NamedTuple, Protocol, Self
 
 import httpx
 import orjson
@@ -160,8 +160,17 @@ VARIANTS: Final = (
     "strands-sglang",
     "openai",
 )
-NEEDS: Final = {"strands-sglang": "strands_sglang", "openai": "openai"}
-"""Variant -> the optional package that it needs; the extra `bench` has both."""
+
+
+class Need(NamedTuple):
+    """A module that may be missing, and the extra of this package that installs it."""
+
+    module: str
+    extra: str
+
+
+NEEDS: Final = {"openai": Need("openai", "bench")}
+"""The optional module that a variant needs."""
 
 
 def make_player(job: Job, scripts: Sequence[Script]) -> Player:

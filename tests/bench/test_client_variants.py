@@ -6,13 +6,15 @@ from typing import Any
 
 import httpx
 import pytest
-from bench_stage import Stage, perfect, stage_of
+from bench_stage import SHIPPED_TOKENIZER, Stage, perfect, stage_of
 
-from benchmarks.script import Script, write_scripts
-from benchmarks.variants import VARIANTS, WrongEpisodeError, check_played
+from benchmarks.client import run_job
+from benchmarks.peer import PEER, PEER_ENVIRONMENT
+from benchmarks.script import Script, save_scripts, write_scripts
+from benchmarks.variants import VARIANTS, Job, Step, WrongEpisodeError, check_played
 from benchmarks.worker import check_all, play_episodes
 
-NEEDS = {"strands-sglang": "strands_sglang", "openai": "openai"}
+NEEDS = {PEER: "strands_sglang", "openai": "openai"}
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +40,17 @@ async def test_client_variant_plays_the_script(variant, stage):
     check_all(done)
     assert len(done) == 4
     assert {script.question for script, _ in done} == {script.question for script in stage.scripts}
+
+
+@pytest.mark.slow
+def test_strands_sglang_plays_the_script_in_its_own_environment(scripts, stage, tmp_path):
+    if not PEER_ENVIRONMENT.exists():
+        pytest.skip(f"no {PEER_ENVIRONMENT.name}; python -m benchmarks client --variants {PEER} creates it")
+    path = tmp_path / "scripts.json"
+    save_scripts(scripts, path)
+    step = Step("cpu", PEER, turns=2, concurrency=2, episodes=4)
+    figures = run_job(Job(step, str(path), str(path), str(SHIPPED_TOKENIZER), stage.port))
+    assert figures["requests_per_trajectory"] == 3
 
 
 async def test_scripted_engine_refuses_other_tokens(stage):

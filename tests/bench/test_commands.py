@@ -13,6 +13,7 @@ from benchmarks import client
 from benchmarks.__main__ import app
 from benchmarks.checkouts import table
 from benchmarks.client import playable_variants
+from benchmarks.variants import Need
 from strands_rollout.errors import ConfigError
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench.py"
@@ -25,10 +26,10 @@ def run(*options: str, timeout_s: float = 110.0) -> subprocess.CompletedProcess[
 
 
 def test_client_benchmark_leaves_out_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(client.NEEDS, "openai", "no_such_package")
+    monkeypatch.setitem(client.NEEDS, "openai", Need("no_such_package", "bench"))
     can_play, sentences = playable_variants(["ours", "openai"])
     assert can_play == ["ours"]
-    assert sentences == ["openai is left out; to measure it: pip install 'strands-rollout[bench]'"]
+    assert sentences == ["openai is left out: to measure it, run: pip install 'strands-rollout[bench]'"]
     with pytest.raises(ConfigError, match="got no variant that can play; openai is left out"):
         playable_variants(["openai"])
 

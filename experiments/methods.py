@@ -132,7 +132,7 @@ def context_tokens(sample: Sample) -> list[int]:
 
 
 Place: TypeAlias = tuple[int, int]
-"""Position of a token: the characters before it, and the bytes of an incomplete character."""
+"""Position of a token: number of characters before it, then of bytes before it in a character that is not complete."""
 
 
 @dataclass(frozen=True, slots=True)

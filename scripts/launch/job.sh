@@ -181,7 +181,7 @@ pass_rate_arguments() {
 }
 
 wandb_arguments() {
-  # an evaluation for --watch logs to the training's run itself (strands_rollout.log_eval), because slime would start a new run
+  # an evaluation for --watch logs to the training run's wandb run itself (strands_rollout.log_eval), because slime would start a new run
   if [[ "$USE_WANDB" == "1" && -z "${STRANDS_ROLLOUT_EVAL_STEP:-}" ]]; then
     arguments+=(--use-wandb --wandb-project "$WANDB_PROJECT" --wandb-group "$RUN_NAME" --disable-wandb-random-suffix)
   fi

@@ -137,7 +137,7 @@ require_batches() {
     "$OVER_SAMPLING_BATCH_SIZE; expected at least ROLLOUT_BATCH_SIZE=$ROLLOUT_BATCH_SIZE"
 }
 
-# colocated_training TEXT RUN_NAME: the complete script of a training in which the same GPUs generate and train in turns.
+# colocated_training TEXT RUN_NAME: the complete script of a training run in which the same GPUs generate and train in turns.
 colocated_training() {
   training_settings "$2"
   sampling_settings
@@ -171,7 +171,7 @@ _async_concurrency() {
   printf '%s' "$((share < most ? share : most))"
 }
 
-# fully_async_training TEXT RUN_NAME: the complete script of a training in which some GPUs generate all the time, and the others train
+# fully_async_training TEXT RUN_NAME: the complete script of a training run in which some GPUs generate all the time, and the others train
 # on finished episodes. slime's fully asynchronous rollout has no evaluation, no dynamic sampling and no partial rollouts.
 fully_async_training() {
   local name nodes gpus

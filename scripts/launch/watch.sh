@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Evaluates the checkpoints of a run while it trains: a loop that starts one evaluation job for each new checkpoint, and the wandb
-# run that the evaluations share with the training.
+# run that the evaluations share with the training run.
 
 # wandb_run FOLDER: set WANDB_RUN_ID to the id in FOLDER/wandb-run-id, so that restarts and evaluations log to one run; create
 # the file if it is missing, except in a dry run.
@@ -46,7 +46,7 @@ _newest_step() {
 }
 
 # hold_checkpoint STEP: set `held` to a folder with the checkpoint, which stays while the training removes it after its next save:
-# hard links, or WATCH itself on a file system without them. Fail if the training has saved another one meanwhile, because it
+# hard links, or WATCH itself on a file system without them. Fail if the training run has saved another one meanwhile, because it
 # may have removed files of this one before they were linked.
 hold_checkpoint() {
   held="$WATCH/evaluations/held-$1"
@@ -72,7 +72,7 @@ evaluate_checkpoint() {
     run="${WANDB_RUN_ID:-}"
     if [[ -f "$WATCH/wandb-run-id" ]]; then
       run="$(cat "$WATCH/wandb-run-id")"
-    elif [[ -z "$run" ]]; then # the training has no run in wandb
+    elif [[ -z "$run" ]]; then # the training run does not log to wandb
       shared=0
       wandb_run "$WATCH/evaluations"
       run="$WANDB_RUN_ID"

@@ -71,11 +71,11 @@ def protocol_set(
         name: Name of the data set; a benchmark's name selects the protocol's sampling for it.
         path: File of the data set. If it does not exist, the result has no rows.
         protocol: The protocol.
-        settings: Settings of the training. The protocol replaces only settings that a row can have.
+        settings: Settings of the training run. The protocol replaces only settings that a row can have.
         overrides: Fields of `Sampling` that the user has given.
 
     Raises:
-        ConfigError: The protocol can't measure a row, or the training has no tools that the protocol needs.
+        ConfigError: The protocol can't measure a row, or the training run lacks tools that the protocol needs.
         PromptError: A row can't be used.
     """
     rows = []

@@ -70,7 +70,7 @@ async def test_hidden_orphan_is_killed_unless_a_fork_is_pending(
     disk: StandInDisk, monkeypatch: pytest.MonkeyPatch, is_forking: bool
 ) -> None:
     def hide(self: DeletedFiles, pid: int, user: int | None, root: str, within: str | None = None) -> None:
-        if within is not None:  # an orphan, of which only its files show the run
+        if within is not None:  # a search for the files of an orphan
             raise HiddenFilesError
 
     process = await asyncio.create_subprocess_exec("sleep", "60")

@@ -130,7 +130,7 @@ async def test_chat_row_becomes_history_and_system_prompt(shipped_tokenizer: Any
         ({}, {"episode_timeout_s": 0.5}, [TOOL_CALL.format(name="hang", arguments="{}")], "episode_timeout"),
     ],
 )
-async def test_limits_truncate_and_are_trained(
+async def test_strands_env_episodes_cut_by_limits_are_trained(
     shipped_tokenizer: Any, config: Any, settings: Any, script: Any, reason: str
 ) -> None:
     given = {"environment_config": {"fault": "none", **config}, **settings}

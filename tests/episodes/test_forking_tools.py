@@ -1,4 +1,4 @@
-"""Tools that fork the trainer's process: the child ends with the tool, and never continues the training."""
+"""Tools that fork the trainer's process: the child ends with the tool, and never continues the training run."""
 
 import asyncio
 import os

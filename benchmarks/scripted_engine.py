@@ -204,7 +204,7 @@ class _Server:
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._counts["connections"] += 1
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):  # the client has gone away
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):  # the client has disconnected
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 body = await reader.readexactly(_content_length(head))

@@ -32,7 +32,7 @@ def load(folder: Path, *rows: dict[str, Any], limit: int | None = None) -> EvalS
 def test_eval_set_refuses_a_label_that_no_answer_equals(tmp_path, label):
     with pytest.raises(PromptError, match=r"rows\.jsonl:2: got the label .*, which no answer equals"):
         load(tmp_path, GOOD, {**GOOD, "label": label})
-    assert len(load(tmp_path, GOOD, {**GOOD, "label": label}, limit=1).rows) == 1, "what is not asked may be anything"
+    assert len(load(tmp_path, GOOD, {**GOOD, "label": label}, limit=1).rows) == 1, "rows after the limit are unchecked"
 
 
 def test_eval_set_names_the_limit_that_selects_no_row(tmp_path):

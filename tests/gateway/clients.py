@@ -1,6 +1,6 @@
 """Programs that play an episode with the SDKs of OpenAI and Anthropic, and with Strands' own models on top of them.
 
-Each asks its question, runs the tool that the policy calls, and asks once more when it has its answer.
+Each program sends its question, runs the tool that the policy calls, and sends a second question after the answer.
 """
 
 import asyncio
@@ -19,18 +19,26 @@ from strands.models.openai_responses import OpenAIResponsesModel
 
 AGAIN = "Are you sure?"
 SYSTEM = "Be brief."
-# as Strands completes them
+# with the fields that Strands adds
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "string", "description": "Property a"}}, "required": []}
 ADD = {"name": "add", "description": "Adds.", "parameters": PARAMETERS, "strict": True}
 
 Items = list[Any]
 Said = tuple[Items, list[str]]
-"""What an answer adds to a history, and the ids of its calls."""
+"""The items that an answer adds to a history, and the ids of its calls."""
 
 
 @dataclass(frozen=True)
 class Api:
-    """One API, as its SDK has it: where it asks, what ends a stream, and how a history is sent and continued."""
+    """An API through its SDK.
+
+    Attributes:
+        resource: Path of the SDK's resource that creates answers.
+        final: Name of the method that returns the final answer of a stream.
+        request: Returns the fields of a request with this history.
+        said: Returns the items of an answer and the ids of its calls.
+        results: Returns the items with the results of these calls.
+    """
 
     resource: str
     final: str
@@ -96,7 +104,7 @@ MESSAGES = Api(
 
 
 async def ask(api: Api, client: Any, history: Items, *, streams: bool = False, **fields: Any) -> Any:
-    """The answer, as the SDK has it."""
+    """Send a request, and return the SDK's object for the answer."""
     resource = attrgetter(api.resource)(client)
     request = {"model": "m", **api.request(history), **fields}
     if not streams:
@@ -126,7 +134,7 @@ async def _async(api: Api, task: Any, endpoint: Any, *, streams: bool = False, c
 
 
 def _sync(api: Api, task: Any, endpoint: Any, *, streams: bool = False) -> None:
-    """In a thread of its own."""
+    """Play with the blocking client; a sync program has its own thread."""
 
     async def ask(history: Items) -> Said:
         request = {"model": endpoint.model, **api.request(history)}
@@ -141,7 +149,7 @@ def _sync(api: Api, task: Any, endpoint: Any, *, streams: bool = False) -> None:
 
 
 def _rewritten(said: Said) -> Said:
-    """As agents tell calls that they have run: without the first of two and the text, and with a default."""
+    """Return a turn as some agents send it back: without its first call and its text, and with a default filled in."""
     for message in said[0]:
         if message.get("tool_calls"):
             message["tool_calls"], message["content"] = message["tool_calls"][-1:], ""
@@ -157,7 +165,7 @@ chat_rewritten = functools.partial(_async, CHAT, change=_rewritten)
 
 
 async def _by_id(api: Api, task: Any, endpoint: Any) -> None:
-    """Sends what is new alone, and names the answer before it: OpenAI's by a field, Anthropic's as a thread."""
+    """Send only new items, after the id of the last answer: OpenAI's `previous_response_id`, or Anthropic's thread."""
     asked, earlier = 0, ""
 
     async def ask(history: Items) -> Said:
@@ -183,7 +191,7 @@ messages_by_id = functools.partial(_by_id, MESSAGES)
 
 
 async def messages_tool_runner(task: Any, endpoint: Any) -> None:
-    """Anthropic's own loop of an agent; on threads, in newer ones."""
+    """Play with the agent loop of Anthropic's SDK."""
 
     @anthropic.beta_async_tool
     async def add(a: str) -> str:
@@ -196,7 +204,7 @@ async def messages_tool_runner(task: Any, endpoint: Any) -> None:
             request = MESSAGES.request([*history, {"role": "user", "content": question}])
             runner = client.beta.messages.tool_runner(model=endpoint.model, **{**request, "tools": [add]})
             answer = await runner.until_done()
-            history = [*runner._params["messages"]]  # without the last answer in older ones
+            history = [*runner._params["messages"]]  # older versions leave out the last answer
             if history[-1]["role"] == "user":
                 history.append({"role": "assistant", "content": answer.content})
 
@@ -213,7 +221,7 @@ async def _agent(kind: type, url: str, task: Any, endpoint: Any, **config: Any) 
     agent = Agent(model=model, tools=[add], system_prompt=SYSTEM, callback_handler=None)
     for question in (task.text, AGAIN):
         await agent.invoke_async(question)
-    if kind is AnthropicModel:  # the others have a client for each request
+    if kind is AnthropicModel:  # the other models create a client for each request
         await model.client.close()
 
 

@@ -21,7 +21,7 @@ from strands_rollout.model.sglang_model import SGLangModel
 
 @dataclass
 class Stage:
-    """A session, its key, and a client's session that sends it."""
+    """A session of the gateway, its key, and an HTTP client for it."""
 
     session: Session
     gateway: Gateway
@@ -38,11 +38,11 @@ class Stage:
             return response.status, await response.json() if is_json else await response.text()
 
     def client(self, api: Api) -> Any:
-        """The SDK of an API."""
+        """Return the SDK's client of an API, connected to the session."""
         return api.client(Endpoint(f"{self.gateway.base_url}/v1", self.key, "m"), is_async=True)
 
     async def chat(self, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
-        """The assistant's message."""
+        """Send a chat completion request, and return the assistant's message."""
         status, body = await self.post("chat", {"model": "m", "messages": messages, **fields})
         assert status == 200, body
         return dict(body["choices"][0]["message"])
@@ -79,6 +79,6 @@ def stage(shipped_tokenizer: Any) -> Callable[..., Any]:
                 if key in gateway.keys:
                     await gateway.remove(key, SessionEndedError("the test is over"))
                 await runner.cleanup()
-            assert branches or fake.violations == []  # one history after another, as the fake reads them
+            assert branches or fake.violations == []  # the fake engine expects a single growing history
 
     return made

@@ -1,4 +1,4 @@
-"""Programs that play an episode, with clients that nobody here wrote or with none."""
+"""Agent programs for the tests, which send requests to the endpoint without an SDK."""
 
 import asyncio
 import json
@@ -10,11 +10,11 @@ import aiohttp
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
 PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
-told: list[Any] = []  # what programs leave for a test
+told: list[Any] = []  # values that programs record for the running test
 
 
 def filled(sample: Any) -> dict[str, Any]:
-    """What an episode has left in a sample, as plain JSON, but for its times and facts."""
+    """Return a sample's values as plain JSON, without prompt, metadata and times."""
     given = ("prompt", "metadata", "non_generation_time")
     values = {name: value for name, value in sample.to_dict().items() if name not in given}
     return dict(json.loads(json.dumps(values, default=lambda array: array.tolist())))
@@ -50,33 +50,33 @@ async def titled(task: Any, endpoint: Any) -> str:
 
 
 async def titled_slowly(task: Any, endpoint: Any) -> None:
-    """Asks for a title, and for nothing else."""
+    """Request only a title, then sleep."""
     await post(endpoint, {"messages": [{"role": "user", "content": f"A title for: {task.text}"}]})
     await asyncio.sleep(600)
 
 
 async def changing(task: Any, endpoint: Any) -> str:
-    """Asks something else each time that it is started."""
+    """Ask another question in each attempt."""
     told.append("start")
     said = f"{task.text} (attempt {told.count('start')})"
     return await chat(replace(task, messages=[{"role": "user", "content": [{"text": said}]}]), endpoint)
 
 
 async def numbering(task: Any, endpoint: Any) -> str:
-    """Has a tool that says something else each time that it is started."""
+    """Call a tool whose results differ in each attempt."""
     told.append("start")
     return await chat(task, endpoint, note=f"attempt {told.count('start')}: ")
 
 
 async def adding(task: Any, endpoint: Any) -> str:
-    """Says more at its beginning when it is started again."""
+    """Begin with one more user message in each further attempt."""
     told.append("start")
     more = {"role": "user", "content": "Take your time."}
     return await chat(task, endpoint, more=[more] * (told.count("start") - 1))
 
 
 async def twice(task: Any, endpoint: Any) -> None:
-    """The same as a user who speaks again."""
+    """Send two more user messages after the first answer."""
     messages: list[Any] = []
     for text in (task.text, "Sure?", "Really?"):
         messages.append({"role": "user", "content": text})
@@ -110,20 +110,20 @@ async def never_ends(task: Any, endpoint: Any) -> None:
 
 
 async def asking_once(task: Any, endpoint: Any) -> str:
-    """Asks nothing where it is started again."""
+    """Send requests in the first attempt only."""
     told.append("start")
     return await chat(task, endpoint) if told.count("start") == 1 else ""
 
 
 async def retooling(task: Any, endpoint: Any) -> str:
-    """Has other tools after its first turn when it is started again."""
+    """In further attempts, offer more tools after the first turn."""
     told.append("start")
     other = {"type": "function", "function": {"name": "other", "parameters": {"type": "object", "properties": {}}}}
     return await chat(task, endpoint, later_tools=[*TOOLS, *[other] * (told.count("start") - 1)])
 
 
 async def retooling_anew(task: Any, endpoint: Any) -> str:
-    """The same, whose tool says something else, too."""
+    """Like `retooling`, and the results of the tool differ in each attempt."""
     told.append("start")
     other = {"type": "function", "function": {"name": "other", "parameters": {"type": "object", "properties": {}}}}
     attempt = told.count("start")
@@ -131,14 +131,14 @@ async def retooling_anew(task: Any, endpoint: Any) -> str:
 
 
 async def dated(task: Any, endpoint: Any) -> None:
-    """Has another system prompt each time that it is started, and no tools."""
+    """Send another system prompt in each attempt, without tools."""
     told.append("start")
     system = {"role": "system", "content": f"Start {told.count('start')}."}
     await post(endpoint, {"messages": [system, {"role": "user", "content": task.text}]})
 
 
 async def giving_up(task: Any, endpoint: Any) -> str:
-    """Asks once, where it is started again."""
+    """Send only one request in further attempts."""
     told.append("start")
     if told.count("start") == 1:
         return await chat(task, endpoint)

@@ -1,4 +1,4 @@
-"""What a client is sent in each API beside the policy's words: usage, and what later requests may refer to."""
+"""Answers in each API: token usage, and the ids of answers to which later requests may refer."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ def _cached(tokenizer: Any) -> Reply:
 
 
 async def test_usage_counts_cached_tokens_as_each_api_does(stage, shipped_tokenizer):
-    """Anthropic's input tokens are those that were not cached, OpenAI's are all."""
+    """Anthropic counts only input tokens that were not cached, OpenAI counts all."""
     found, bodies = {}, {"chat": "messages", "responses": "input", "messages": "messages"}
     for api, name in bodies.items():
         async with stage([_cached(shipped_tokenizer)]) as made:

@@ -1,4 +1,4 @@
-"""Programs that block where they should await: the endpoint, deadlines and other episodes go on."""
+"""Programs that block where they should await: the endpoint, deadlines and other episodes are not affected."""
 
 import asyncio
 import gc
@@ -91,7 +91,7 @@ async def test_blocking_program_is_ended_and_delays_no_other(shipped_tokenizer, 
 
 
 class Pool:
-    """Works on the loop, and in the task, that opened it alone."""
+    """A resource that must be used on the loop, and closed in the task, that opened it."""
 
     def __init__(self) -> None:
         self.loop, self.task = asyncio.get_running_loop(), asyncio.current_task()
@@ -115,7 +115,7 @@ async def pool(_task: Any) -> AsyncIterator[Pool]:
 
 
 class World:
-    """Scores by what its resource says."""
+    """An environment that gets its score from a resource."""
 
     def __init__(self, task: Any) -> None:
         self._pool = task.resources["pool"]
@@ -178,7 +178,7 @@ async def is_cancelled_after_its_end(_task: Any, endpoint: Any) -> str:
 
 
 class Scored:
-    """Scores after a while."""
+    """An environment whose score needs another pass of the loop."""
 
     def __init__(self, _task: Any) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Ids of calls as clients give them: each result is read as that of its call, whatever the client names it."""
+"""Ids of calls in clients' requests: each result is matched to its call, whatever ids the client uses."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from test_call_values import APIS
 from test_matching import ASK, END
 
 Call = tuple[str, str]
-"""An id and the argument."""
+"""The call's id and its argument."""
 
 
 def turn(*arguments: str) -> str:
@@ -30,7 +30,7 @@ def calls_of(api: Api, answer: Any) -> list[Call]:
 
 
 def said(api: Api, calls: Sequence[Call]) -> list[dict[str, Any]]:
-    """A turn with these calls, as a client tells it."""
+    """Return a turn with these calls as a client sends it back."""
     texts = [(use_id, json.dumps({"a": argument})) for use_id, argument in calls]
     if api is CHAT:
         functions = [
@@ -46,7 +46,7 @@ def said(api: Api, calls: Sequence[Call]) -> list[dict[str, Any]]:
 
 
 def results(api: Api, told: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Results, each with its id and its text."""
+    """Return results, given as pairs of call id and text, in the form of an API."""
     if api is CHAT:
         return [{"role": "tool", "tool_call_id": use_id, "content": text} for use_id, text in told]
     if api is RESPONSES:
@@ -69,7 +69,7 @@ RENAMED: dict[str, tuple[Change, bool]] = {
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize(("change", "are_distinct"), RENAMED.values(), ids=RENAMED)
 async def test_results_are_matched_to_calls_under_any_ids(stage, api, change, are_distinct):
-    """By distinct ids they may come in any order; else they stand in the order in which they came."""
+    """Results with distinct ids may come in any order; otherwise results are matched in order."""
     turns = [["a1", "a2"], ["b1", "b2", "b3"], ["c1"]]
     async with stage([*(turn(*one) for one in turns), END]) as made, made.client(api) as client:
         history: list[Any] = [ASK]
@@ -89,7 +89,7 @@ async def test_results_are_matched_to_calls_under_any_ids(stage, api, change, ar
 
 @pytest.mark.parametrize("api", APIS)
 async def test_changed_history_keeps_its_own_call_ids(stage, api):
-    """Ids that the client gives again after the change name the calls there, not those before it."""
+    """If the client reuses ids after the change, they refer to the new calls, not to the earlier ones."""
     async with stage([turn("a1", "a2"), END, END], branches=True) as made, made.client(api) as client:
         calls = calls_of(api, await ask(api, client, [ASK]))
         first = said(api, [("x", calls[0][1]), ("y", calls[1][1])])
@@ -106,7 +106,7 @@ async def test_changed_history_keeps_its_own_call_ids(stage, api):
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("ids", [None, ["x", "y", "z"]], ids=["as sent", "own ids"])
 async def test_calls_sent_back_one_by_one_are_read_once(stage, api, ids):
-    """Call, result, call, result, as some clients keep their history; for more than one request."""
+    """Some clients keep the calls of one turn as call, result, call, result, and repeat this in each request."""
     async with stage([turn("a1", "a2", "a3"), END, END]) as made, made.client(api) as client:
         calls = calls_of(api, await ask(api, client, [ASK]))
         named = list(zip(ids or [use_id for use_id, _ in calls], [argument for _, argument in calls], strict=True))
@@ -124,7 +124,7 @@ async def test_calls_sent_back_one_by_one_are_read_once(stage, api, ids):
 
 @pytest.mark.parametrize("api", APIS)
 async def test_call_sent_back_without_its_siblings_forks(stage, api):
-    """A client that runs one of two calls; another turn's call after it is no part of the turn."""
+    """If a client runs one of two calls, a call of the next turn does not count as the missing one."""
     async with stage([turn("a1", "a2"), turn("a2"), END]) as made, made.client(api) as client:
         calls = calls_of(api, await ask(api, client, [ASK]))
         history = [ASK, *said(api, calls[:1]), *results(api, [(calls[0][0], "34 for a1")])]

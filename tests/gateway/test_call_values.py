@@ -1,4 +1,4 @@
-"""Values of calls that JSON libraries differ about: each comes to the client as the policy wrote it, and matches."""
+"""Call arguments that JSON libraries treat differently: clients get them as the policy wrote them, and they match."""
 
 import json
 from typing import Any
@@ -17,7 +17,7 @@ STREAMS = [pytest.param(False, id="whole"), pytest.param(True, id="stream")]
 
 
 def written(text: str) -> str:
-    """A turn that calls `add` with these arguments, as the policy wrote them."""
+    """Return a turn that calls `add` with exactly these arguments."""
     return TOOL_CALL.format(name="add", arguments=text)
 
 
@@ -57,7 +57,7 @@ async def test_session_matches_call_arguments_sent_back(stage, api, streams, tex
 
 @pytest.mark.parametrize("api", APIS)
 async def test_session_keeps_big_integers_and_lone_surrogates(stage, api):
-    """As another program's history, in JSON as any library writes it."""
+    """The history comes from another program, as any JSON library may write it."""
     arguments = '{"a": 123456789012345678901234567890, "b": -123456789012345678901234567890, "c": "\\ud83d"}'
     call: Any = {"id": "x", "type": "function", "function": {"name": "add", "arguments": arguments}}
     history: list[Any] = [ASK, {"role": "assistant", "content": None, "tool_calls": [call]}]
@@ -71,13 +71,13 @@ async def test_session_keeps_big_integers_and_lone_surrogates(stage, api):
         history += [{"type": "function_call_output", "call_id": "x", "output": "cut in an emoji: \ud83d"}]
     path = {CHAT: "chat", RESPONSES: "responses", MESSAGES: "messages"}[api]
     async with stage([END, END]) as made:
-        for _ in range(2):  # the second is parsed as what the first is followed by
+        for _ in range(2):  # the second body extends the first, which the cache remembers
             status, answer = await made.post(path, api.request(history))
             assert status == 200, answer
             said = [{"role": "assistant", "content": "It is 34."}, ASK]
             history = [*history, *said]
         texts = [made.tokenizer.decode(one.input_ids) for one in made.fake.requests]
-        assert made.session.facts.forks == 1  # the first, whose beginning is of no conversation
+        assert made.session.facts.forks == 1  # the first request continues no recorded conversation
     assert all("123456789012345678901234567890" in text for text in texts)
     assert all("-123456789012345678901234567890" in text for text in texts)
     assert all("cut in an emoji: ?" in text for text in texts)
@@ -132,7 +132,7 @@ async def test_session_refuses_an_ignored_field_nested_too_deeply(stage, path, b
 
 @pytest.mark.parametrize("text", ['{"a": NaN}', '{"a": -Infinity}', '{"a": 1e999}'])
 async def test_session_counts_infinite_numbers_as_a_changed_call(stage, text):
-    """As Python's `json` writes a default that an agent has filled in."""
+    """Python's `json` writes such numbers, for example for a default that an agent has filled in."""
     async with stage([written('{"a": 1}'), END]) as made:
         answer = await made.chat([ASK], tools=TOOLS)
         [call] = answer["tool_calls"]

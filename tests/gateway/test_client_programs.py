@@ -1,4 +1,4 @@
-"""Agents on Node as their users install them, each mending a file in a folder of its own, played by the policy."""
+"""Unmodified agents on Node: each fixes a file in a folder of its own, with the policy as its model."""
 
 import json
 import os
@@ -25,7 +25,7 @@ Call = tuple[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Client:
-    """How an agent is started, and which of its tools the policy calls: to look at the file, edit it, and run it."""
+    """Command line of an agent, and the calls of its tools that read the file, edit it, and run it."""
 
     args: tuple[str, ...]
     look: Callable[[str], list[Call]]
@@ -33,7 +33,7 @@ class Client:
     run: Call
     command: str = "node"
     env: dict[str, str] = field(default_factory=dict)
-    asides: int = 0  # requests beside its main conversation
+    asides: int = 0  # number of requests outside of its main conversation
 
     def turns(self, path: str) -> list[str]:
         return [
@@ -59,7 +59,7 @@ def _claude() -> Client:
         lambda path: ("Edit", {"file_path": path, "old_string": "a - b", "new_string": "a + b  "}),
         ("Bash", {"command": RUN, "timeout": "5000"}),
         str(CLIENTS / ".bin" / "claude"),
-        # it refuses to run without permissions as root elsewhere than in a sandbox
+        # as root, it skips permission checks only in a sandbox
         {"IS_SANDBOX": "1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"},
     )
 
@@ -98,7 +98,7 @@ def _opencode(package: str) -> Client:
         ("bash", {"command": RUN, "description": "Runs it."}),
         str(CLIENTS / ".bin" / "opencode"),
         {"OPENCODE_CONFIG_CONTENT": json.dumps(config), **{f"OPENCODE_DISABLE_{name}": "1" for name in off}},
-        asides=1,  # a title
+        asides=1,  # the request for a title
     )
 
 
@@ -156,7 +156,7 @@ async def test_node_agent_is_one_sample_with_each_token(
             "episode_timeout_s": 240,
         },
         context_length=500_000,
-        episode_of=lambda _request: None,  # recognized by tokens: what is asked beside it is under the same key
+        episode_of=lambda _request: None,  # found by tokens: side conversations use the same key
     )
     facts = result.facts["gateway"]
     assert (result.facts["error"], result.facts["stop_reason"], facts["refused"]) == (None, "completed", {})

@@ -1,4 +1,4 @@
-"""Agents on real SDKs, played by the policy: their append-only history is one sample, each sampled token trained."""
+"""Agents on real SDKs, with the policy as their model: an append-only history is one sample with all its tokens."""
 
 import base64
 import functools

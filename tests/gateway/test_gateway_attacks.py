@@ -1,4 +1,4 @@
-"""What a program does that it should not: it reaches no other episode's sample, and nothing hangs."""
+"""Misbehaving programs: they can't reach another episode's sample, and nothing hangs."""
 
 import asyncio
 import http.client
@@ -104,7 +104,7 @@ async def test_gateway_refuses_in_the_format_of_the_api(stage, api, body, words)
         assert (await made.chat([ASK]))["content"] == "It is 34."
 
 
-@pytest.mark.parametrize("long_bytes", [1, server._LONG_BODY_BYTES])  # whether they are parsed in a thread
+@pytest.mark.parametrize("long_bytes", [1, server._LONG_BODY_BYTES])  # bodies above this length are parsed in a thread
 async def test_gateway_refuses_large_bodies_and_invalid_json(stage, monkeypatch, long_bytes):
     monkeypatch.setattr(server, "_LONG_BODY_BYTES", long_bytes)
     async with stage([END]) as made:
@@ -189,7 +189,12 @@ async def test_gateway_answers_or_refuses_ten_thousand_requests(stage):
         statuses: Counter[int] = Counter()
         for n in range(10_000):
             new = {"role": "user", "content": f"Question {n}"}
-            histories = [[new], [ASK, first, new], [ASK], *[[first]] * 5]  # a repeat, and what can't be read
+            histories = [
+                [new],
+                [ASK, first, new],
+                [ASK],
+                *[[first]] * 5,
+            ]
             statuses[(await made.post("chat", {"messages": histories[n % 8]}))[0]] += 1
     most = sessions.MAX_HISTORIES
     assert (statuses.total(), statuses[400], made.session.facts.repeats) == (10_000, 6250, 1250)
@@ -225,7 +230,7 @@ async def test_gateway_remove_does_not_wait_for_an_endless_body(shipped_tokenize
 
 async def test_gateway_remove_does_not_wait_for_a_stalled_reader(shipped_tokenizer, monkeypatch):
     monkeypatch.setattr(server, "_PING_INTERVAL_S", 0.001)
-    monkeypatch.setattr(ChatCompletions, "ping", b": " + b"x" * 2**25 + b"\n\n")  # more than sockets hold
+    monkeypatch.setattr(ChatCompletions, "ping", b": " + b"x" * 2**25 + b"\n\n")  # more than the sockets can buffer
     played = await run(shipped_tokenizer, [Reply.hang(), END], settings={"agent_program": f"{__name__}.deaf"})
     assert (played.sample.status.value, len(played.fake.requests)) == ("completed", 2)
     gateway = await server.SharedGateway.running()
@@ -237,7 +242,7 @@ async def test_gateway_remove_does_not_wait_for_a_stalled_reader(shipped_tokeniz
 
 
 async def deaf(task: Any, endpoint: Any) -> None:
-    """Asks for a stream that it does not read, and for something else."""
+    """Request a stream without reading it, then send another request."""
     connection = http.client.HTTPConnection(endpoint.url.removeprefix("http://"))
     body = {"messages": [{"role": "user", "content": task.text}], "stream": True}
     headers = {"Authorization": f"Bearer {endpoint.api_key}"}
@@ -247,7 +252,7 @@ async def deaf(task: Any, endpoint: Any) -> None:
 
 
 async def trickle(task: Any, endpoint: Any) -> None:
-    """Begins a request whose body does not end, and leaves."""
+    """Begin a request with an endless body, and cancel it after another request."""
 
     async def body() -> Any:
         yield b'{"messages": ['

@@ -1,4 +1,4 @@
-"""What a session remembers of its requests changes nothing but the time that they take."""
+"""`ItemCache`: what a session caches of its requests affects only the time to parse later ones."""
 
 import json
 import random
@@ -32,7 +32,7 @@ TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"requir
         *([b'{"messages":[1],"n":[%b]}' % b",".join([b"1"] * n) for n in range(1, 5)],),  # another list grows
         *([b'{"n":[2],"messages":[1],"n":[%b],"o":1}' % b",".join([b"2"] * n) for n in range(1, 5)],),
         *([b'{"messages":[1],"messages":[%b]}' % b",".join([b"1"] * n) for n in range(1, 5)],),
-        *([b'{"n":"%b]","messages":[1]}' % b",".join([b"1"] * n) for n in range(1, 5)],),  # a text does
+        *([b'{"n":"%b]","messages":[1]}' % b",".join([b"1"] * n) for n in range(1, 5)],),  # a text grows
         *([b'{"messages":"%b]"}' % b",".join([b"1"] * n) for n in range(1, 5)],),
         *([b'{"messages":[1]}', b'{"messages":[1,2]}', b'{"messages":[1,2,3],"n":1}', b'{"messages":[1,2]}'],),
         *([b"[]", b"[1]", b"[1,1]", b"1", b'{"messages":{}}', b'{"messages":{},"n":1}', b"{}"],),
@@ -78,7 +78,7 @@ def test_item_cache_read_reuses_message_objects() -> None:
     first, second, third = (cache.read(cache.parsed(body, "messages")["messages"], _chat_pieces)[1] for body in bodies)
     assert second[0] is first[0]
     assert third[1] is second[1]
-    assert len(third[2]["content"]) == 2  # both results are one message
+    assert len(third[2]["content"]) == 2  # both results are in one message
     assert len(second[2]["content"]) == 1
 
 

@@ -225,7 +225,7 @@ SENT_BACK = {
 @pytest.mark.parametrize("change", SENT_BACK.values(), ids=SENT_BACK)
 @pytest.mark.parametrize(("api", "name"), [("chat", "messages"), ("responses", "input"), ("messages", "messages")])
 async def test_turn_of_reasoning_only_matches_without_it(stage, api, name, change):
-    """Some clients leave such a message out as a whole, as Strands' models of OpenAI do."""
+    """Some clients, such as Strands' OpenAI models, leave out such a message altogether."""
     said = [] if change is None else [{"role": "assistant", **dict(change)}]
     async with stage([f"{THOUGHT}<|im_end|>", END, END]) as made:
         for history in ([ASK], [ASK, *said, ASK], [ASK, *said, ASK, {"role": "assistant", "content": END[:-10]}, ASK]):
@@ -331,7 +331,7 @@ async def test_transient_text_is_whole_lines_around_a_message(stage, first, then
 
 
 async def test_aborted_turn_is_continued_by_the_same_request_only(stage, shipped_tokenizer):
-    """A session without an episode around it, whose client goes on as it likes."""
+    """Outside of an episode, a client may continue as it likes after an aborted turn."""
     ids = ids_of(shipped_tokenizer, END)
     config = {"continue_aborted": False}
     async with stage([Reply.abort(ids[:3]), Reply.tokens(ids[3:])], **config) as made:
@@ -365,7 +365,7 @@ async def test_session_end_before_a_fork_keeps_sampled_tokens(stage: Any) -> Non
         changed = [*made.session.model.conversation.branch.history(), {"role": "user", "content": [{"text": "And?"}]}]
         request = TurnRequest([*asked, *changed[1:]], head.system, [*head.tools, spec], {}, "policy", streams=False)
         reply = asyncio.create_task(made.session.reply(request))
-        await asyncio.sleep(0)  # the turn is begun, and has not run
+        await asyncio.sleep(0)  # the task of the turn exists but has not run yet
         made.session.end(SessionEndedError("it is over"))
         with pytest.raises(SessionEndedError):
             await reply

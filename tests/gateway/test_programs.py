@@ -1,4 +1,4 @@
-"""Episodes that programs play: what becomes of them at their end, at limits and aborts, and when they are resumed."""
+"""Episodes of agent programs: results and scores, stop reasons, aborts, and resuming by replay."""
 
 import sys
 from dataclasses import replace
@@ -47,7 +47,7 @@ async def test_program_episode_is_one_sample_and_its_text_is_graded(shipped_toke
 
 
 async def test_program_sample_with_a_big_integer_is_trained(shipped_tokenizer):
-    """Also where the turn after it is aborted, and the program is started again."""
+    """The turn after the call is aborted, and the program is started again."""
     call = TOOL_CALL.format(name="add", arguments=f'{{"code": "a", "n": [{10**30}, -{10**30}]}}')
     script = [call, Reply.abort(ids_of(shipped_tokenizer, TURNS[-1])[:4])]
     given: dict[str, Any] = {"agent_program": "programs.chat", "resumable": "replay", "on_engine_abort": "return"}
@@ -62,13 +62,13 @@ async def test_program_sample_with_a_big_integer_is_trained(shipped_tokenizer):
 
 
 class _JoinsNoExperts(Sample):
-    """As slime's before 0.3.1, for which the package joins routed experts."""
+    """Like slime's Sample before 0.3.1, for which this package joins the routed experts."""
 
     append_response_tokens = property()
 
 
 async def test_program_sample_equals_that_of_an_agent_in_process(shipped_tokenizer):
-    """With new weights in mid-turn, a seed, and routed experts."""
+    """The episode has a weight update within a turn, a seed, and routed experts."""
 
     def disturb(asked: Any) -> Any:
         if asked.turn == 1 and asked.done:
@@ -93,7 +93,7 @@ async def test_program_sample_equals_that_of_an_agent_in_process(shipped_tokeniz
         values.append(programs.filled(sample) | told)
         assert max(at_s for _turn, at_s, _s in facts["requests"]) <= facts["duration_s"]
     assert values[0] == values[1] == values[2]
-    assert asked[0] == asked[1] == asked[2]  # seeds and start of routed experts included
+    assert asked[0] == asked[1] == asked[2]  # including seeds and the first requested row of experts
     assert (sample.status.value, sample.weight_versions) == ("completed", ["1", "1", "2", "2"])
     assert sample.rollout_routed_experts[0].tolist() == [[11, 12], [13, 14]]
     found = gateway_metrics(finished_samples(samples))
@@ -141,7 +141,7 @@ async def test_program_ends_at_a_used_up_budget(shipped_tokenizer):
 
 @pytest.mark.parametrize(("program", "score"), [(None, -1.0), ("chat", -1.0), ("chat_and_answer", 1.0)])
 async def test_program_cut_turn_is_no_answer_unless_returned(shipped_tokenizer, program, score):
-    said = ids_of(shipped_tokenizer, "So the answer: 34")  # of 345
+    said = ids_of(shipped_tokenizer, "So the answer: 34")  # the beginning of "345"
     settings = {"max_turn_tokens": len(said)} | ({"agent_program": f"programs.{program}"} if program else {})
     played = await run(shipped_tokenizer, [Reply.tokens(said, "length")], settings=settings)
     assert (played.facts["stop_reason"], played.sample.label) == ("turn_length", "34")
@@ -177,7 +177,10 @@ async def test_abort_ends_a_program(shipped_tokenizer, command):
 async def _attempts(
     tokenizer: Any, program: str, *cuts_in_order: tuple[int, int], **settings: Any
 ) -> tuple[Any, list[Any]]:
-    """A sample that is resumed until it is not aborted; a cut is the turn that is, and its tokens until then."""
+    """Resume a sample until it is no longer aborted; return it, and the number of requests in each attempt.
+
+    Each cut is the number of the turn to abort, and the number of its tokens sampled before.
+    """
     flag, texts, asked = _Flag(), [ids_of(tokenizer, text) for text in TURNS], []
     cuts = [*cuts_in_order]
 
@@ -215,7 +218,7 @@ async def test_replay_answers_a_restarted_program(shipped_tokenizer, cut):
     assert (sample.status.value, facts["resumes"], facts["gateway"]["diverged"]) == ("completed", 1, "")
     assert (sample.tokens, sample.loss_mask) == (whole.tokens, whole.loss_mask)
     assert asked == [cut[0] + 1, 3 - cut[0]]
-    assert programs.told == [*["a", "b"][: cut[0]], "a", "b"]  # its tools run again
+    assert programs.told == [*["a", "b"][: cut[0]], "a", "b"]  # the program's tools run again
     assert facts["gateway"]["repeats"] == cut[0]
     assert (facts["tool_iterations"], facts["dropped_sampled_tokens"]) == (2, 0)
     told = [(call["id"], call["tool"], call["status"]) for call in facts["calls"]]
@@ -242,7 +245,7 @@ async def test_replay_restarts_for_another_request(shipped_tokenizer, settings):
 
 
 async def test_replay_counts_dropped_tokens_of_each_restart(shipped_tokenizer):
-    """In the second attempt the sample begins at the first difference; the third asks what came before it."""
+    """In the second attempt the sample begins at the first difference; the third attempt starts before that."""
     cuts = [(1, 5), (1, 6), (2, 4)]
     sample, asked = await _attempts(shipped_tokenizer, "numbering", *cuts, resumable="replay")
     facts, lengths = sample.metadata["strands_rollout"], [len(ids_of(shipped_tokenizer, text)) for text in TURNS]
@@ -265,7 +268,7 @@ async def test_replay_restarts_for_a_request_before_the_record(shipped_tokenizer
 
 
 @pytest.mark.parametrize("cut", [(0, 0), (0, 5), (1, 5)])
-async def test_replay_continues_after_a_request_beside_it(shipped_tokenizer, cut):
+async def test_replay_continues_after_a_side_conversation(shipped_tokenizer, cut):
     sample, asked = await _attempts(shipped_tokenizer, "titled", cut, resumable="replay")
     facts = sample.metadata["strands_rollout"]
     assert (sample.status.value, facts["gateway"]["diverged"], asked) == ("completed", "", [cut[0] + 2, 4 - cut[0]])
@@ -275,7 +278,7 @@ async def test_replay_continues_after_a_request_beside_it(shipped_tokenizer, cut
 @pytest.mark.parametrize("cut", [0, 3, None])
 @pytest.mark.parametrize("has_title_again", [True, False])
 async def test_replay_makes_a_late_agent_the_main_conversation(shipped_tokenizer, cut, has_title_again):
-    """In the request for a title, after so many tokens, or after it."""
+    """The abort comes after `cut` tokens of the title, or after the title if `cut` is None."""
     flag, title = _Flag(), ids_of(shipped_tokenizer, "A title.<|im_end|>")
     is_first, tokens = True, 0
 
@@ -335,7 +338,7 @@ async def test_replay_restart_counts_calls_with_reused_ids(
 
 
 async def _said_again(tokenizer: Any, program: str, cut: int | None, most: int) -> tuple[Any, int]:
-    """A sample whose user speaks, with the most times, resumed after the request that is aborted; its requests."""
+    """Play with at most `most` user turns, resuming once after request `cut`; return the sample and the requests."""
     flag, answer, asked = _Flag(), ids_of(tokenizer, TURNS[-1]), 0
 
     def script(_body: dict[str, Any], _number: int) -> Reply:
@@ -470,7 +473,7 @@ async def test_program_settings_that_contradict_are_refused(shipped_tokenizer, s
 async def test_program_turn_across_a_weight_update(shipped_tokenizer, then):
     turn = ids_of(shipped_tokenizer, TURNS[-1])
     replies = [Reply.abort(turn[:4]), Reply.tokens(turn[4:])]
-    settings = {"agent_program": "recorded_tools.program", "on_engine_abort": then}  # its client asks again
+    settings = {"agent_program": "recorded_tools.program", "on_engine_abort": then}
     played = await run(shipped_tokenizer, replies, settings=settings)
     goes_on = then == "continue"
     kept = turn if goes_on else turn[:4]

@@ -1,4 +1,4 @@
-"""Clients that spell a history anew in each request, in all ways that are no difference: it stays one trajectory."""
+"""Clients that rewrite their history in each request without changing its meaning: it stays one trajectory."""
 
 import json
 import random
@@ -20,13 +20,13 @@ TOOLS = {
 
 @dataclass
 class Turn:
-    """What the policy wrote, and what came of it."""
+    """A turn of the policy, and what the client adds after it."""
 
     reasoning: str
     text: str
-    calls: list[dict[str, Any]]  # arguments
+    calls: list[dict[str, Any]]  # arguments of each call
     sent_ids: list[str] = field(default_factory=list)
-    said: str = ""  # by the user, after a turn without calls
+    said: str = ""  # the user's text after a turn without calls
 
     @property
     def written(self) -> str:
@@ -51,7 +51,7 @@ def spelled(rng: random.Random, text: str) -> str:
 
 
 def shown_ids(rng: random.Random, turn: Turn, number: int) -> tuple[list[str], bool]:
-    """Ids for the calls, and whether each has its own."""
+    """Return ids for the calls, and whether they are distinct."""
     count = len(turn.calls)
     return rng.choice(
         (
@@ -65,11 +65,11 @@ def shown_ids(rng: random.Random, turn: Turn, number: int) -> tuple[list[str], b
 
 
 Told = tuple[str, str, list[tuple[str, dict[str, Any]]], list[tuple[str, str]], str]
-"""Reasoning, text, calls, results, and the user's words: one assistant's message and what follows it."""
+"""An assistant's message and what follows it: reasoning, text, calls, results, and the user's text."""
 
 
 def told_turn(rng: random.Random, turn: Turn, number: int) -> list[Told]:
-    """A turn as a client tells it: in one message, or each call in its own."""
+    """Return a turn as a client sends it back: in one message, or one for each call."""
     reasoning = spelled(rng, turn.reasoning) if rng.random() < 0.5 else ""
     text = spelled(rng, turn.text) if not turn.calls or rng.random() < 0.5 else ""
     if not turn.calls:

@@ -172,7 +172,7 @@ async def test_repeat_after_a_fork_needs_the_same_grammar(stage):
 
 
 async def test_interrupted_turn_is_not_continued_under_a_grammar(stage, shipped_tokenizer):
-    """The grammar would begin in the middle of the turn."""
+    """Otherwise the grammar would begin in the middle of the turn."""
     cut = Reply.abort(ids_of(shipped_tokenizer, END)[:2])
     async with stage([cut, END], branches=True, continue_aborted=False) as made:
         assert (await made.post("chat", {"messages": [ASK]}))[0] == 503

@@ -74,7 +74,7 @@ async def test_sessions_are_refused_to_other_owners(shipped_tokenizer: Any) -> N
         refused = await http.post(f"{url}/sessions", headers=headers, json={"sampling": {}})
         assert (refused.status, "sampling" in await refused.text()) == (400, True)
         assert (await http.post(f"{url}/sessions", headers=headers, data=b"{")).status == 400
-        await http.post(f"{url}/sessions", headers=headers)  # by which the first has been idle too long
+        await http.post(f"{url}/sessions", headers=headers)  # ends the first session, which was idle too long
         assert (await http.get(f"{url}/sessions/{first['id']}", headers=headers)).status == 404
 
 

@@ -1,4 +1,4 @@
-"""Random clients and agents against one record: whatever they ask, its tokens are what crossed the wire, each once."""
+"""Random clients and agents on one record: it holds exactly the tokens that crossed the wire, each once."""
 
 import asyncio
 import random
@@ -17,7 +17,7 @@ from strands_rollout.record.branch import ClientView, Head
 from strands_rollout.record.client_request import ClientRequest
 from strands_rollout.record.place import BeginBranch
 
-# few, so that histories of different agents are often equal
+# few texts, so that histories of different agents are often equal
 WORDS = ("Hi", "Go on.", "So.")
 TOOL = {"name": "add", "description": "Add.", "inputSchema": {"json": {"type": "object", "properties": {}}}}
 REMINDER = "Mind the time."
@@ -29,7 +29,7 @@ def user(text: str) -> dict[str, Any]:
 
 
 def followed(message: dict[str, Any], chance: random.Random) -> dict[str, Any]:
-    """What comes after an answer: results of its calls, or the user's words."""
+    """Return the message after an answer: results of its calls, or a user's text."""
     calls = [block["toolUse"] for block in message["content"] if "toolUse" in block]
     results = [
         {"toolResult": {"toolUseId": one["toolUseId"], "status": "success", "content": [{"text": chance.choice("12")}]}}
@@ -39,13 +39,13 @@ def followed(message: dict[str, Any], chance: random.Random) -> dict[str, Any]:
 
 
 def rewritten(messages: list[dict[str, Any]], chance: random.Random) -> list[dict[str, Any]]:
-    """A history of which the end is cut off, or a message is another."""
+    """Return the history with one message replaced, and sometimes without the messages after it."""
     at = chance.randrange(0, len(messages), 2)
     return [*messages[:at], user(chance.choice(WORDS)), *messages[at + 1 :][: chance.choice((0, 0, len(messages)))]]
 
 
 def words_of_user(messages: list[dict[str, Any]]) -> list[list[str]]:
-    """What the user and the tools have said, message by message, but for reminders."""
+    """Return the words of each user message, tool results included, without reminders."""
     said = []
     for content in (message["content"] for message in messages if message["role"] == "user"):
         parts = [part for block in content for part in block.get("toolResult", {"content": [block]})["content"]]
@@ -54,7 +54,7 @@ def words_of_user(messages: list[dict[str, Any]]) -> list[list[str]]:
 
 
 class Policy(RecordingPolicy):
-    """Says something at random, and is now and then interrupted."""
+    """A policy with random turns, some of which the engine aborts."""
 
     def __init__(self, tokenizer: Any, chance: random.Random) -> None:
         super().__init__(tokenizer, lambda _text, _number: self._turn(chance))
@@ -68,7 +68,7 @@ class Policy(RecordingPolicy):
         return (thought + "So", "abort") if chance.random() < 0.05 else said
 
     def has_read(self, messages: list[dict[str, Any]]) -> bool:
-        """Whether the user's words of a request are those of a history."""
+        """Return whether a request's prompt had the user messages of this history."""
         prompts = [self._tokenizer.decode(asked) for asked, _ in self.requests]
         read = [re.findall(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", prompt, re.DOTALL) for prompt in prompts]
         marks = re.compile(rf"</?tool_response>|{REMINDER}")
@@ -76,7 +76,7 @@ class Policy(RecordingPolicy):
         return words_of_user(messages) in [[one for one in texts if one] for texts in words]
 
     def check_record(self, model: SGLangModel, grown: dict[int, Any]) -> None:
-        """Compare a record with what crossed the wire; `grown` holds the branches as they were before."""
+        """Compare a record with the wire; `grown` has each branch and its length at the last check, and is updated."""
         branches = [branch for one in model.record for branch in one if not branch.is_new]
         held: Counter[tuple[int, float]] = Counter()
         for branch in branches:
@@ -88,7 +88,7 @@ class Policy(RecordingPolicy):
             assert before is branch
             assert count <= len(ids)
             grown[id(branch)] = branch, len(ids)
-        assert held == Counter(self.sampled)  # every one is known by its logprob
+        assert held == Counter(self.sampled)  # the unique logprob identifies each sampled token
         sent = Counter((*asked, *answer) for asked, answer in self.requests)
         kept = Counter(
             tuple(branch.trajectory.token_ids[: part.end]) for branch in branches for part in branch.trajectory.parts
@@ -112,7 +112,7 @@ async def test_record_of_random_clients_has_each_token_once(shipped_tokenizer, s
             replies = await asyncio.gather(*map(session.reply, asked))
             policy.check_record(session.model, grown)
             assert all(policy.has_read(one.messages) for one in asked)
-            for one, reply in zip(asked, replies, strict=True):  # those that ask the same at once get several
+            for one, reply in zip(asked, replies, strict=True):  # equal requests at the same time get several answers
                 answers.setdefault(repr((one.messages, one.system, one.tools)), []).append(reply)
             for one, reply in zip(asked, replies, strict=True):
                 sampled = len(policy.requests)
@@ -133,18 +133,18 @@ async def test_enter_leaves_no_messages_after_a_failed_first_request(shipped_tok
 
 
 async def test_enter_resets_the_client_view_of_a_failed_first_request(shipped_tokenizer):
-    """The branch that it began is the next one's, which has other messages."""
+    """The next request reuses the branch that the failed request began, with other messages."""
     model = SGLangModel(shipped_tokenizer, "http://127.0.0.1:1", **MANY)
     record, branch = model.record, model.conversation.branch
     for text in ("One", "Two"):
         place = record.place_of(ClientRequest([user(text)], Head(text, [TOOL])))
         record.enter(place, Head(text, [TOOL])).is_busy = False
         assert (record.main.branch, branch.client) == (branch, ClientView())
-        branch.client = ClientView([user("One")], {"own": ["sent"]})  # as a fork has those of what it left
+        branch.client = ClientView([user("One")], {"own": ["sent"]})  # as a fork inherits them
 
 
 class Who:
-    """An agent as far as a model looks at it."""
+    """The attributes of an agent that a model reads."""
 
     def __init__(self) -> None:
         self.messages = [user("Hi")]
@@ -169,6 +169,6 @@ async def test_record_of_random_agents_has_each_token_once(shipped_tokenizer, se
             answers = await asyncio.gather(*asked)
             assert all(policy.has_read(who.messages) for who in agents)
             for who, answer in zip(agents, answers, strict=True):
-                if chance.random() < 0.9:  # else it asks again
+                if chance.random() < 0.9:  # otherwise the agent repeats its request
                     who.messages += [answer.message, followed(answer.message, chance)]
             policy.check_record(model, grown)

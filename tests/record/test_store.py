@@ -1,4 +1,4 @@
-"""Records of unfinished episodes: what is left of them when their process is killed, and what their files may cost."""
+"""`RecordStore`: the records that remain when a process is killed, and the limits on the size of their files."""
 
 import os
 import shutil
@@ -36,19 +36,19 @@ sys.stdin.readline()
 
 
 def left_if_killed(folder: Path, copy: Path) -> dict[str, list[bytes]]:
-    """What another process would find; `copy` is a new folder, whose files have no lock."""
+    """Return the records that another process would find; `copy` is a new folder, whose files have no lock."""
     shutil.copytree(folder, copy)
     return take_leftover_records(copy)
 
 
 def written_file(folder: Path) -> Path:
-    """The only file of a folder."""
+    """Return the only file of a folder."""
     [path] = folder.iterdir()
     return path
 
 
 def dead_file(folder: Path, tmp_path: Path, **records: list[bytes]) -> Path:
-    """A file with these records, whose process is dead, in a folder."""
+    """Write a file with these records to a folder, as a dead process leaves it, and return its path."""
     store = RecordStore(tmp_path / "living")
     for name, own in records.items():
         episode = store.open(name)
@@ -67,7 +67,7 @@ def test_record_store_keeps_records_of_a_killed_process(tmp_path: Path) -> None:
     for number in range(3):
         first.write(b"a%d" % number)
         second.write(b"b%d" % number)
-    second.begin()  # a new attempt, whose first record stands for all before
+    second.begin()  # a new attempt, whose first record replaces all earlier ones
     second.write(b"c")
     store.open("3").write(b"x")
     first.close(keep=False)
@@ -79,7 +79,7 @@ def test_record_store_replaces_records_of_a_kept_episode(tmp_path: Path) -> None
     store = RecordStore(tmp_path / "journal")
     for record in (b"a", b"b"):
         episode = store.open("1")
-        assert episode.records == ()  # its sample has its own state
+        assert episode.records == ()  # the state is on its sample instead
         episode.write(record)
         episode.close(keep=True)
     assert left_if_killed(tmp_path / "journal", tmp_path / "copy") == {"1": [b"b"]}
@@ -110,14 +110,14 @@ def test_record_store_gives_leftover_records_to_one_process(tmp_path: Path) -> N
         )
         for _ in range(2)
     ]
-    for reader in readers:  # both begin at once, and live until both have what they get
+    for reader in readers:  # both start at once, and live until each has its records
         reader.stdin.write("\n")
         reader.stdin.flush()
     found = [eval(reader.stdout.readline()) for reader in readers]
     assert sorted(found[0] + found[1]) == list(range(20))
     for reader in readers:
         reader.communicate("\n", timeout=60)
-    # neither has played any: a third process gets all
+    # neither has continued an episode, so a third process gets all records
     third = RecordStore(folder)
     assert [third.open(f"{number}").records for number in range(20)] == [
         [b"%d of %d" % (step, number) for step in range(3)] for number in range(20)
@@ -183,7 +183,7 @@ def test_record_store_reads_records_before_damage(tmp_path: Path) -> None:
     store = RecordStore(tmp_path / "journal")
     episodes = [store.open(name) for name in ("first", "second", "third")]
     assert [episode.records for episode in episodes] == [[b"a" * 30], (), ()]
-    episodes[1].write(b"d" * 30)  # in the place of the damaged one: what followed that does not follow this
+    episodes[1].write(b"d" * 30)  # replaces the damaged record; the records after it are lost
     assert left_if_killed(tmp_path / "journal", tmp_path / "copy") == {"first": [b"a" * 30], "second": [b"d" * 30]}
 
 
@@ -200,7 +200,7 @@ def test_record_store_names_a_file_of_another_version(tmp_path: Path, caplog, co
 
 def test_record_store_removes_an_empty_file(tmp_path: Path) -> None:
     dead_file(tmp_path / "journal", tmp_path, first=[b"a"])
-    (tmp_path / "journal" / "empty.records").touch()  # its process was killed as it made it
+    (tmp_path / "journal" / "empty.records").touch()  # its process was killed while it created the file
     assert RecordStore(tmp_path / "journal").open("first").records == [b"a"]
     assert not (tmp_path / "journal" / "empty.records").exists()
 
@@ -281,11 +281,11 @@ def test_record_store_on_a_full_disk(tmp_path: Path, caplog) -> None:
     with limit_file_size(4096):
         large.write(b"l" * 5000)
         late.write(b"t" * 5000)
-    assert written_file(folder).stat().st_size < 200  # what did fit is given back
+    assert written_file(folder).stat().st_size < 200  # the part that fit was removed again
     large.write(b"never written")
     small.write(b"s again")
     assert len([record for record in caplog.records if "can't be continued" in record.message]) == 1
-    # a process that went on from its first record would do again what it has done since
+    # an incomplete journal is not continued, because finished steps would be repeated
     assert left_if_killed(folder, tmp_path / "copy") == {"small": [b"s", b"s again"]}
     for episode in (small, large, late):
         episode.close(keep=False)

@@ -17,7 +17,7 @@ from strands_rollout.errors import SandboxError
 built: list[Any] = []
 """Agents that `plain` has built, in order."""
 factory_is_hanging, factory_may_return = threading.Event(), threading.Event()
-"""Events: `hanging_for_some_rows` hangs; it may return."""
+"""Set when `hanging_for_some_rows` hangs; set to let it return."""
 
 
 @tool

@@ -18,9 +18,7 @@ from strands_rollout.samples import SlimeArgs, finite_number, run_metric
 STEP_VARIABLE: Final = "STRANDS_ROLLOUT_EVAL_STEP"
 """Environment variable with the step of the checkpoint that a job only evaluates; `eval_aime.sh --watch` sets it."""
 _SHARED_VARIABLE: Final = "STRANDS_ROLLOUT_EVAL_SHARED"  # "1" if the wandb run belongs to a training run
-_LOG_PASSRATE_ATTR: Final = (
-    "strands_rollout_log_passrate"  # attribute of args with the original value of `log_passrate`
-)
+_LOG_PASSRATE_ATTR: Final = "strands_rollout_log_passrate"  # attribute of args: the original `log_passrate`
 
 
 def checkpoint_step() -> int | None:

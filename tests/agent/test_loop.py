@@ -74,7 +74,7 @@ async def fail() -> str:
 
 @tool
 async def give_nothing() -> Any:
-    """Give a result of the tool's own making."""
+    """Return a tool result that the tool builds itself."""
     return {"status": "error", "content": [{"text": "nothing"}]}
 
 

@@ -53,13 +53,13 @@ def stop_iterating() -> str:
 
 @tool
 async def broken_sandbox() -> str:
-    """Fail as infrastructure."""
+    """Raise SandboxError."""
     raise SandboxError("no zygote")
 
 
 @tool
 async def wrapped_fault() -> str:
-    """Fail as infrastructure, in a wrapping."""
+    """Raise a RuntimeError that a SandboxError caused."""
     raise RuntimeError("the tool failed") from SandboxError("no zygote")
 
 

@@ -84,7 +84,7 @@ async def test_eval_embedded_engine_on_the_shipped_problems(tmp_path: Path) -> N
 async def test_eval_sigint_and_sigterm_exit_with_130(
     signum: signal.Signals, in_background: bool, shipped_tokenizer: Any, tmp_path: Path
 ) -> None:
-    """Two samples are answered and the others wait for the engine. A shell's background job ignores SIGINT."""
+    """The signal comes when two samples are answered and the others wait. A background job ignores SIGINT."""
     waiting = asyncio.Event()
 
     async def reply(request: dict[str, Any], number: int) -> Reply:
@@ -154,7 +154,7 @@ async def test_eval_killed_twice_resumes_to_the_same_report(tmp_path: Path) -> N
 
 
 def report_without_session(out: Path) -> str:
-    """Return the report's text without the part that depends on the clock and on where the run was cut."""
+    """Return the report without its session, which depends on the clock and on the point of the interruption."""
     report = json.loads((out / "report.json").read_text())
     del report["session"]
     return json.dumps(report)

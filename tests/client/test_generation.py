@@ -78,7 +78,7 @@ def test_weight_versions_must_cover_the_output(spans: Any, found: Any) -> None:
 
 def test_read_generation_checks_logprobs_as_float32() -> None:
     lowest = float(np.finfo(np.float32).min)
-    assert read([lowest, lowest]).logprobs == [lowest, lowest]  # as SGLang clamps those of tokens without a chance
+    assert read([lowest, lowest]).logprobs == [lowest, lowest]  # SGLang's logprob of an impossible token
     for broken in (math.nextafter(lowest, -math.inf), -1.7e308, -(10**39)):
         with pytest.raises(EngineResponseError, match="finite number of at most 0, in float32"):
             read([-0.5, broken])

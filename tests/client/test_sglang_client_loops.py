@@ -23,7 +23,7 @@ async def test_generate_cancel_ends_immediately_and_aborts() -> None:
         asking = asyncio.create_task(client.generate([1], {}, rid="r1", headers={"X-SMG-Routing-Key": "k"}))
         await fake.arrived()
         asking.cancel()
-        for _ in range(20):  # passes of the loop: nothing is waited for
+        for _ in range(20):  # some passes of the event loop; the cancelled call waits for nothing else
             await asyncio.sleep(0)
         assert asking.cancelled()
         await client.aclose()

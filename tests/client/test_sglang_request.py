@@ -14,7 +14,7 @@ from strands_rollout.errors import TrajectoryError
 from strands_rollout.model.sampling import SamplingRequest, SGLangModelConfig, TokenLimits, TurnSampler
 from strands_rollout.record.tokens import Trajectory
 
-UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # passes on a busy machine
 CONFIG: SGLangModelConfig = {
     "model_id": None,
     "sampling_params": {"temperature": 1.0, "max_new_tokens": 8},
@@ -94,7 +94,7 @@ async def test_episode_encodes_each_id_once(encoded: list[int]) -> None:
         for context in ([1, 2, 3], [4, 5], [6]):
             await take_turn(sampler, client, trajectory, context)
     assert trajectory.token_ids == [1, 2, 3, 7, 8, 4, 5, 9, 10, 6, 11, 12]
-    assert encoded == trajectory.token_ids[:-2]  # the last turn was never an input
+    assert encoded == trajectory.token_ids[:-2]  # the last turn was not sent to the engine
     assert [request.input_ids for request in fake.requests] == [
         trajectory.token_ids[:length] for length in (3, 7, 7, 8, 8, 10)
     ]

@@ -145,7 +145,7 @@ async def test_cancelled_waiting_request_frees_its_connection() -> None:
         first = asyncio.create_task(client.generate([1], {}))
         await fake.arrived()
         waiting = asyncio.create_task(client.generate([2], {}))
-        for _ in range(20):  # passes of the loop: it waits for a connection
+        for _ in range(20):  # some passes of the event loop, after which the call waits for a connection
             await asyncio.sleep(0)
         for task in (waiting, first):
             task.cancel()

@@ -108,7 +108,7 @@ async def test_disconnect_during_pause_leaves_request_on_sglang_only(both, repor
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)
         await engine.post("/continue_generation", {})
-        await engine.generate(random_prompt(5), **ONE)  # which came after it
+        await engine.generate(random_prompt(5), **ONE)  # sent after the client has left
         await engine.until_idle()
         found.append((await engine.generate(IDS, **ONE))["meta_info"]["cached_tokens"])
     assert found == [0, len(IDS) - 1]

@@ -21,7 +21,7 @@ class Hub:
     repository: str
     files: dict[str, Path]
     refusal: Reply
-    gated: bool = False  # if true, describes its files and refuses to give them
+    gated: bool = False  # True to list the files but refuse to send them
     base_url: str = ""
     asked: list[str] = field(default_factory=list)
 

@@ -67,7 +67,7 @@ def prepare(main: Main, folder: Path, name: str, rows: list[dict[str, Any]], *op
     manifest = json.loads(stdout)
     assert manifest["rows"] == len(rows)
     assert f"the file holds {len(rows)} of the {BENCHMARKS[name].rows} problems of {name}" in stderr
-    assert stderr.count("warning") == 1, "such labels and prompts are as they should be"
+    assert stderr.count("warning") == 1, "only the number of problems is a reason for a warning"
     return lines_of(out)
 
 
@@ -102,7 +102,7 @@ def test_benchmark_script_shuffles_the_choices_of_gpqa_by_seed(tmp_path: Path, m
         assert row["prompt"][0]["content"].startswith(f"{problem(number)}\n\n(A) ")
         assert "secret" not in json.dumps(row)
     assert {row["label"] for row in rows} == set("ABCD")
-    assert prepare(main, tmp_path, "gpqa-diamond", source[5:8]) == rows[5:8], "a row's order is its own"
+    assert prepare(main, tmp_path, "gpqa-diamond", source[5:8]) == rows[5:8], "other rows do not affect a row"
     assert prepare(main, tmp_path, "gpqa-diamond", source, "--seed", "1") != rows
 
 

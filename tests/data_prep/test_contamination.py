@@ -41,7 +41,7 @@ def test_find_contamination_ignores_stock_phrases(tmp_path: Path) -> None:
     assert [overlap.line for overlap in finding.overlaps] == [3]
     assert finding.stock_phrases > 0
     fewer = found(tmp_path, problems[:3] * 50, [f"Quite another chance is m/n, {phrase}"])
-    assert len(fewer.overlaps) == 150, "repeated rows make no stock phrase"
+    assert len(fewer.overlaps) == 150, "repeated rows do not make a stock phrase"
 
 
 def test_prepare_reports_or_drops_contaminated_rows(prepare, tmp_path) -> None:
@@ -61,5 +61,5 @@ def test_prepare_reports_or_drops_contaminated_rows(prepare, tmp_path) -> None:
     prepared_file(absent, problem(2))
     again = prepare(rows, against=(evaluation, absent), drop_contaminated=True, limit=1)
     assert (again.done_before, again.problems) == (False, [problem(4)]), (
-        "an evaluation file that came later is compared"
+        "the file is prepared again once the evaluation file exists"
     )

@@ -33,7 +33,7 @@ from stand_in_hub import REVISION, served
 def test_open_source_error_names_the_remedy(tmp_path: Path, status: int, error: str, said: str) -> None:
     with served(status=status, error=error) as hub, pytest.raises(PreparationError, match=said):
         open_source(Request(dataset="someone/problems", endpoint=hub.base_url, out=tmp_path / "out.jsonl"))
-    assert len([line for line in hub.asked if "/api/datasets/" in line]) == 1, "asked once, not again and again"
+    assert len([line for line in hub.asked if "/api/datasets/" in line]) == 1, "the request is not retried"
 
 
 def in_a_process(home: Path, script: str, *arguments: str, **env: str) -> tuple[int, str, str]:
@@ -63,7 +63,7 @@ def test_prepare_from_a_mirror_then_offline_from_the_cache(tmp_path: Path) -> No
     assert "hidden" not in stdout + stderr + "".join(path.read_text() for path in tmp_path.glob("out.jsonl*"))
     asked = [line for line in hub.asked if "someone/problems" in line]
     assert asked[0].endswith("/revision/v2")
-    assert all(REVISION in line for line in asked[1:]), "what is read is the commit that the manifest names"
+    assert all(REVISION in line for line in asked[1:]), "the files come from the commit in the manifest"
 
     code, stdout, stderr = in_a_process(home, "aime_2024.py", *arguments, "--force", HF_HUB_OFFLINE="1")
     assert code == 0, stderr

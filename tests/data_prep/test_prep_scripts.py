@@ -84,4 +84,4 @@ def test_prep_scripts_write_to_data_dir(tmp_path, main, monkeypatch) -> None:
         )
         assert code == 0, stderr
     assert {path.name for path in (tmp_path / "sets").glob("*.jsonl")} == {"aime-2024.jsonl", "dapo-math-17k.jsonl"}
-    assert json.loads(stdout)["contamination"], "the sets beside it are compared with"
+    assert json.loads(stdout)["contamination"], "training rows are compared with the evaluation set beside them"

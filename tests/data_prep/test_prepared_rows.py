@@ -64,7 +64,7 @@ def test_prepare_keeps_the_majority_label(prepare: Prepare) -> None:
     assert (undecided.labels, undecided.manifest["conflicts"]) == (["12"], {"problems": 1, "left_out": 1})
     assert [one["source"]["label"] for one in undecided.rejected] == ["9", "8"]
     assert counts_add_up(undecided.manifest)
-    assert not prepare(rows[2:]).rejected, "the reasons of an earlier run go"
+    assert not prepare(rows[2:]).rejected, "the rejected rows of an earlier run are removed"
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_training_memory_splits_experts_like_layers_by_default() -> None:
 
 
 def test_engine_cache_of_data_parallel_attention_is_in_parts() -> None:
-    """Each of 8 GPUs holds whole tokens of DeepSeek-V3; with data parallelism, of other episodes each."""
+    """Each of 8 GPUs caches whole tokens of DeepSeek-V3; with data parallelism, each caches other episodes."""
     words = (*shlex.split(RUN), *DEEPSEEK_V3.split(), "--rollout-num-gpus-per-engine", "64")
     size = model_size(TrainingCommand(words))
     assert size is not None
@@ -142,7 +142,7 @@ def test_memory_arithmetic_equals_the_documented_table() -> None:
             Preflight.check_memory,
             "--rollout-num-gpus-per-engine 1 --sglang-mem-fraction-static 0.22",
             "KV cache",
-            "warning",  # the model's weights are not here; they could be quantized
+            "warning",  # without the weights, it is unknown whether the model is quantized
             "GPU in bf16, if the model is not quantized, 8,267 tokens of cache an engine; one episode of 18,432",
             "--rollout-num-gpus",
         ),

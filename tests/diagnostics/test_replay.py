@@ -141,7 +141,7 @@ async def gaps_for_entries(sample: Sample, entries: list[Any]) -> tuple[list[flo
 async def test_recorded_gaps_compares_input_logprobs(last, named) -> None:
     entries = [[None, 6, None], [-0.25, 7, None], [-0.5, 8, None], [-3.0, 9, None], [-1.0, named, None]]
     found, fake = await gaps_for_entries(sample_of_parts([[5, 6], [7, 8], [9], [last]]), entries)
-    assert found == [0.25, 0.0, -0.5], "recorded were -0.5 each"
+    assert found == [0.25, 0.0, -0.5], "each recorded logprob is -0.5"
     (request,) = fake.requests
     assert (request.input_ids, request.body["logprob_start_len"]) == ([5, 6, 7, 8, 9, last], 1)
 

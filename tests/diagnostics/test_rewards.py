@@ -82,10 +82,7 @@ def test_rescore_does_not_compare_with_failed_rewards(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("reward", "why"),
     [
-        (
-            "raising",
-            "ValueError: \u241b[31munlucky",
-        ),  # a terminal must not obey it
+        ("raising", "ValueError: \u241b[31munlucky"),  # the escape sequence has no effect on a terminal
         ("exiting", "RuntimeError: the reward raised SystemExit('no 13')"),
         ("text", "got the reward 'good'; expected a number, or a dict with one under 'score' or 'acc' (--reward-key)"),
     ],

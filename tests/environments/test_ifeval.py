@@ -88,7 +88,7 @@ async def test_reward_func_counts_followed_instructions(library):
     assert (half["acc"], half["score"]) == (0.0, -1.0)
     assert (half["parts/instructions"], half["parts/instructions_followed"]) == (2.0, 1.0)
     thought = await reward_of("<think>one, two</think>one two three four", NO_COMMA, WORDS)
-    assert thought["acc"] == 1.0, "reasoning is no part of the response"
+    assert thought["acc"] == 1.0, "reasoning is not part of the response"
     empty = await reward_of("", NO_COMMA, WORDS)
     assert (empty["acc"], empty["parts/instructions_followed"]) == (0.0, 0.0)
 
@@ -145,7 +145,7 @@ async def test_eval_reports_both_accuracies(library, tmp_path, shipped_tokenizer
     assert (sums["avg_at_n"], sums["instruction_accuracy"], sums["maj_at_n"]) == (0.5, 0.625, None)
     assert "IFEval, strict: by prompt 50.0%, by instruction 62.5%" in capsys.readouterr().out
     prompt = shipped_tokenizer.decode(ended.fake.requests[0].input_ids)
-    assert "Write.<|im_end|>" in prompt, "nothing is appended"
+    assert "Write.<|im_end|>" in prompt, "no answer instruction is appended"
 
 
 def test_validate_checks_the_instructions_of_ifeval(library, tmp_path, capsys):

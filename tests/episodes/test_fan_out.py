@@ -127,7 +127,7 @@ async def test_fan_out_warns_where_slime_takes_no_lists(
         sample, _, _ = await episode(shipped_tokenizer, **args)
         assert isinstance(sample, Sample)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    warning, dropped = warnings  # the second counts tokens of the first episode that are in no sample
+    warning, dropped = warnings  # the second warning counts sampled tokens of the first episode that are in no sample
     assert message in warning
     assert dropped.startswith("event=sampled_tokens_dropped")
 

@@ -86,4 +86,4 @@ async def test_generate_exports_strands_spans(shipped_tokenizer: Any, monkeypatc
     assert {span.name for span in spans} >= {"invoke_agent Strands Agents", "chat", "execute_tool execute_python_code"}
     last_cycle = [span for span in spans if span.name == "execute_event_loop_cycle"][-1]
     history = ["gen_ai.user.message", "gen_ai.assistant.message", "gen_ai.tool.message"]
-    assert [event.name for event in last_cycle.events][:3] == history, "a span that is recorded holds the whole history"
+    assert [event.name for event in last_cycle.events][:3] == history, "a recorded span has the whole history"

@@ -261,7 +261,7 @@ def test_eval_config_reads_the_shipped_file(tmp_path, monkeypatch):
     notes: list[str] = []
     sets = read(Path(__file__).parents[2] / "configs" / "aime_eval.yaml", notes)
     assert [chosen.name for chosen in sets] == ["aime-2024", "aime-2025", "gsm8k-test"]
-    assert sets[0].file.path == tmp_path / "aime-2024.jsonl", "what a file refers to is resolved as in slime"
+    assert sets[0].file.path == tmp_path / "aime-2024.jsonl", "references in the file are resolved as in slime"
     assert notes == []
 
 

@@ -1,4 +1,4 @@
-"""`generate` by way of text: the same sample without drift; drifted tokens are counted."""
+"""`openai_generate`, which trains on text: without drift, the same sample as `generate`; drift is counted."""
 
 import json
 from collections.abc import Sequence
@@ -47,11 +47,11 @@ async def test_openai_generate_equals_token_sample_without_drift(shipped_tokeniz
     for name in ("tokens", "response_length", "loss_mask", "response", "status", "remove_sample"):
         assert getattr(sample, name) == getattr(exact.sample, name), name
     assert sample.rollout_log_probs is None
-    # without times and facts of the engine
+    # facts that do not depend on times or on the engine
     same = ("stop_reason", "error", "final_text", "final_in_reasoning", "turns", "tool_calls", "tool_errors", "aborts")
     assert {name: facts(sample)[name] for name in same} == {name: exact.facts[name] for name in same}
     assert [span[:3] for span in facts(sample)["spans"]] == [span[:3] for span in exact.facts["spans"]]
-    # the path of tokens has more facts than text allows, all others have the same names
+    # `generate` has these additional facts, which text does not give; all other facts have the same names
     own = {"budgets", "dropped_sampled_tokens", "requests", "template_kwargs", "tool_parser", "transient_texts"}
     own |= {"version_numberings"}
     assert exact.facts.keys() - facts(sample).keys() == own

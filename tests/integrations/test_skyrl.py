@@ -92,7 +92,7 @@ async def test_to_generator_output_keeps_every_token(shipped_tokenizer: Any) -> 
     assert all(seconds > 0 for seconds in output["trajectory_generation_times"])
     before = list(samples[0].loss_mask)
     output["loss_masks"][0][0] = 7
-    assert samples[0].loss_mask == before, "an output shares nothing with the sample"
+    assert samples[0].loss_mask == before, "the output's lists are copies"
     empty = to_generator_output([])
     assert list(empty) == list(FIELDS)
     assert not any(empty.values())
@@ -105,7 +105,7 @@ def test_to_generator_output_masks_untrained_samples() -> None:
     assert output["stop_reasons"] == ["stop", "stop", "error", "stop", "error"]
     assert output["rollout_metrics"] == {"strands/untrained_samples": 3.0}
     samples[0].loss_mask = [0, 1]
-    assert to_generator_output(samples)["rollout_logprobs"][0] == [-1.0, -1.0], "masked later, it keeps its logprob"
+    assert to_generator_output(samples)["rollout_logprobs"][0] == [-1.0, -1.0], "a token masked later keeps its logprob"
     with pytest.raises(ExportError, match="sample 0 .* is a list; .* flatten the lists of a fan-out"):
         to_generator_output([samples])
 
@@ -199,5 +199,5 @@ def test_skyrl_gsm8k_script_on_the_embedded_engine(tmp_path: Path) -> None:
     summary = json.loads(done.stdout.splitlines()[-1])
     output: dict[str, Any] = json.loads(out.read_text())
     assert list(violations(output, 16)) == []
-    assert set(output["rewards"]) == {0.0, 1.0}, "the shipped model solves some of these, and not all"
+    assert set(output["rewards"]) == {0.0, 1.0}, "the shipped model solves some of these problems, but not all"
     assert (summary["responses"], summary["trained_tokens"]) == (16, sum(map(sum, output["loss_masks"])))

@@ -96,7 +96,7 @@ def test_train_without_row_asks_for_sizes_by_name(stage: Stage) -> None:
     shown = stage.run("train.sh", *options, MODEL="foo/Foo-14B", SLIME_MODEL="qwen3-8B", **given)
     assert shown.returncode == 0, shown.stderr
     assert "foo-14b-strands" in shown.stdout
-    assert "--sglang-attention-backend" not in shown.stdout  # of the last row
+    assert "--sglang-attention-backend" not in shown.stdout  # belongs to the last row only
     assert '"STRANDS_ROLLOUT_TOOL_PARSER": "auto"' in shown.stdout
     assert "Rows: qwen2.5-0.5B" in refused.stderr
     assert stage.run("train.sh", "--help", MODEL="foo/Foo-14B").returncode == 0
@@ -159,7 +159,7 @@ def test_prepare_model_casts_int4_only_for_missing_copies(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("model", "given", "expected"),
     [
-        ("qwen3-8B", {}, 64),  # the cache limits
+        ("qwen3-8B", {}, 64),  # limited by the cache
         ("qwen3-4B-Instruct-2507", {}, 32),  # an engine of one GPU
         ("qwen3-32B", {}, 144),  # one engine of 8 GPUs
         ("deepseek-v3", {}, 192),  # 48 groups of 8 on two engines
@@ -177,7 +177,7 @@ def test_row_values_are_defaults_of_settings() -> None:
     options = ["--pipeline-parallel", "1", "--tensor-parallel=8", "--routing-replay", "--eps-clip", "0.1"]
     flags = flags_of(words_of(training_command(*options, MODEL="qwen3.5-27B")))
     assert (flags["--tensor-model-parallel-size"], flags["--pipeline-model-parallel-size"]) == ("8", "1")
-    assert "--decoder-last-pipeline-num-layers" not in flags  # counted for two groups
+    assert "--decoder-last-pipeline-num-layers" not in flags  # the row's value is for two groups
     assert "--use-rollout-routing-replay" in flags
     assert flags["--eps-clip"] == "0.1"
 
@@ -196,7 +196,7 @@ def test_prepare_model_converts_every_row(model: str) -> None:
 def test_prepare_model_makes_fp8_copy_once(tmp_path: Path) -> None:
     stage = make_stage(tmp_path)
     finished = stage.run("prepare_model.sh", FP8_ROLLOUT="1")
-    assert finished.returncode == 1, "the fake of slime's tool writes nothing"
+    assert finished.returncode == 1, "the fake conversion tool writes nothing, so the script fails"
     assert "-FP8.partial" in finished.stderr
     (tool,) = [call for call in stage.calls if any("convert_hf_to_fp8.py" in word for word in call.words)]
     assert tool.words[1:] == [

@@ -93,7 +93,7 @@ def running_ray(environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]
 def test_script_starts_and_stops_its_own_ray(environment: dict[str, str]) -> None:
     finished = run(environment, f"{SHOW}; raise SystemExit(3)", WANDB_API_KEY=HUSH)
     assert f'SEEN a "b" \\c {HUSH[::-1]}' in finished.stdout, finished.stderr
-    assert finished.returncode == 1, "Ray's own status of a job that failed"
+    assert finished.returncode == 1, "the exit status of Ray for a failed job"
     deadline = time.monotonic() + 30
     while marked_processes(environment["LAUNCH_MARK"]) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -158,7 +158,7 @@ def wait_for(path: Path) -> None:
 def test_watch_counts_failures_of_each_checkpoint(stage: Stage) -> None:
     run = stage.root / "run"
     save(run, 19)
-    # the training saves step 39 while the evaluation of step 19 fails; that of step 39 fails once
+    # the run saves step 39 while the evaluation of step 19 fails; the evaluation of step 39 fails once
     put_command(
         stage,
         "sleep",
@@ -203,7 +203,7 @@ def test_second_watch_of_a_run_is_refused_until_the_first_and_its_evaluation_end
         process.wait()
         assert "an evaluation that it started still runs" in stage.run(EVAL, "--watch", str(run)).stderr
         (stage.root.parent / "job-stopped").touch()
-    (run / "evaluations/held-7").mkdir()  # of a script that was killed
+    (run / "evaluations/held-7").mkdir()  # left by a script that was killed
     finished = stage.run(EVAL, "--watch", str(run), "--watch-until", "19")
     assert finished.returncode == 0, finished.stderr
     assert sorted(path.name for path in (run / "evaluations").iterdir()) == ["step-19"]

@@ -1,4 +1,4 @@
-"""How old the weights behind samples and spans are, within one run's numbering and across a restart."""
+"""Staleness of samples and spans, within one version numbering and across a restart."""
 
 import pytest
 
@@ -48,12 +48,12 @@ def test_known_versions_numbering_is_shared_by_the_driver() -> None:
     [
         (["9"], [(["7"], ["now"]), (["9"], ["now"])], [2, 0]),
         (["9"], [(["7"], None), (["default"], None), ([None], None), ([], None)], [2, None, None, None]),
-        # the last weights count, however new those before were
+        # only the last weights of a sample count, even if earlier ones were newer
         (["9"], [(["8", "9", "6"], ["now"]), (["9", "7", "default"], ["now"])], [3, 2]),
         (["1"], [(["41", "1", "1"], ["before", "now"]), (["1"], ["now"]), (["2"], ["now"])], [1, 1, 0]),
         (["2"], [(["41"], ["before"]), (["1"], ["before"]), (["2"], ["now"])], [NOT_COMPARABLE, NOT_COMPARABLE, 0]),
         ([], [(["41"], ["before"]), (["2"], ["now"])], [NOT_COMPARABLE, 0]),
-        # saved samples in a process that has asked no engine
+        # saved samples, in a process without a request to an engine
         ([], [(["41"], ["before"]), (["40"], ["before"]), (["3"], ["long before"])], [0, 1, 0]),
     ],
 )

@@ -87,7 +87,7 @@ PATH = "strands_rollout.generate_rollout_fully_async"
 
 
 async def test_max_sample_staleness_limits_started_groups(begin: Begin) -> None:
-    """A step takes four groups; with two versions to wait, eight others are in play or wait, and none is lost."""
+    """A step takes four groups. With a staleness of 3, eight other groups are played or wait, and none is lost."""
     given = {"rollout_function_path": PATH, "rollout_batch_size": 4, "settings": {"max_sample_staleness": 3}}
     scene = await started(begin, lambda _asked: paced(0.001), 24, **given)
     source, drawn, trained = scene.rollouts.manager.data_source, list[int](), list[int]()

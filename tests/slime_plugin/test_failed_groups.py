@@ -222,7 +222,7 @@ async def test_failed_episodes_and_rewards_count_as_one_group() -> None:
 
 
 async def test_group_rm_scores_whole_group_before_ending_run() -> None:
-    """As with slime's --group-rm."""
+    """slime's `--group-rm` passes whole groups to `reward_func`."""
     args = graded_args(limit=2, group_rm=True)
     Rewards.plan = iter("XX" * 9)
     for group in range(2):

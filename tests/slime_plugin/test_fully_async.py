@@ -20,7 +20,7 @@ from strands_rollout.slime_plugin.fully_async import generate_rollout_fully_asyn
 
 
 def longest_wait(groups: int, prompts: int, update_interval: int = 1) -> float:
-    """Return the weight updates until the last of so many groups is taken."""
+    """Return the number of weight updates until the last of these groups is taken."""
     return groups / prompts / update_interval
 
 
@@ -59,7 +59,8 @@ def simulate(groups: int, *, train_s: float, prompts: int = 16, size: int = 8, s
     is trained, and the weights are updated in between.
     """
     rng, steps = random.Random(0), 120
-    events: list[tuple[float, int, int | None]] = []  # time, order, group of an episode that ends; None for the trainer
+    # time, order, and the group of an episode that ends; None if a training step ends
+    events: list[tuple[float, int, int | None]] = []
     order = itertools.count()
     remaining, versions, waiting = dict[int, int](), dict[int, list[int]](), deque[int]()
     queued, collected, staleness = deque[int](), list[int](), list[int]()

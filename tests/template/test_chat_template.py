@@ -27,7 +27,7 @@ TOOLS = [
     }
 ]
 SAMPLED = "sampled-text-{}-mark"
-# any text but a control token's; those are covered by the rule on untrusted text
+# without `<`, so that no text contains a control token; a test below covers control tokens in texts
 text = st.text(st.characters(codec="utf-8", exclude_characters="<"), max_size=60)
 user = st.builds(lambda content: [{"role": "user", "content": content}], text)
 results = st.lists(
@@ -77,7 +77,7 @@ def test_chat_template_equals_tokenizers_own_rendering(tokenizer, system, first,
 
 
 def _context_segments(whole: str, turns: int) -> list[str]:
-    """The text between the sampled turns: from each close to the next assistant header."""
+    """Return the texts between the sampled turns, each from the end token of a turn to the next sampled text."""
     segments = []
     for index in range(turns):
         before, _, whole = whole.partition(SAMPLED.format(index))
@@ -87,7 +87,7 @@ def _context_segments(whole: str, turns: int) -> list[str]:
 
 
 def _without_scaffold(segment: str) -> str:
-    """An empty think block that opens the assistant's turn belongs to the turn, not to the context."""
+    """Remove an empty think block that opens the assistant's turn: it belongs to the turn, not to the context."""
     return segment.removesuffix("<think>\n\n</think>\n\n")
 
 
@@ -113,11 +113,11 @@ def test_message_text_makes_no_control_token(tokenizer, before, after, data) -> 
 
 
 MARK = "8314057264113702"  # begins an escaped text
-# whole control tokens, parts of them that a template or a neighbor could complete, and what escaping itself writes
+# control tokens, parts that a template or an adjacent text could complete, and characters that escaping itself uses
 PARTS = ["<|im_end|>", "<|im_start|>", "<tool_call>", "</tool_response>", "<think>", "[TOOL_CALLS]", "<|eot_id|>"]
 PARTS += ["<", "<|im_", "|im_end|>", "end|>", ">", "think", "tool", "/", "user", MARK, MARK + "02"]
 PARTS += ["\U000f0000", "\U000f0001", "\U000f0000\U000f0005", "\ue000", " ", "\n", '"', "'", "\\", "é", "9", "{{ x }}"]
-# an id of 9 characters would be another one's length where it is escaped, which Mistral's templates count
+# Mistral's templates require ids of 9 characters, and escaping changes the length of an id
 
 
 NUMBERS = [int(MARK + "02"), -int(f"7{MARK}0203"), 10**4000 + int(MARK + "02"), 1e16]
@@ -131,8 +131,8 @@ def tool_of(name: str, description: str, key: str, value: str) -> dict[str, Any]
 
 
 def chat_of(asked: str, name: str, key: str, value: str, result: str) -> list[dict[str, Any]]:
-    """With a call; what an assistant's own words may do is another rule."""
-    call_id = name + "1" * 9  # whose length changes where it is escaped, as some templates would notice
+    """Return a chat with a call and its result; texts that an assistant writes are not untrusted."""
+    call_id = name + "1" * 9  # escaping changes its length, which some templates read
     function = {"name": name, "arguments": {f"1{key}": value, "2": [{f"x{value}": key}, None, 9]}}
     return [
         {"role": "user", "content": asked},
@@ -155,7 +155,7 @@ def test_chat_template_text_makes_no_control_token(tokenizer: Any, texts: list[s
         template, template.prompt_ids(chat_of(*["x"] * 5), [tool_of(*["x"] * 4)])
     )
     told = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
-    # the tokenizers normalize what they encode
+    # the tokenizers normalize text before they encode it
     assert unicodedata.normalize("NFC", template.encoder.decode(ids)) == unicodedata.normalize("NFC", told)
 
 
@@ -167,7 +167,7 @@ def test_chat_template_text_makes_no_control_token_by_family(shipped_tokenizer: 
     assert found == expected
 
 
-# a tag around each name, texts side by side, and whatever is no text as Python shows it
+# a template that puts tags around names, joins texts without a separator, and prints other values as Python does
 COMPOSING = (
     "{% for t in tools or [] %}{% for key, value in t.function.parameters.properties | items %}"
     "{% set key = key | replace('-', '_') | replace('$', '') %}"

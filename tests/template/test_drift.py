@@ -65,7 +65,7 @@ def test_turn_is_encoded_without_prepended_space(scheme: str) -> None:
     a, b, space_a, both, newline = (pieces.index(piece) for piece in ("a", "b", "\u2581a", "ab", "\n"))
     for before in (begin, newline):
         turns = [([both, end], 0), ([space_a, newline, end], 0), ([a, b, end], 2)]
-        if scheme == "always" and before == begin:  # there the tokenizer does put a space
+        if scheme == "always" and before == begin:  # the tokenizer adds a space there
             turns = [([space_a, newline, end], 0), ([both, end], 1)]
         for turn, count in turns:
             sampled, encoded = differing_tokens(turn, tokenizer, token_bytes(tokenizer), before=before)

@@ -1,6 +1,6 @@
-"""Each text of an episode is encoded once, and a history is compared without a step for each of its messages.
+"""Each text of an episode is encoded once, and comparing a history takes no step for each of its messages.
 
-Counts of calls, never times.
+The tests count calls, and measure no times.
 """
 
 import copy
@@ -28,7 +28,7 @@ numbers = iter(range(10**9))
 
 @tool
 async def count_up() -> str:
-    """Give a text that no call has given before."""
+    """Return a text that no earlier call has returned."""
     return f"number {next(numbers)}\nof " + "many numbers " * 20
 
 
@@ -37,7 +37,7 @@ CALL = TOOL_CALL.format(name="count_up", arguments="{}")
 
 
 async def calls_of(work: Callable[[], Awaitable[object]]) -> Counter[str]:
-    """Calls of this thread meanwhile: functions by name, a tokenizer's methods as `Tokenizer.name`."""
+    """Count this thread's calls during `work` by function name; a tokenizer's methods are `Tokenizer.NAME`."""
     calls: Counter[str] = Counter()
 
     def note(frame: Any, event: str, arg: Any) -> None:
@@ -47,7 +47,7 @@ async def calls_of(work: Callable[[], Awaitable[object]]) -> Counter[str]:
             owner = "Tokenizer." if isinstance(getattr(arg, "__self__", None), Tokenizer) else ""
             calls[owner + arg.__name__] += 1
 
-    gc.disable()  # its callbacks would be counted
+    gc.disable()  # callbacks of the collector would be counted
     sys.setprofile(note)
     try:
         await work()
@@ -91,7 +91,7 @@ def test_encode_long_text_equals_short_path(shipped_tokenizer: Any) -> None:
 
 
 async def episode(tokenizer: Any, turns: int, prompt: str = "Count.") -> None:
-    """An episode within limits; none of its turns is encoded here."""
+    """Play an episode within its limits; the turns are given as ids."""
     call, answer = (Reply.tokens(ids_of(tokenizer, text)) for text in (CALL, ANSWER))
     limits = {"params": {"max_new_tokens": 60_000}, "context_length": 10**6}
     played = await run(tokenizer, [*[call] * turns, answer], prompt=prompt, settings=SETTINGS, **limits)
@@ -99,12 +99,12 @@ async def episode(tokenizer: Any, turns: int, prompt: str = "Count.") -> None:
 
 
 async def test_tool_result_is_encoded_once_and_not_rendered(shipped_tokenizer: Any) -> None:
-    await episode(shipped_tokenizer, 2)  # what is found out once per process
+    await episode(shipped_tokenizer, 2)  # fills the caches of the process
     few = await calls_of(lambda: episode(shipped_tokenizer, 3))
     many = await calls_of(lambda: episode(shipped_tokenizer, 10))
     assert many["Tokenizer.encode"] - few["Tokenizer.encode"] == 7
     assert many["apply_chat_template"] == few["apply_chat_template"]
-    assert many["_chat_tool"] == few["_chat_tool"]  # nor are the tools made ready for it
+    assert many["_chat_tool"] == few["_chat_tool"]  # the tools are not converted again either
     assert many["Tokenizer.decode"] == few["Tokenizer.decode"] == 0
 
 
@@ -137,7 +137,7 @@ def test_history_rewritten_in_place_is_noticed(rewrite: Callable[[Any], object])
     branch = Branch()
     messages = [{"role": "user", "content": [{"text": "first"}]}, copy.deepcopy(ASKED), answered("result 1")]
     branch.append_read(messages)
-    messages[1]["metadata"] = {"usage": {"inputTokens": 1}}  # notes beside a message are no rewriting
+    messages[1]["metadata"] = {"usage": {"inputTokens": 1}}  # added metadata does not count as a change
     assert has_read_exactly(branch, messages)
     messages += [copy.deepcopy(ASKED), answered("result 2")]
     assert is_extended_by(branch, messages)

@@ -1,4 +1,4 @@
-"""Ids -> text as the tokenizer itself decodes them; and texts that are cut for their tokens, not their characters."""
+"""Decoding of ids as the tokenizer decodes them, and truncation of texts by tokens instead of characters."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def decoded(tokenizer: Any, ids: list[int]) -> str:
 @given(data=st.data())
 @many
 def test_byte_decoder_equals_tokenizer(tokenizer: Any, data: st.DataObject) -> None:
-    beyond = tokenizer.backend_tokenizer.get_vocab_size() + 300  # ids without a token are sampled too
+    beyond = tokenizer.backend_tokenizer.get_vocab_size() + 300  # a policy may also sample ids without a token
     ids = data.draw(st.lists(st.integers(0, beyond), max_size=30))
     assert ByteDecoder(tokenizer.backend_tokenizer).decode(ids) == decoded(tokenizer, ids)
 
@@ -57,7 +57,7 @@ def test_encode_text_after_control_token(scheme: str) -> None:
     for rendered in ("<s>a b</s>b", "<s> a</s>\n b", "<s></s> a"):
         assert encoder.encode_rendered(rendered) == encoder.encode_trusted(rendered)
     at_the_begin = encoder.encode_rendered("a<s>") == encoder.encode_trusted("a<s>")
-    assert at_the_begin == (scheme != "first")  # a template that begins so is refused
+    assert at_the_begin == (scheme != "first")  # such a template is refused
 
 
 class WideEncoder:

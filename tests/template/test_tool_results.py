@@ -139,7 +139,7 @@ def test_normalize_tool_result_of_unreadable_block_is_error(kind: str) -> None:
 
 
 class Giving(AgentTool):
-    """Gives one of the values above, as it is or as a JSON block."""
+    """A tool that returns one of the values above, unchanged or as a JSON block."""
 
     tool_name = "give"
     tool_type = "python"
@@ -182,7 +182,7 @@ def test_to_chat_messages_keeps_order_of_results_with_one_id() -> None:
         return {"role": "assistant", "content": blocks}
 
     def told(*results: str) -> dict[str, Any]:
-        """Each is an id and a text."""
+        """Return a message with results, each given as a call id of one character and a text."""
         given = [{"toolUseId": one[0], "status": "success", "content": [{"text": one[1:]}]} for one in results]
         return {"role": "user", "content": [{"toolResult": one} for one in given]}
 
@@ -196,7 +196,8 @@ def test_to_chat_messages_keeps_order_of_results_with_one_id() -> None:
     assert shown(asked, told("b3", "a1", "a2")) == expected
     assert shown(asked, told("a1"), told("a2"), told("b3")) == expected
     assert shown(asked, told("x1"), told("y2"), told("b3")) == expected
-    assert shown(asked, told("a1", "a2", "a3")) == expected  # a third one is that of a call without one
+    # a third result with the id is assigned to the call without a result
+    assert shown(asked, told("a1", "a2", "a3")) == expected
 
 
 CALLS = [{"toolUse": {"toolUseId": name, "name": "f", "input": {}}} for name in "abc"]
@@ -205,7 +206,7 @@ ORDERS = [("abc", "abc"), ("bac", "abc"), ("cba", "abc"), ("ca", "ac"), ("bxa", 
 
 @pytest.mark.parametrize(("given", "expected"), ORDERS)
 def test_to_chat_messages_orders_results_by_calls(given: str, expected: str) -> None:
-    """A result of an id that no call has, or a second one, is that of a call without one."""
+    """A result with an unknown id, or a second result with an id, is assigned to a call without a result."""
     results = [{"toolResult": {"toolUseId": name, "status": "success", "content": [{"text": name}]}} for name in given]
     answer = {"role": "assistant", "content": CALLS}
     user = {"role": "user", "content": [{"text": "and"}, *results]}

@@ -37,7 +37,7 @@ def with_template(tokenizer: Any, source: str) -> Any:
 
 
 def renderings(work: Callable[[], object]) -> int:
-    """Count the renderings of a chat template in this thread until the block ends."""
+    """Return how often `work` renders a chat template in this thread."""
     names = []
     sys.setprofile(lambda frame, event, _: names.append(frame.f_code.co_name) if event == "call" else None)
     try:
@@ -105,7 +105,7 @@ def test_turn_shape_with_space_swallowing_tokens(shipped_tokenizer: Any) -> None
     assert template.turn_ids(messages, TOOLS, last_id=None) == rendered_ids(template, messages)
 
 
-# what a template shows of a message m, and a result, a tool's name and a call's id at which it shows something else
+# how a template shows a message m; and a result, a tool name and a call id for which its rendering differs
 LOOKING = {
     "at a tool's name": ("('ipython' if m.name == 'python' else 'tool') ~ m.content", "1", "python", "c"),
     "at a call's id": (

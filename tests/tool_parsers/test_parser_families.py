@@ -82,7 +82,7 @@ def test_parse_cut_call_is_never_a_call(known: Family) -> None:
 
 @EACH
 def test_parse_broken_call_does_not_hide_valid_call(known: Family) -> None:
-    """Where the format tells where a call ends; a list, or Llama's objects, are broken as a whole."""
+    """A failure covers one call if the format marks its end; a list of calls, or Llama's objects, fail as a whole."""
     turn = known.turn(calls=[NO_ARGUMENTS, SEARCH]).replace("{}", "{oops}", 1).replace("now", "now<", 1)
     turn = turn.replace("[now<()", "[now(x=)", 1)
     parts = known.make([SEARCH]).parse(turn)
@@ -92,7 +92,7 @@ def test_parse_broken_call_does_not_hide_valid_call(known: Family) -> None:
 
 
 def malformed_calls() -> Iterator[tuple[str, str, str, str]]:
-    """Family, tool, a part of the reason, and text, of each row of the table."""
+    """Yield family, tool, a part of the failure's reason, and text for each row of the table."""
     for line in Path(__file__).with_name("malformed_calls.txt").read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             known, name, reason, text = line.split(" ¦ ", maxsplit=3)
@@ -107,7 +107,7 @@ def test_parse_malformed_call_is_failure_with_reason(known: str, name: str, reas
     assert isinstance(failure, ParseFailure)
     assert reason in failure.reason
     assert (failure.raw, failure.name or "-") == (part or text, name)
-    if part and known != "gpt_oss":  # a section with one bad call
+    if part and known != "gpt_oss":  # a section with a malformed call and a valid call
         parts = family(known).make().parse(text + family(known).calls([SEARCH]))
         assert [type(part) for part in parts] == [ParseFailure, ToolCall]
 

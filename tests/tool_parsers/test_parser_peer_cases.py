@@ -1,8 +1,8 @@
 """Results of strands-sglang 0.4.3 and of this package for each row of `peer_cases.txt`.
 
-Not taken over: tags of one's own and reading drafts as calls (a format of one's own is a class and `register_parser`);
-ids that sort as text (a rollout names calls by turn and place); a Kimi call's own id as the call's id (a model may
-write one id twice); results of parsing as JSON text (`payload`), since a failure here carries what was wrong.
+Features of strands-sglang without a row: custom tags and reading drafts as calls (here, a custom format is a class with
+`register_parser`); ids that sort as text (here, a rollout names calls by turn and position); the id that Kimi writes as
+the call's id (a model may write an id twice); failures as JSON text (`payload`; here, a failure has a reason).
 """
 
 import json
@@ -16,7 +16,7 @@ from strands_rollout.tool_parsers import ParseFailure, ToolCall, bind_tool_specs
 
 
 def rows() -> Iterator[tuple[str, str, Any, str]]:
-    """Parser, what it is about, the names and arguments of calls and the names of failures, and the text."""
+    """Yield parser, title, expected calls (names and arguments) and failures (names), and text for each row."""
     for line in Path(__file__).with_name("peer_cases.txt").read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             parser, what, outcome, text = line.split(" ¦ ", maxsplit=3)

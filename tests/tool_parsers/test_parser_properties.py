@@ -12,7 +12,7 @@ from parser_families import FAMILIES, Call, Family
 from strands_rollout.tool_parsers import ParseFailure, Reasoning, Text, ToolCall
 
 EACH = pytest.mark.parametrize("known", FAMILIES, ids=str)
-UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # passes on a busy machine
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.\-]{0,20}", fullmatch=True)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 STRINGS = st.text(st.characters(exclude_categories=["Cs"]))
@@ -60,7 +60,7 @@ def test_cut_segments_lose_no_text(known: Family, in_reasoning: bool) -> None:
             assert (thought, said) == (Reasoning(turn[len(opening) : end]), []), end
         if end >= len(opening) + len("hm, so") + len(closing):
             assert thought == Reasoning("hm, so"), end
-            # in these formats a header that was cut is said to nobody
+            # in these formats, a cut header has no recipient, and its text may count as reasoning
             has_headers = known.parser in ("gpt_oss", "muse_glimmer")
             assert set(map(type, said)) <= ({Text, Reasoning} if has_headers else {Text}), end
             assert known.stripped("".join(one.text for one in said)) in known.stripped(turn[:end]), end
@@ -93,7 +93,8 @@ def test_segments_never_raise_and_lose_no_text(known: Family, data: st.DataObjec
         position = text.index(part, position) + len(part)
     assert all(part.strip() for part in shown)
     if not any(map(is_call, segments)):
-        assert "".join(map(known.stripped, shown)) == known.stripped(text)  # joined before, parts may make a tag
+        # strip each part first: joined parts may form a tag
+        assert "".join(map(known.stripped, shown)) == known.stripped(text)
 
 
 def is_call(part: object) -> bool:
@@ -111,5 +112,5 @@ def test_segments_of_hostile_text_take_linear_time(known: Family) -> None:
         for head, tail in (("", ""), (opener, ""), ("", written[-20:])):
             started = time.process_time()
             known.make().segments(head + text + tail)
-            # far under a second in linear time, minutes in quadratic time: no question of a busy machine
+            # linear time takes far less than a second, quadratic time minutes, also on a busy machine
             assert time.process_time() - started < 5, (piece, head, tail)

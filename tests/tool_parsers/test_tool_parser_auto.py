@@ -18,8 +18,6 @@ from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.tool_parsers import Text, ToolCall, detect_format, get_parser, register_parser
 from strands_rollout.tool_parsers.json_object import HermesParser
 
-# families whose turns all end with one token, and begin without reasoning; see test_family_episodes for the others
-
 
 def chosen(tokenizer: Any, **kwargs: Any) -> str:
     call = ChatTemplate(tokenizer, **kwargs).example_call
@@ -51,9 +49,8 @@ def test_write_turn_is_parsed_back(known: str, shipped_tokenizer: Any) -> None:
     name, source = TEMPLATES[known]
     template = ChatTemplate(tokenizer_with(source, shipped_tokenizer))
     calls = [("add", {"item": "an apple"}), ("look_up", {"item": "a pear", "shop": "x"})]
-    said = (
-        "" if name in ("llama3_json", "gpt_oss", "muse_glimmer") else "Let me see."
-    )  # whose turns with calls have none
+    # in these formats, turns with calls have no text
+    said = "" if name in ("llama3_json", "gpt_oss", "muse_glimmer") else "Let me see."
     for written in (calls[:1], calls[: 1 if name in ("llama3_json", "gpt_oss") else 2]):
         turn, end_id = template.write_turn(said, written)
         assert end_id == template.end_of_calls_id

@@ -1,7 +1,7 @@
 """slime's own loss, from a checkout, in one process without Megatron-LM.
 
-The loss is in a package whose `__init__` imports all of Megatron-LM, of which the loss itself asks no more than how
-many processes there are. So its two files are imported as a package of their own, and the answer to that is one.
+The loss is in a package whose `__init__` imports all of Megatron-LM, although the loss itself only asks Megatron-LM for
+the number of processes. Its two files are therefore imported as a separate package, with a stand-in that answers one.
 """
 
 import importlib
@@ -54,7 +54,7 @@ def slimes_loss(folder: Path) -> Iterator[Any]:
     sys.path[:0] = [str(root), str(folder)]
     try:
         with warnings.catch_warnings():
-            # torch's compiler, which slime's decorators load, uses what torch itself has deprecated
+            # torch's compiler, which slime's decorators load, uses deprecated functions of torch
             warnings.simplefilter("ignore", DeprecationWarning)
             module = importlib.import_module(f"{_PACKAGE}.loss")
         yield module

@@ -51,7 +51,7 @@ def test_measure_equals_forward_pass_of_each_sequence(loaded, temperature, micro
     with torch.no_grad():
         probs = torch.softmax(loaded(torch.tensor([one.tokens])).logits[0] / temperature, dim=-1)
     expected = [-(probs[at - 1] * probs[at - 1].log()).sum().item() for at in one.trained_positions]
-    assert own.entropy.tolist() == pytest.approx(expected, abs=1e-4), "of the distributions that tokens are drawn from"
+    assert own.entropy.tolist() == pytest.approx(expected, abs=1e-4), "the entropy of the sampling distributions"
 
 
 def test_update_moves_logprobs_with_advantages():
@@ -101,7 +101,7 @@ def test_update_keeps_siblings_in_one_step():
     other = replace(first, advantage=2.0)
     policy = Policy(MODEL, replace(GENTLE, updates=2))
     metrics = policy.update([*siblings, other], policy.measure([*siblings, other]))
-    # the first half is the siblings, who teach nothing; the second is the other one alone
+    # the first step has only the siblings, without advantage; the second step has only the other sample
     assert (metrics.counts["loss"], metrics.sums["loss"]) == (1, pytest.approx(-2.0, abs=1e-3))
 
 
@@ -118,9 +118,9 @@ def test_write_weights_writes_loadable_model_folder(loaded, tmp_path):
     from safetensors.torch import load_file
 
     shutil.copytree(MODEL, tmp_path / "model")
-    (tmp_path / "model/.cache").mkdir()  # subfolders are left where they are
+    (tmp_path / "model/.cache").mkdir()  # subfolders are not copied
     policy = Policy(tmp_path / "model", GENTLE)
-    for _ in range(2):  # over those that are there
+    for _ in range(2):  # the second call replaces the files of the first
         policy.write_weights(tmp_path / "weights")
     state = load_file(tmp_path / "weights/model.safetensors")
     assert all(weight.dtype == torch.float32 for weight in state.values())

@@ -83,7 +83,7 @@ def their_args(settings: UpdateSettings) -> SimpleNamespace:
 def their_batch(sequences: Sequence[TrainingSequence], before: Sequence[TokenStats]) -> dict[str, Any]:
     """Return the sequences as slime's trainer holds them: values for all response tokens, masked ones too.
 
-    The first weights are both those from before the update and the reference.
+    `before` measures the first weights, which serve both as the weights before the update and as the reference.
     """
     own = [_on_response(one, values) for one, values in zip(sequences, before, strict=True)]
     return {
@@ -124,7 +124,7 @@ def test_update_has_loss_and_gradient_of_slime(slime, changed):
     settings = UpdateSettings(**{"learning_rate": 0.0, "max_grad_norm": 1e9, "updates": 1} | changed)
     policy = Policy(MODEL, settings)
     sequences = near(policy, drawn(1), 0.3)
-    # the policy moves on from what measured: ratios and divergences are of two policies, not of one
+    # change the policy after measuring, so that ratios and divergences compare two different policies
     before = policy.measure(sequences)
     torch.manual_seed(0)
     with torch.no_grad():

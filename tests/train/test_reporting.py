@@ -105,7 +105,7 @@ def test_wandb_log_gets_steps_and_no_secret(tmp_path: Path) -> None:
     rows = json.loads(child(tmp_path, str(reader), str(logged)))
     assert [(row["step"], row["reward"], "loss" in row) for row in rows] == [(at, at / 2, False) for at in range(3)]
     run_id = (tmp_path / "run" / "wandb_id").read_text().strip()
-    assert (logged / f"run-{run_id}.wandb").is_file(), "the run that is resumed"
+    assert (logged / f"run-{run_id}.wandb").is_file(), "the file has the id of the run to resume"
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert len(files) > 1
     assert not [file for file in files if KEY.encode() in file.read_bytes()]
@@ -143,7 +143,7 @@ def test_curve_of_has_steps_common_to_all_seeds() -> None:
     collapsed: list[StepRecord] = [{"step": 0, "entropy": 0.5}, {"step": 1, "entropy": None}]
     gap = curve_of("entropy", [step_records(2, entropy=0.7), collapsed])
     assert gap.mean[0] == pytest.approx(0.6)
-    assert all(math.isnan(values[1]) for values in (gap.mean, gap.low, gap.high)), "no finite number: a gap"
+    assert all(math.isnan(values[1]) for values in (gap.mean, gap.low, gap.high)), "without a finite number: a gap"
 
 
 def test_draw_run_draws_extreme_runs(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """`RolloutCollector` and batches: order, seeds, aborted episodes. The player is scripted; no engine runs.
 
-Then from a step's samples to sequences: what each kind of rollout trains on, and with which advantage.
+Then a step's samples as training sequences: the tokens and the advantage of each kind of rollout.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ step_batch = TrainingMethod().batch
 
 @dataclass
 class ScriptedPlayer:
-    """Ends an episode at once; an episode of a held group only when the rollout is aborted."""
+    """A player that ends each episode immediately, except in a held group: there, an abort of the rollout ends it."""
 
     abort_flag: AbortFlag
     held: set[int] = field(default_factory=set)
@@ -65,7 +65,7 @@ def collector_of(held: set[int] | None = None, **changed: Any) -> tuple[RolloutC
     player = ScriptedPlayer(abort_flag, held or set())
 
     async def abort() -> None:
-        assert abort_flag.is_set  # episodes must know of it before their requests end
+        assert abort_flag.is_set  # set first, so that episodes know of the abort when their requests end
 
     few = options(**{"prompts": 3, "samples_per_prompt": 2, "concurrency": 4, "seed": 5, **changed})
     return RolloutCollector(player, ROWS, few, abort, abort_flag), player  # type: ignore[arg-type]
@@ -105,8 +105,8 @@ async def test_collect_aborts_and_resumes_unfinished_episodes() -> None:
     assert resumed == 2
     assert 1 in positions(second)
     assert all(sample.status is Sample.Status.COMPLETED for group in second for sample in group)
-    assert player.starts[2] == player.starts[3] == 2  # both samples of the held prompt, and no other
-    assert sum(player.starts.values()) == 2 * 7 + 2  # a surplus finished prompt waits, and is not replayed
+    assert player.starts[2] == player.starts[3] == 2  # both samples of the held prompt, and no other sample
+    assert sum(player.starts.values()) == 2 * 7 + 2  # a surplus finished prompt is kept, not played again
 
 
 async def test_collect_counts_fan_out_as_one_episode() -> None:
@@ -239,8 +239,8 @@ def test_step_metrics_count_siblings_as_one_episode(tokenizer: Any) -> None:
         assert (metrics["completed"], metrics["truncated"]) == (2, 0)
         sampled = [sum(one.loss_mask or []) for one in (*pair, other)]
         assert metrics["sampled_tokens"] == sum(sampled) / 2
-        assert metrics["drift_tokens"] == 2 * 3 / sum(sampled)  # three of each sibling's four
-        assert metrics["drift_episodes"] == 2 / 3  # of samples, since some of a step's are measured
+        assert metrics["drift_tokens"] == 2 * 3 / sum(sampled)  # three of the four tokens of each sibling
+        assert metrics["drift_episodes"] == 2 / 3  # a share of samples, of which only some are measured
         assert [one.advantage for one in batch.sequences] == pytest.approx([0.7071, 0.7071, -0.7071], abs=1e-3)
         trained = [sum(one.loss_mask) for one in batch.sequences]
         assert [one.denominator for one in batch.sequences] == [trained[0] + trained[1]] * 2 + [trained[2]]

@@ -27,13 +27,13 @@ def write(path: Path, steps: int, **values: float) -> None:
 
 
 def test_step_log_append_is_readable_immediately(path: Path) -> None:
-    """Another reader sees the steps that a killed run appended."""
+    """If a run is killed, its appended steps can be read."""
     with StepLog(path) as log:
         for step in range(3):
             log.append({"step": step, "reward": 0.5 * step, "weight_version": f"v{step}"})
             assert read_steps(path) == log.records
         written = log.append({"step": 3, "loss": float("nan"), "ratio_max": float("inf"), "grad_norm": 0.0})
-        assert written == {"step": 3, "loss": None, "ratio_max": None, "grad_norm": 0.0}, "what is not finite is null"
+        assert written == {"step": 3, "loss": None, "ratio_max": None, "grad_norm": 0.0}, "NaN and infinity become null"
     assert path.read_text().splitlines()[3] == '{"step": 3, "loss": null, "ratio_max": null, "grad_norm": 0.0}'
     assert read_steps(path)[2:] == [{"step": 2, "reward": 1.0, "weight_version": "v2"}, written]
 
@@ -131,12 +131,12 @@ def test_save_checkpoint_keeps_only_newest(tmp_path: Path) -> None:
 def test_claim_refuses_folder_of_another_run(tmp_path: Path) -> None:
     folder = TrainFolder(tmp_path)
     folder.claim(replace(OPTIONS, seed=1), {})
-    folder.claim(OPTIONS, {"commit": None, "versions": {}})  # without a checkpoint it starts from scratch
+    folder.claim(OPTIONS, {"commit": None, "versions": {}})  # without a checkpoint, another run may use the folder
     recorded = json.loads((tmp_path / "options.json").read_text())
     assert recorded["options"]["update"]["learning_rate"] == OPTIONS.update.learning_rate
     saved(folder, 2)
-    folder.claim(replace(OPTIONS, threads=1), {})  # does not change what a run is
-    with pytest.raises(ConfigError, match="steps was 5 and is 9"):  # to which the learning rate falls
+    folder.claim(replace(OPTIONS, threads=1), {})  # `threads` does not identify a run
+    with pytest.raises(ConfigError, match="steps was 5 and is 9"):  # the schedule of the learning rate depends on it
         folder.claim(replace(OPTIONS, steps=9), {})
     other = replace(OPTIONS, seed=1, update=replace(FALLING, learning_rate=1.0))
     with pytest.raises(ConfigError, match=r"holds another run: seed was 0 and is 1; update\.learning_rate was .* 1\.0"):

@@ -20,7 +20,7 @@ from strands_rollout.errors import ConfigError
 pytest.importorskip("torch")
 
 REPOSITORY = Path(__file__).parents[2]
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]  # of slow runs on a busy machine
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]  # for a busy machine
 APPS = {"cli": commands.app, "experiments": experiments.app}
 SMALL = ("--prompts", "4", "--samples-per-prompt", "4", "--threads", "1", "--eval-every", "100")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
@@ -82,16 +82,16 @@ def test_train_writes_log_options_policy_and_curves(tmp_path, few_rows):
     assert summary == json.loads((tmp_path / "summary.json").read_text())
     assert {"accuracy_start", "accuracy_end"} <= summary.keys()
     assert (summary["steps"], summary["episodes"], summary["seed"], summary["rollout"]) == (3, 48, 4, "tito")
-    assert 0 < summary["logprob_gap_max_step0"] < 1e-3, "the trainer agrees with the rollout"
+    assert 0 < summary["logprob_gap_max_step0"] < 1e-3, "the trainer's logprobs agree with the rollout's"
     assert summary["logprob_gap_mean_step0"] < 1e-5
     records = steps_of(tmp_path)
     assert [(record["step"], record["weight_version"]) for record in records] == [(0, 0), (1, 1), (2, 2)]
     for record in records:
         assert record["completed"] + record["truncated"] == 16
         assert record["failed"] == record["aborted"] == record["staleness_max"] == 0
-        assert record["logprob_gap_max"] < 1e-3, "the engine has the weights that the trainer has"
+        assert record["logprob_gap_max"] < 1e-3, "the engine has the trainer's weights"
         assert 0 <= record["drift_tokens"] < 0.1
-    assert [record.get("mismatch_tokens") for record in records] == [0, None, None], "compared on the first step"
+    assert [record.get("mismatch_tokens") for record in records] == [0, None, None], "compared on the first step only"
     assert max(record["ratio_max"] for record in records) > 1.0
     recorded = json.loads((tmp_path / "options.json").read_text())
     assert recorded["options"]["update"]["updates"] == 2

@@ -1,6 +1,6 @@
-"""The libraries of the viewer's page: pinned, licensed, and without further loads.
+"""The libraries of the viewer's page: pinned, licensed, and loading nothing else.
 
-`.ci/run` bundles them again and compares, where npm is.
+If npm is installed, `.ci/run` bundles them again and compares the result.
 """
 
 import json

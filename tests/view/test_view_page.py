@@ -105,7 +105,7 @@ def test_write_page_escapes_text_and_admits_only_its_script(dump: Path) -> None:
     assert parsed.tags.count("script") == 6 + 2
     assert "img" not in parsed.tags
     assert json.loads(parsed.data["index"])["rows"][2]["stop"] == EVIL
-    # browsers end a script at less than Python's parser does
+    # browsers end a script at texts that Python's parser accepts, but only at a `<`
     assert not any("<" in text for text in parsed.data.values())
     (ours,) = parsed.ours
     digest = base64.b64encode(hashlib.sha256(ours.encode()).digest()).decode()
@@ -257,7 +257,7 @@ async def test_live_server_follows_running_job(server, dump, line, shipped_token
     assert await indexes(server) == list(range(6))
     tag = {"If-None-Match": str((await ask(server, server.root + "index.json"))[2])}
     assert (await ask(server, server.root + "index.json", **tag))[0] == 304
-    append(dump, line[:100])  # and there the writer is killed, and goes on later
+    append(dump, line[:100])  # the writer stops in the middle of a line, and continues later
     assert await indexes(server) == list(range(6))
     append(dump, line[100:])
     assert (await ask(server, server.root + "index.json", **tag))[0] == 200
@@ -297,7 +297,7 @@ async def test_live_server_stops_during_refresh(dump: Path, monkeypatch: pytest.
     refresh = live.refresh
     monkeypatch.setattr(live, "refresh", lambda: (begun.set(), refresh())[1])
     async with asyncio.timeout(30), aiohttp.ClientSession() as session:
-        with live._lock:  # as while a large dump is read
+        with live._lock:  # held as if a large dump were being read
             async with live_server(live, "run") as url:
                 asking = asyncio.create_task(session.get(f"{url}index.json"))
                 assert await asyncio.to_thread(begun.wait, 30)
@@ -332,7 +332,7 @@ HOSTS |= {"localhost.evil.example:{port}": 404}
 ORIGINS = {f"http://{OWN}": 200, "http://evil.example": 404, "null": 404}
 REQUESTS = [
     *(("/", {}, 404), ("/index.json", {}, 404), ("{root}sample/99", {}, 404), ("{root}../secrets", {}, 404)),
-    ("index.json", {}, 400),  # no path at all
+    ("index.json", {}, 400),  # no absolute path
     *(("{root}index.json", {"Host": host}, status) for host, status in HOSTS.items()),
     *(("{root}index.json", {"Host": OWN, "Origin": origin}, status) for origin, status in ORIGINS.items()),
 ]

@@ -59,7 +59,7 @@ def test_to_plain_writes_large_integers_as_text(shipped_tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("is_recorded", [True, False])
-@pytest.mark.parametrize("known", [one for one in TEMPLATES if one != "apertus"])  # whose results are one text
+@pytest.mark.parametrize("known", [one for one in TEMPLATES if one != "apertus"])  # its template joins all results
 def test_read_conversation_reads_calls_and_results(known: str, is_recorded: bool, shipped_tokenizer: Any) -> None:
     parser, template = TEMPLATES[known]
     tokenizer = tokenizer_with(template, shipped_tokenizer)

@@ -55,16 +55,16 @@ class Page:
             self.console.append(json.dumps(params)[:600])
 
     async def run(self, script: str) -> Any:
-        """The value of an expression; a promise is awaited."""
+        """Return the value of an expression; a promise is awaited."""
         found = await self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
     async def until(self, script: str) -> Any:
-        """The value of an expression, as soon as it is true."""
+        """Evaluate an expression until it is true, and return its value."""
         for _ in range(1500):
             value = await self.run(script)
-            if value or value == {}:  # an element has no value
+            if value or value == {}:  # an element is returned as {}
                 return value
             await asyncio.sleep(0.02)
         raise AssertionError(f"never true: {script}; console: {self.console}")

@@ -59,7 +59,7 @@ async def test_conversation_has_markdown_formulas_and_code(page, shipped_tokeniz
     assert await page.run("document.querySelectorAll('.md a, .md img, .md b').length") == 0
     await page.key("m")
     await page.until("!document.querySelector('.md') && byId('sample').textContent.includes('**bold**')")
-    await page.run("togglePlain(), openSample(1)")  # nothing that nests stops the page
+    await page.run("togglePlain(), openSample(1)")  # deeply nested text does not break the page
     await page.until("document.querySelector('#sample .tabs') && state.picked === 1")
 
 
@@ -74,7 +74,7 @@ async def empty(page: Page, tmp_path: Path) -> Page:
 
 
 async def show(page: Page, text: str) -> None:
-    """Draw a text as Markdown, and lay it out."""
+    """Show a text as Markdown, and force its layout."""
     await page.run(f"byId('sample').replaceChildren(renderMarkdown({json.dumps(text)})), byId('sample').offsetHeight")
 
 

@@ -84,7 +84,7 @@ async def test_overview_filters_list_and_groups(page: Page, written: str) -> Non
     has_it = "state.rows.filter((row) => row.problems.includes('mask')).length"
     assert await page.run(f"byId('query').value + state.shown.length === 'problem=\"mask\"' + {has_it}")
     assert await page.run(f"{mask}.ariaPressed") == "true"
-    await page.run(f"{mask}.click()")  # a second click takes it away
+    await page.run(f"{mask}.click()")  # a second click removes the filter
     assert await page.run("byId('query').value") == ""
     await page.run("byId('query').value = 'answer=\"no such words\"', filtersChanged()")
     assert await page.run("byId('count').textContent + byId('hint').textContent") == "0 of 100"
@@ -161,7 +161,7 @@ async def test_back_restores_pane_and_scroll_position(page: Page, written: str) 
     await page.until("document.querySelector('.worth')")
     await page.run("byId('sample').scrollTop = 60, document.querySelector('.worth').click()")
     await page.until("location.hash.includes('sample=') && document.querySelector('#sample .tabs')")
-    await page.key("j")  # samples one after the other are one place
+    await page.key("j")  # moving between samples adds no history entry
     await page.key("g")
     await page.until("document.querySelector('.columns')")
     await page.run("history.back()")
@@ -182,7 +182,7 @@ async def test_page_shows_eval_results(page: Page, tmp_path: Path) -> None:
     empty.write_text(write_page(DumpView(), "none"), encoding="utf-8")
     await page.go(f"file://{out}")
     await page.until("document.querySelector('.tile')")
-    assert "drift" not in await page.run("byId('sample').textContent")  # it holds no tokens
+    assert "drift" not in await page.run("byId('sample').textContent")  # these results have no tokens
     await page.run("openSample(0)")
     await page.until("document.querySelector('#sample .tabs')")
     assert await page.run("document.querySelector('#sample .time-words').textContent") == "time2.00 s"

@@ -241,6 +241,7 @@ class DirectInvocation:
                     return end
             except ContextWindowOverflowException as e:
                 agent.conversation_manager.reduce_context(agent, e=e)
+                self._has_answer = False  # the manager may have changed the history
         return None
 
     def _begin_cycle(self) -> None:

@@ -393,6 +393,16 @@ async def test_direct_loop_without_hooks_matches_strands_own_loop(shipped_tokeni
     )
 
 
+async def test_direct_loop_without_hooks_shortens_the_history_as_strands_does(shipped_tokenizer: Any) -> None:
+    plays = []
+    for flat in (True, False):
+        listeners = [Listener(BeforeModelCallEvent, overflows, once=False)]
+        plays.append(await play(shipped_tokenizer, [*[LOOK] * 5, ANSWER], flat=flat, listeners=listeners))
+    (agent, fake), (own, own_fake) = plays
+    assert [_read(message) for message in agent.messages] == [_read(message) for message in own.messages]
+    assert [request.input_ids for request in fake.requests] == [request.input_ids for request in own_fake.requests]
+
+
 @pytest.mark.parametrize("content", [[{"text": " "}], [], [{"text": ""}, {"text": "x"}]], ids=["blank", "none", "both"])
 async def test_direct_loop_sends_blank_history_as_strands_does(shipped_tokenizer: Any, content: Any) -> None:
     before = [{"role": "user", "content": [{"text": "hi"}]}, {"role": "assistant", "content": content}]

@@ -37,9 +37,9 @@ from strands_rollout.agent.limits import (
     stop_reason_of,
     wrap_tools,
 )
-from strands_rollout.agent.loop import HAS_MIDDLEWARE, CallNext, TurnToolExecutor
+from strands_rollout.agent.loop import HAS_MIDDLEWARE, CallNext
 from strands_rollout.agent.multi_agent import Team, contain_exits
-from strands_rollout.agent.tool_call import ToolSpan, ToolStats
+from strands_rollout.agent.tool_call import ToolSpan, ToolStats, TurnToolExecutor
 from strands_rollout.client.retry import Fault
 from strands_rollout.exits import exits_as_errors
 from strands_rollout.model.sglang_model import SGLangModel

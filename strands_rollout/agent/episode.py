@@ -18,6 +18,7 @@ from strands.types.exceptions import EventLoopException, MaxTokensReachedExcepti
 
 from strands_rollout import errors
 from strands_rollout.agent.limits import (
+    TURN_CUT_MESSAGE,
     EpisodeLimits,
     EpisodeWatch,
     StopReason,
@@ -28,13 +29,7 @@ from strands_rollout.agent.limits import (
     stop_reason_of,
     wrap_tools,
 )
-from strands_rollout.agent.loop import (
-    SHARED_PLUGINS,
-    TURN_CUT_MESSAGE,
-    DirectLoop,
-    TurnToolExecutor,
-    skip_unrecorded_span,
-)
+from strands_rollout.agent.loop import SHARED_PLUGINS, DirectLoop, skip_unrecorded_span
 from strands_rollout.agent.multi_agent import (
     Team,
     VisitLog,
@@ -44,7 +39,7 @@ from strands_rollout.agent.multi_agent import (
     run_team,
     single_agent_team,
 )
-from strands_rollout.agent.tool_call import ToolSpan, ToolStats, sandbox_fault
+from strands_rollout.agent.tool_call import ToolSpan, ToolStats, TurnToolExecutor, sandbox_fault
 from strands_rollout.control import Control, Deadline
 from strands_rollout.errors import RolloutError, TeamLimitError
 from strands_rollout.exits import exits_as_errors

@@ -119,6 +119,7 @@ def reason_of_error(error: BaseException) -> StopReason:
     return next((reason for kind, reason in reasons.items() if isinstance(error, kind)), StopReason.INTERNAL_ERROR)
 
 
+TURN_CUT_MESSAGE: Final = "the turn was cut at its limit of tokens"
 LENGTH_REASONS: Final = {
     "turn": StopReason.TURN_LENGTH,
     "response": StopReason.RESPONSE_LENGTH,

@@ -28,8 +28,7 @@ from strands.tools.executors import ConcurrentToolExecutor
 from strands.types.tools import AgentTool
 
 from strands_rollout.agent.environment import Task, call_user_code, describe_failure, task_scope
-from strands_rollout.agent.loop import TurnToolExecutor
-from strands_rollout.agent.tool_call import sandbox_fault
+from strands_rollout.agent.tool_call import TurnToolExecutor, sandbox_fault
 from strands_rollout.agent.tool_loading import (
     agents_in,
     load_function,

@@ -36,7 +36,7 @@ LOOP_NAMES: Final = (
     "tool_executor._execute",
     "tool_executor._should_retry",
 )
-"""Names of an agent that `loop.DirectInvocation` reads."""
+"""Names of an agent that `loop` and its invocations read."""
 _LOST_FEATURES: Final[Mapping[str, tuple[str, str]]] = {
     "_cancel_signal": ("", "conversations of several agents on one model are told apart by their histories alone"),
     "_checkpointing": ("checkpointing", "an agent with checkpointing=True is not refused"),
@@ -61,7 +61,7 @@ def lacks_attribute(owner: object, name: str) -> bool:
 
 
 def missing_loop_names(agent: Agent) -> list[str]:
-    """Return the names that `loop.DirectInvocation` reads and the agent lacks."""
+    """Return the names of `LOOP_NAMES` that the agent lacks."""
     try:
         attrgetter(*LOOP_NAMES)(agent)
     except AttributeError:

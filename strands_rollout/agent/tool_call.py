@@ -2,6 +2,8 @@
 
 Strands runs sync tools in the loop's default thread pool, where a few hanging tools would block the tools of all
 episodes and the interpreter's exit. Here each call has its own daemon thread.
+
+Also here: `TurnToolExecutor`, Strands' executor for the calls of a turn.
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ import inspect
 import logging
 import re
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
+from strands import Agent
 from strands.interrupt import InterruptException
 from strands.tools.decorator import DecoratedFunctionTool
+from strands.tools.executors import ConcurrentToolExecutor, SequentialToolExecutor
 from strands.tools.tools import PythonAgentTool
 from strands.types._events import ToolInterruptEvent, ToolResultEvent
 from strands.types.tools import AgentTool, ToolGenerator, ToolResult, ToolSpec, ToolUse
@@ -340,3 +344,15 @@ def _with_own_thread(tool: AgentTool) -> AgentTool:
             call_in_thread = in_own_thread(cast("Callable[..., Any]", function), name="the tool")
             return PythonAgentTool(tool.tool_name, tool.tool_spec, cast("Callable[..., ToolResult]", call_in_thread))
     return tool
+
+
+class TurnToolExecutor(ConcurrentToolExecutor):
+    """Strands tool executor that runs a turn's only call in place, and several calls concurrently."""
+
+    def __init__(self) -> None:
+        self._in_place = SequentialToolExecutor()
+
+    async def _execute(self, agent: Agent, tool_uses: list[ToolUse], *rest: Any) -> AsyncGenerator[Any, None]:  # noqa: ANN401 - Strands' arguments
+        execute = self._in_place._execute if len(tool_uses) == 1 else super()._execute
+        async for event in execute(agent, tool_uses, *rest):
+            yield event

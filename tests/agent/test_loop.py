@@ -31,9 +31,9 @@ from strands.plugins import Plugin, hook
 from strands.types.exceptions import ContextWindowOverflowException, MaxTokensReachedException
 
 from strands_rollout import SGLangModel, ToolLimiter
-from strands_rollout.agent.loop import DirectLoop, TurnToolExecutor
+from strands_rollout.agent.loop import DirectLoop
 from strands_rollout.agent.strands_names import strands_version
-from strands_rollout.agent.tool_call import BoundedTool, ToolStats
+from strands_rollout.agent.tool_call import BoundedTool, ToolStats, TurnToolExecutor
 
 IS_OLD = Version(strands_version()) < Version("1.62")  # a newer version must fail, not skip
 pytestmark = pytest.mark.skipif(IS_OLD, reason="Strands before 1.62 runs its own loop")

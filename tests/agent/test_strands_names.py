@@ -1,5 +1,8 @@
 """Strands' private names: the installed version has all of them, and missing ones are reported."""
 
+import subprocess
+import sys
+
 import pytest
 from harness import ANSWER, run
 from packaging.version import Version
@@ -15,6 +18,25 @@ from strands_rollout.diagnostics.doctor import check_strands
 def test_find_losses_none_in_the_installed_strands() -> None:
     """A failure means that a new Strands renamed something: review the differential tests in `test_loop.py` as well."""
     assert (IMPORT_FAULT, find_losses(IMPORT_FAULT)) == ("", {})
+
+
+@pytest.mark.skipif(bool(IMPORT_FAULT), reason="this Strands lacks names already")
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("strands.middleware._agent_stream", "AgentStreamStage"),
+        ("strands.tools._validator", "validate_and_prepare_tools"),
+        ("strands.event_loop.event_loop", "_estimate_input_tokens"),
+    ],
+    ids=["loop", "invocation", "observed_invocation"],
+)
+def test_loop_imports_without_a_private_name(module: str, name: str) -> None:
+    program = (
+        f"import strands, {module} as module; del module.{name}; "
+        "from strands_rollout.agent import episode, loop; print(loop.HAS_MIDDLEWARE, loop.IMPORT_FAULT)"
+    )
+    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert child.stdout.startswith(f"False cannot import name '{name}' from '{module}'")
 
 
 @pytest.mark.skipif(bool(IMPORT_FAULT), reason="this Strands lacks names already")

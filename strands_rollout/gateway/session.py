@@ -306,7 +306,8 @@ class Session:
             try:
                 self._observe(self._observer.on_request, conversation, new_messages, waited_s)
             except SessionEndedError:
-                _release(conversation)
+                conversation.is_busy = False
+                conversation.drop_new_branch()
                 raise
         task = asyncio.create_task(self._sample(conversation, request, client_request, place, client_messages))
         pending = _Pending(request, branch, task, is_gone)
@@ -361,9 +362,9 @@ class Session:
     def _on_turn_done(self, pending: _Pending, conversation: Conversation, task: asyncio.Task[Reply]) -> None:
         self._tasks.discard(task)
         self._pending.remove(pending)
+        conversation.is_busy = False
         if task.cancelled():
-            if conversation.is_busy:  # the turn was cancelled before it began
-                _release(conversation)
+            conversation.drop_new_branch()  # the turn may have been cancelled before it began
             return
         error = task.exception()
         if isinstance(error, Exception | None) and not isinstance(error, PromptError | TemplateError):
@@ -467,9 +468,3 @@ class Session:
         if place.shared or any(message["role"] == "assistant" for message in request.messages):
             self.facts.forks += 1
             self._note_difference(place.reason)
-
-
-def _release(conversation: Conversation) -> None:
-    """Undo `Record.enter` for a turn that is not sampled."""
-    conversation.is_busy = False
-    conversation.drop_new_branch()

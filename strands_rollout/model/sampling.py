@@ -20,6 +20,7 @@ from strands_rollout.client.retry import Fault, RetryPolicy
 from strands_rollout.control import Control
 from strands_rollout.model.images import PlacedImage, check_image_answer, collapsed_ids, image_fields
 from strands_rollout.model.replay_data import missing_replay_data, request_fields
+from strands_rollout.record.record import Record
 from strands_rollout.record.tokens import Trajectory
 from strands_rollout.record.weight_versions import KNOWN_VERSIONS
 
@@ -110,6 +111,7 @@ class SamplingRequest:
         control: The episode's control. Once the rollout is aborted, no request is sent, and an aborted turn stays open.
             Without `config["continue_aborted"]`, an aborted turn always stays open.
         span: A context manager around each request; see `RequestSpan`.
+        record: The episode's record. Once it is closed, no request is sent.
     """
 
     client: SGLangClient
@@ -119,6 +121,7 @@ class SamplingRequest:
     images: Sequence[PlacedImage] = ()
     control: Control = field(default_factory=Control)
     span: RequestSpan | None = None
+    record: Record = field(default_factory=Record)
 
 
 class TurnSampler:
@@ -133,7 +136,6 @@ class TurnSampler:
         cut_by: The limit that cut the last turn: "turn", "response" or "context"; None if the turn was not cut.
         engine_aborts: Number of requests that the engine aborted and after which the turn was sampled further.
         flight: The state of the in-flight request.
-        is_closed: True once further requests are refused.
     """
 
     def __init__(
@@ -149,7 +151,6 @@ class TurnSampler:
         self.cut_by: str | None = None
         self.engine_aborts = 0
         self.flight = Flight()
-        self.is_closed = False
         self._prompt = EncodedPrompt([], vocab_size=None)
         self._noted_version: str | None = None
 
@@ -213,7 +214,7 @@ class TurnSampler:
             error, self._unreachable_error = self._unreachable_error, None
             raise error
         while True:
-            if self.is_closed or request.control.should_abort():
+            if request.record.is_closed or request.control.should_abort():
                 raise errors.EngineAbortedError("the rollout was aborted, or the episode ended, before a request")
             generation = await self._generate(request, params)
             if generation.finish_reason.type == "abort":

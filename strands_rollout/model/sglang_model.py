@@ -138,6 +138,7 @@ class SGLangModel(Model):
         end_ids, encoder = [token for token in ends if isinstance(token, int)], self.template.encoder
         limit = vocab_size or encoder.vocab_size
         self._new_sampler = functools.partial(sampling.TurnSampler, limit, end_ids, encoder.decode)
+        self._samplers: dict[Conversation, sampling.TurnSampler] = {}
         self._control = control or Control(should_abort)
         self._request_span = request_span
         self.reset()
@@ -158,7 +159,8 @@ class SGLangModel(Model):
 
     def reset(self) -> None:
         """Start a new record; references to the old trajectory stay valid."""
-        self.record = Record(self._new_sampler)
+        self.record = Record()
+        self._samplers = {}
         self._replayed: StrandsMessages = ()
 
     @property
@@ -267,10 +269,10 @@ class SGLangModel(Model):
             raise TrajectoryError(_CONCURRENT_TURN_MESSAGE)
         if isinstance(place, BeginBranch) and place.rewrites and not self._may_rewrite(place.rewrites):
             raise TrajectoryError(_refusal_message(place, len(messages), self.conversation.branch.covered))
-        conversation = self.record.enter(place, head)
-        if not is_sole:
-            self.record.bind(conversation, agent, signal)
-        return await self.answer_at(conversation, place, head, request=request)
+        with self.record.entered(place, head) as conversation:
+            if not is_sole:
+                self.record.bind(conversation, agent, signal)
+            return await self.answer_at(conversation, place, head, request=request)
 
     def _recorded_answer(self, messages: StrandsMessages) -> Answer | None:
         """Return the recorded answer to a repeated request; None for the first request without a recorded answer.
@@ -303,31 +305,17 @@ class SGLangModel(Model):
         params: Mapping[str, Any] | None = None,
         request: AgentRequest | None = None,
     ) -> Answer:
-        """Sample one turn at a place that `Record.enter` has entered; raise the errors of `answer`.
+        """Sample and parse the turn at a place that was entered, or the rest of its open turn; raise as `answer` does.
 
         Args:
-            conversation: The conversation, which is busy until this returns.
+            conversation: The conversation that `Record.enter` returned for the place.
             place: The place in the record.
             head: The system prompt and the tools.
             params: Sampling parameters of this turn, which override the model's.
             request: The agent's request, whose messages may have transient texts; None for other requests.
         """
-        try:
-            return await self._sample(conversation, place, head, params or {}, request)
-        finally:
-            conversation.is_busy = False
-
-    async def _sample(
-        self,
-        conversation: Conversation,
-        place: ExtendBranch | BeginBranch,
-        head: Head,
-        params: Mapping[str, Any],
-        request: AgentRequest | None,
-    ) -> Answer:
-        """Sample the next turn of a conversation, or the rest of its open turn, and parse it."""
         self.bind_tools(conversation, head.tools)
-        branch, sampler, trajectory = conversation.branch, conversation.sampler, conversation.branch.trajectory
+        branch, sampler, trajectory = conversation.branch, self._sampler(conversation), conversation.branch.trajectory
         config = sampling.config_after(self.config, conversation.earlier_response_length)
         if params:
             config = {**config, "sampling_params": {**config["sampling_params"], **params}}
@@ -349,7 +337,7 @@ class SGLangModel(Model):
             if place.answer is not None:
                 new_messages = (place.answer, *new_messages)
         sampling_request = sampling.SamplingRequest(
-            client, config, trajectory, context_ids, branch.new_images, self._control, self._request_span
+            client, config, trajectory, context_ids, branch.new_images, self._control, self._request_span, self.record
         )
         tokens_before, number = len(trajectory.token_ids), conversation.turn_count - (not context_ids)
         # read before sampling, since the agent's history may grow while the turn is sampled
@@ -368,6 +356,13 @@ class SGLangModel(Model):
         answer = self._reader(conversation).read(branch, -1, conversation.turn_count)
         branch.append_answer(answer)
         return answer
+
+    def _sampler(self, conversation: Conversation) -> sampling.TurnSampler:
+        """Return the sampler of a conversation's turns."""
+        sampler = self._samplers.get(conversation)
+        if sampler is None:
+            sampler = self._samplers[conversation] = self._new_sampler()
+        return sampler
 
     def _may_rewrite(self, conversation: Conversation) -> bool:
         """Return whether a request may rewrite the history of a conversation."""
@@ -428,13 +423,14 @@ class SGLangModel(Model):
         Raises:
             StructuredOutputException: The policy's answer is not a valid instance; the message gives the reason.
         """
-        record = Record(self._new_sampler) if self.config["conversations"] == "one" else self.record
+        record = Record() if self.config["conversations"] == "one" else self.record
         spec = convert_pydantic_to_tool_spec(output_model)
         head, place = AgentRequest(prompt, [spec], system_prompt).head, BeginBranch("aside", prompt)
 
         async def events() -> AsyncGenerator[StreamEvent, None]:
-            side_conversation = record.enter(place, head)
-            for event in answer_events(await self.answer_at(side_conversation, place, head)):
+            with record.entered(place, head) as side_conversation:
+                answer = await self.answer_at(side_conversation, place, head)
+            for event in answer_events(answer):
                 yield event
 
         message: dict[str, Any] = {"content": []}
@@ -453,7 +449,7 @@ class SGLangModel(Model):
     ) -> int:
         """Return the exact number of tokens of messages; see `context.token_count`."""
         if self.config["conversations"] == "many":  # callers compare the number with the context length
-            await self.conversation.sampler.learn_context(self.client())
+            await self._sampler(self.conversation).learn_context(self.client())
         request = AgentRequest(messages, tool_specs, system_prompt, system_prompt_content)
         return await token_count(self.template, request)
 
@@ -462,7 +458,7 @@ class SGLangModel(Model):
         """Context length in tokens: the smallest of the configured limits and the engine's; None if none is known."""
         limits = [self.config["context_window_limit"], self.config["limits"].max_context_tokens]
         configured = min((limit for limit in limits if limit is not None), default=None)
-        return self.conversation.sampler.context_limit(configured)
+        return self._sampler(self.conversation).context_limit(configured)
 
     def estimate_utilization(self, input_tokens: int) -> float:
         """Return the share of the context that this number of tokens uses; 0.0 if the context length is not known."""
@@ -488,28 +484,28 @@ class SGLangModel(Model):
     @property
     def cut_by(self) -> str | None:
         """The limit that cut the main agent's last turn: "turn", "response" or "context"; None if it was not cut."""
-        return self.conversation.sampler.cut_by
+        return self._sampler(self.conversation).cut_by
 
     @property
     def engine_aborts(self) -> int:
         """Number of requests that the engine aborted and that were continued."""
-        return sum(conversation.sampler.engine_aborts for conversation in self.record)
+        return sum(self._sampler(conversation).engine_aborts for conversation in self.record)
 
     @property
     def engine_fault(self) -> Fault | None:
         """The engine's last failure, while a request is retried; None otherwise."""
-        faults = (conversation.sampler.engine_fault for conversation in self.record)
+        faults = (self._sampler(conversation).engine_fault for conversation in self.record)
         return next(filter(None, faults), None)
 
     @property
     def sent_at(self) -> float | None:
         """Time at which the last in-flight request was sent, by `time.monotonic`; None if none is in flight."""
-        flights = [conversation.sampler.flight for conversation in self.record]
+        flights = [self._sampler(conversation).flight for conversation in self.record]
         return max((flight.sent_at for flight in flights if flight.rid is not None), default=None)
 
     async def stop_generating(self) -> bool:
         """Ask the engine to abort the in-flight requests; return True if it confirmed an abort. Routers can't abort."""
-        rids = [rid for conversation in self.record if (rid := conversation.sampler.flight.rid) is not None]
+        rids = [rid for each in self.record if (rid := self._sampler(each).flight.rid) is not None]
         client, headers = self.client(), self.config["headers"] or None
         return any([await client.stop(rid, headers=headers) for rid in rids])
 

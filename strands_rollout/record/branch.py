@@ -17,7 +17,6 @@ from strands_rollout.tool_parsers import ParseFailure, ToolParser
 
 if TYPE_CHECKING:
     from strands_rollout.model.images import PlacedImage
-    from strands_rollout.model.sampling import TurnSampler
 
 UNPARSED: Final = "_unparsed"
 """Suffix of the tool-use id of a call that could not be parsed. The policy writes names, but not these ids."""
@@ -295,7 +294,6 @@ class Conversation:
     """All requests of one agent: the branch that grows, and the branches that the agent's history has left.
 
     Args:
-        sampler: Samples the turns.
         kind: "main" for the main agent's conversation, "agent" for another agent's, "aside" for requests outside of any
             agent's conversation, such as those of a conversation manager.
         number: Number of the conversation, from 0; makes its tool-use ids and seeds differ from other conversations'.
@@ -311,12 +309,10 @@ class Conversation:
 
     def __init__(
         self,
-        sampler: TurnSampler,
         kind: ConversationKind = "main",
         number: int = 0,
         shown_ids: Mapping[str, str] | None = None,
     ) -> None:
-        self.sampler = sampler
         self.kind = kind
         self.number = number
         call = current_call()

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 from strands_rollout.errors import EngineAbortedError
 from strands_rollout.record.branch import (
@@ -19,9 +20,6 @@ from strands_rollout.record.branch import (
     role_and_content,
 )
 from strands_rollout.record.place import BeginBranch, ExtendBranch, Match, Place, RepeatTurn
-
-if TYPE_CHECKING:
-    from strands_rollout.model.sampling import TurnSampler
 
 
 class Request(Protocol):
@@ -45,23 +43,20 @@ class Record:
     node for each turn. The last branch of the main conversation is the episode's sample; with `fan_out`, each other
     branch becomes a sibling of that sample.
 
-    Args:
-        new_sampler: Returns the sampler of a new conversation.
-
     Attributes:
         main: The main agent's conversation: the first conversation, until another is promoted.
         others: The other conversations, in the order of their beginnings.
+        is_closed: True once no further turn may be sampled.
     """
 
-    def __init__(self, new_sampler: Callable[[], TurnSampler]) -> None:
-        self._new_sampler = new_sampler
+    def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self._touches = itertools.count(1)
-        self.main = Conversation(new_sampler())
+        self.main = Conversation()
         self.others: list[Conversation] = []
         # by `id()` of agents and cancel signals, which may have been garbage-collected
         self._by_owner: dict[int, Conversation] = {}
-        self._is_closed = False
+        self.is_closed = False
 
     def __iter__(self) -> Iterator[Conversation]:
         return iter((self.main, *self.others))
@@ -80,10 +75,19 @@ class Record:
                 return ExtendBranch(match.conversation, match.branch, match.answer, match.new_messages, match)
         return request.begin_branch(self, matches)
 
+    @contextmanager
+    def entered(self, place: ExtendBranch | BeginBranch, head: Head) -> Iterator[Conversation]:
+        """Enter a place, and leave it at the end of the block; see `enter`."""
+        conversation = self.enter(place, head)
+        try:
+            yield conversation
+        finally:
+            conversation.is_busy = False
+
     def enter(self, place: ExtendBranch | BeginBranch, head: Head) -> Conversation:
         """Make a place the end of its conversation, so that a turn can be sampled there.
 
-        The conversation is busy from here on. The caller resets `is_busy`, as `SGLangModel.answer_at` does.
+        The conversation is busy until the caller resets `is_busy`. Use `entered` where a block can do this.
 
         Raises:
             EngineAbortedError: The place needs a new conversation, and the episode is over.
@@ -140,11 +144,11 @@ class Record:
         Raises:
             EngineAbortedError: The episode is over.
         """
-        if self._is_closed:
+        if self.is_closed:
             raise EngineAbortedError("the episode has ended before an agent's first request")
         # the history may begin with messages of another conversation, whose calls keep their ids
         shown_ids = {use_id: shown for each in self for use_id, shown in each.branch.calls.shown_ids.items()}
-        self.others.append(Conversation(self._new_sampler(), kind, next(self._numbers), shown_ids))
+        self.others.append(Conversation(kind, next(self._numbers), shown_ids))
         return self.others[-1]
 
     def promote(self, conversation: Conversation) -> None:
@@ -163,10 +167,8 @@ class Record:
 
     def restart_main(self) -> None:
         """Replace the main conversation with an empty conversation."""
-        self.main = Conversation(self._new_sampler())
+        self.main = Conversation()
 
     def close(self) -> None:
-        """Refuse all further requests."""
-        self._is_closed = True
-        for conversation in self:
-            conversation.sampler.is_closed = True
+        """Refuse all further turns."""
+        self.is_closed = True

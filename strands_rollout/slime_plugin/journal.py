@@ -117,8 +117,8 @@ class EpisodeJournal:
             self.close("the samples of its sub-agents are not saved")
         if self._is_closed:
             return None
-        aborts = model.conversation.sampler.engine_aborts if is_single else model.engine_aborts
-        state = SavedEpisode(model.trajectory, progress, aborts + self._earlier_aborts, asdict(self._code))
+        aborts = model.engine_aborts + self._earlier_aborts
+        state = SavedEpisode(model.trajectory, progress, aborts, asdict(self._code))
         record = self._writer.record(state, dropped=dropped, resumes=self._resumes)
         if record is None:
             self.close("its messages can't be written as JSON, for example because of images")

@@ -30,7 +30,7 @@ from strands.types.tools import AgentTool, ToolResult, ToolSpec, ToolUse
 from strands_rollout.agent.limits import TURN_CUT_MESSAGE
 from strands_rollout.agent.tool_call import BoundedTool, TurnToolExecutor
 from strands_rollout.model.sglang_model import SGLangModel
-from strands_rollout.record.branch import Answer
+from strands_rollout.record.record import Answer
 from strands_rollout.template.messages import error_message, error_result
 
 End = tuple[str, Message, list[Interrupt] | None]

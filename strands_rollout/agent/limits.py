@@ -28,7 +28,7 @@ from strands_rollout.agent.tool_call import BoundedTool, ToolSpan, ToolStats, ca
 from strands_rollout.client.retry import Fault
 from strands_rollout.control import Control
 from strands_rollout.model.answers import failure_message
-from strands_rollout.record.branch import UNPARSED
+from strands_rollout.record.record import UNPARSED
 from strands_rollout.record.saved import EpisodeProgress
 
 

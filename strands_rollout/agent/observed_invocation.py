@@ -37,7 +37,7 @@ from strands_rollout.agent.invocation import (
     tool_uses,
 )
 from strands_rollout.agent.limits import TURN_CUT_MESSAGE
-from strands_rollout.record.branch import Answer
+from strands_rollout.record.record import Answer
 from strands_rollout.template.messages import error_message
 
 logger = logging.getLogger(__name__)

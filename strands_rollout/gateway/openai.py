@@ -30,7 +30,7 @@ from strands_rollout.gateway.protocols import (
     sse,
     tool_spec,
 )
-from strands_rollout.record.branch import Block, Reply
+from strands_rollout.record.record import Block, Reply
 
 
 class ChatCompletions(ApiProtocol):

@@ -35,7 +35,7 @@ from strands_rollout.gateway.server import SharedGateway
 from strands_rollout.gateway.session import Session, SessionEndedError
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.own_loop import OwnLoop
-from strands_rollout.record.branch import Conversation, Reply, StrandsMessages
+from strands_rollout.record.record import Conversation, Reply, StrandsMessages
 from strands_rollout.record.saved import EpisodeProgress
 from strands_rollout.settings import AgentCommand
 from strands_rollout.user_code import find_file

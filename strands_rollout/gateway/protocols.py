@@ -20,7 +20,7 @@ import orjson
 from strands_rollout.errors import PromptError
 from strands_rollout.files.json_codec import decode_json, encode_json
 from strands_rollout.model.sampling import GRAMMARS
-from strands_rollout.record.branch import Block, Reply
+from strands_rollout.record.record import Block, Reply
 from strands_rollout.template.tokens import shared_length
 from strands_rollout.tool_parsers.base import StrictJSONError, check_depth
 

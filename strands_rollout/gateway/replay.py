@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from strands_rollout.model.context import first_prompt
 from strands_rollout.model.sglang_model import SGLangModel
-from strands_rollout.record.branch import Branch, Node, Reply, StrandsMessages
 from strands_rollout.record.client_request import ClientRequest, reply_of
+from strands_rollout.record.record import Branch, Node, Reply, StrandsMessages
 from strands_rollout.record.tokens import Turn
 
 _OTHER_HEAD: Final = "the system prompt or the tools differ"

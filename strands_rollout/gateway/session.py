@@ -25,9 +25,17 @@ from strands_rollout.gateway import protocols
 from strands_rollout.gateway.protocols import ItemCache, TurnRequest
 from strands_rollout.gateway.replay import Replay, reply_of_turn
 from strands_rollout.model.sglang_model import SGLangModel
-from strands_rollout.record.branch import Branch, Conversation, Head, Reply, StrandsMessages
 from strands_rollout.record.client_request import ClientMatch, ClientRequest
-from strands_rollout.record.place import BeginBranch, ExtendBranch, RepeatTurn
+from strands_rollout.record.record import (
+    BeginBranch,
+    Branch,
+    Conversation,
+    ExtendBranch,
+    Head,
+    RepeatTurn,
+    Reply,
+    StrandsMessages,
+)
 
 MAX_CONCURRENT_REQUESTS: Final = 256
 MAX_HISTORIES: Final = 1024

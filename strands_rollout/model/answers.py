@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from strands.types.exceptions import StructuredOutputException
 
 from strands_rollout.log_once import log_once
-from strands_rollout.record.branch import UNPARSED, Answer, Branch
+from strands_rollout.record.record import UNPARSED, Answer, Branch
 from strands_rollout.record.tokens import Trajectory, Turn
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.tool_parsers import CutTurnParser, ParseFailure, Reasoning, Segment, Text, ToolCall, ToolParser

@@ -10,8 +10,7 @@ from strands_rollout.errors import TrajectoryError
 from strands_rollout.model.images import ReadImage, further_tokens, place_images, read_images
 from strands_rollout.model.sampling import RemainingBudget
 from strands_rollout.record.agent_request import AgentRequest
-from strands_rollout.record.branch import Branch, Head, StrandsMessages, copy_content
-from strands_rollout.record.place import ExtendBranch
+from strands_rollout.record.record import Branch, ExtendBranch, Head, StrandsMessages, copy_content
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.template.messages import ChatMessage, system_text, to_chat_messages, to_chat_tools
 from strands_rollout.template.tokens import LONG_TEXT_CHARS, clearly_exceed, truncate_middle

@@ -29,9 +29,17 @@ from strands_rollout.model import sampling
 from strands_rollout.model.answers import AnswerReader, StreamEvent, answer_events, validated_output
 from strands_rollout.model.context import first_prompt, token_count, turn_context
 from strands_rollout.record.agent_request import AgentRequest, calling_agent, is_same_message
-from strands_rollout.record.branch import Answer, Conversation, Head, StrandsMessages, copy_content
-from strands_rollout.record.place import BeginBranch, ExtendBranch, RepeatTurn
-from strands_rollout.record.record import Record
+from strands_rollout.record.record import (
+    Answer,
+    BeginBranch,
+    Conversation,
+    ExtendBranch,
+    Head,
+    Record,
+    RepeatTurn,
+    StrandsMessages,
+    copy_content,
+)
 from strands_rollout.record.tokens import Trajectory
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.tool_parsers import AUTO, ParseFailure, ToolParser, bind_tool_specs, detect_format, get_parser

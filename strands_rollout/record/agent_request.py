@@ -10,17 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from strands_rollout.record.branch import (
+from strands_rollout.record.record import (
+    BeginBranch,
     Block,
     Branch,
     Conversation,
     Head,
+    Match,
     Message,
     StrandsMessages,
     copy_content,
     role_and_content,
 )
-from strands_rollout.record.place import BeginBranch, Match
 from strands_rollout.template.messages import clean_message, system_text, to_chat_tools
 
 if TYPE_CHECKING:

@@ -13,17 +13,18 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from strands_rollout.record.agent_request import surrounding_lines, text_of
-from strands_rollout.record.branch import (
+from strands_rollout.record.record import (
     UNPARSED,
+    BeginBranch,
     Block,
     Branch,
     Conversation,
     ConversationKind,
     Head,
+    Match,
     Reply,
     StrandsMessages,
 )
-from strands_rollout.record.place import BeginBranch, Match
 from strands_rollout.template.tokens import shared_length
 
 if TYPE_CHECKING:

@@ -1,39 +1,45 @@
 """The record of an episode: every token that the policy read and wrote, as a tree of turns.
 
-`Record.place_of` decides which turn a request continues.
+    Record          everything that one policy read and wrote in an episode
+    Conversation    all requests of one agent
+    Branch          one history of that agent, with its exact tokens in a `Trajectory`
+    Node            one turn on a branch
+
+A request goes through two steps: `Record.place_of` finds its place, which is a turn that it repeats, a branch that it
+extends, or a new branch; `Record.enter` prepares the place for the next turn. The model then appends the turn.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
-from collections.abc import Iterator, Sequence
+import weakref
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
+from strands_rollout.control import current_call
 from strands_rollout.errors import EngineAbortedError
-from strands_rollout.record.branch import (
-    Branch,
-    ClientView,
-    Conversation,
-    ConversationKind,
-    Head,
-    role_and_content,
-)
-from strands_rollout.record.place import BeginBranch, ExtendBranch, Match, Place, RepeatTurn
+from strands_rollout.files.json_codec import Json
+from strands_rollout.record.tokens import Trajectory
+from strands_rollout.tool_parsers import ParseFailure, ToolParser
 
+if TYPE_CHECKING:
+    from strands_rollout.model.images import PlacedImage
 
-class Request(Protocol):
-    """A request to the policy: an `AgentRequest` of a Strands agent, or a `ClientRequest` of a gateway client."""
+UNPARSED: Final = "_unparsed"
+"""Suffix of the tool-use id of a call that could not be parsed. The policy writes names, but not these ids."""
 
-    @property
-    def head(self) -> Head:
-        """The system prompt and the tools."""
+ConversationKind = Literal["main", "agent", "aside"]
+Block = dict[str, Any]
+Message = tuple[str, list[Block]]
+"""Role and content of a Strands message: the two parts that the policy reads."""
+StrandsMessages = Sequence[Mapping[str, Any]]
 
-    def matches(self, record: Record) -> Sequence[Match]:
-        """Compare the request with the branches that it may continue; return the matches, best match first."""
-
-    def begin_branch(self, record: Record, matches: Sequence[Any]) -> BeginBranch:
-        """Return the place of a new branch, for a request that neither repeats a turn nor extends a branch."""
+role_and_content: Final = itemgetter("role", "content")
 
 
 class Record:
@@ -172,3 +178,498 @@ class Record:
     def close(self) -> None:
         """Refuse all further turns."""
         self.is_closed = True
+
+
+def _no_owner() -> None:
+    """Stand in for the weak reference of a conversation that is not bound."""
+
+
+class Conversation:
+    """All requests of one agent: the branch that grows, and the branches that the agent's history has left.
+
+    Args:
+        kind: "main" for the main agent's conversation, "agent" for another agent's, "aside" for requests outside of any
+            agent's conversation, such as those of a conversation manager.
+        number: Number of the conversation, from 0; makes its tool-use ids and seeds differ from other conversations'.
+        shown_ids: `CallNames.shown_ids` of the other conversations, whose messages its history may begin with.
+
+    Attributes:
+        branches: The branches, in the order in which they were last entered; the last branch grows.
+        call: Id of the tool call in which the conversation began; "" outside of a call.
+        is_busy: True while a turn is being sampled.
+        has_unread_turn: True if an earlier attempt sampled the last turn, but ended before the agent got the answer.
+        parser: Parser of tool calls, bound to the schemas of the tools; None until the schemas are known.
+    """
+
+    def __init__(
+        self,
+        kind: ConversationKind = "main",
+        number: int = 0,
+        shown_ids: Mapping[str, str] | None = None,
+    ) -> None:
+        self.kind = kind
+        self.number = number
+        call = current_call()
+        self.call = "" if call is None else call.outer_id
+        self.branches = [Branch(shown_ids)]
+        self.is_busy = False
+        self.has_unread_turn = False
+        self.parser: ToolParser | None = None
+        # weak references: an agent refers to its model, and so to this conversation
+        self._agent: Callable[[], Any] = _no_owner
+        self._signal: Callable[[], Any] = _no_owner
+
+    def __iter__(self) -> Iterator[Branch]:
+        return iter(self.branches)
+
+    @property
+    def branch(self) -> Branch:
+        """The branch that grows."""
+        return self.branches[-1]
+
+    @property
+    def agent(self) -> Any:  # noqa: ANN401 - a Strands agent
+        """The agent that the conversation is bound to; None if it was never bound, or the agent is gone."""
+        return self._agent()
+
+    @property
+    def is_bound(self) -> bool:
+        """True if the conversation was ever bound, even if its agent was garbage-collected."""
+        return self._agent is not _no_owner or self._signal is not _no_owner
+
+    @property
+    def turn_count(self) -> int:
+        """Number of turns on all branches."""
+        return sum(len(branch.trajectory.turns) for branch in self.branches)
+
+    @property
+    def earlier_response_length(self) -> int:
+        """Number of response tokens on the branches before the last."""
+        return sum(branch.trajectory.response_length for branch in self.branches[:-1])
+
+    @property
+    def last_request_at_s(self) -> float:
+        """Time of the last turn's request, in seconds since the episode began. There must be a turn."""
+        turns = next(branch.trajectory.turns for branch in reversed(self.branches) if not branch.is_new)
+        return turns[-1].parts[-1].at_s or 0.0
+
+    def bind(self, agent: object, signal: object = None) -> None:
+        """Bind the conversation to an agent and the agent's cancel signal; an argument that is None changes nothing."""
+        self._agent = self._agent if agent is None else weakref.ref(agent)
+        self._signal = self._signal if signal is None else weakref.ref(signal)
+
+    def is_sampling(self, branch: Branch) -> bool:
+        """Return whether a turn of this branch is being sampled."""
+        return self.is_busy and branch is self.branch
+
+    def belongs_to(self, agent: object, signal: object) -> bool:
+        """Return whether the conversation is bound to this agent or this cancel signal."""
+        return (agent is not None and self._agent() is agent) or (signal is not None and self._signal() is signal)
+
+    def begin_branch(self, reason: str) -> Branch:
+        """Begin another branch, and note the reason on the branch that ends."""
+        last = self.branch
+        last.ended_by = reason
+        self.branches.append(Branch(last.calls.shown_ids))
+        # the old branch's last text stays the final text until the new branch has an answer
+        self.branch.final_text, self.branch.stop_reason = last.final_text, last.stop_reason
+        return self.branch
+
+    def return_to(self, branch: Branch) -> None:
+        """Make an earlier branch grow again, since the agent has come back to its history."""
+        if branch is self.branch:
+            return
+        self.branch.ended_by, branch.ended_by = "the agent came back to an earlier history", ""
+        self.branches.remove(branch)
+        self.branches.append(branch)
+
+    def drop_new_branch(self) -> bool:
+        """Drop the last branch if its first generation failed, unless it is the only branch; return True if dropped."""
+        if not self.branch.is_new or len(self.branches) == 1:
+            return False
+        self.branches.pop()
+        self.branch.ended_by = ""
+        return True
+
+
+class Branch:
+    """One history that the policy reads and answers: its messages, its turns and their exact tokens.
+
+    The tokens of a branch only grow, and become at most one sample. If an agent trims or rewrites its history, the
+    policy has not read the new history: it begins another branch, whose first prompt contains the whole new history.
+
+    Args:
+        shown_ids: `CallNames.shown_ids` of the branch that the history left: calls in the history keep their ids.
+
+    Attributes:
+        messages: The messages that the policy has read, then its last answer. The answer is missing while the turn is
+            open, and until an agent gets it (`Conversation.has_unread_turn`).
+        covered: Number of messages that the policy has read, so that `messages[covered]` is the last answer.
+        origin: The turn of another branch after which this branch's own messages begin; None if it shares no turn.
+        nodes: The turns. After a resume, only the turns whose position among the messages is known.
+        trajectory: Tokens, loss mask, logprobs and turns.
+        head: System prompt and tools of the first prompt; None after a resume.
+        prompt_ids: Tokens of the first prompt, also if its generation failed.
+        parse_failures: Tool calls that could not be parsed.
+        final_text: The last turn as text, with its control tokens but without the end of turn.
+        stop_reason: Strands' stop reason of the last turn; "" before the first.
+        calls: Names and ids of the calls that the policy wrote.
+        chat_tools: The tools as the template reads them.
+        new_images: Images in the context of the turn that is being sampled; kept if the sampling fails.
+        ended_by: Text that says why a request began another branch; "" while this branch may grow.
+        with_transient: Messages with a transient text that stays in the tokens (`transient_context="keep"`), by index,
+            as the policy read them; `messages` has them without that text.
+        transient_texts: Number of messages that the policy read with a transient text, even if the text does not stay.
+        client: The branch as the gateway's client knows it; empty outside of the gateway.
+        touched: Rank of this branch among the record's branches by last beginning or answer; see `Record.touch`.
+    """
+
+    def __init__(self, shown_ids: Mapping[str, str] | None = None) -> None:
+        self.messages: list[Message] = []
+        self.covered = 0
+        self.origin: Node | None = None
+        self.nodes: list[Node] = []
+        self.trajectory = Trajectory()
+        self.head: Head | None = None
+        self.prompt_ids: list[int] = []
+        self.parse_failures: list[ParseFailure] = []
+        self.final_text = ""
+        self.stop_reason = ""
+        self.calls = CallNames(shown_ids=dict(shown_ids or {}))
+        self.chat_tools: list[dict[str, Any]] = []
+        self.new_images: Sequence[PlacedImage] = ()
+        self.ended_by = ""
+        self.with_transient: dict[int, Message] = {}
+        self.transient_texts = 0
+        self.client = ClientView()
+        self.touched = 0
+
+    @property
+    def is_new(self) -> bool:
+        """True if the branch has no turn."""
+        return not self.trajectory.turns
+
+    @property
+    def is_open(self) -> bool:
+        """True if the last turn was aborted and can be continued from its own tokens."""
+        return self.trajectory.is_open
+
+    @property
+    def last_answer(self) -> Message | None:
+        """The answer at the end of the messages; None before the first answer and while a turn is open."""
+        return self.messages[self.covered] if len(self.messages) > self.covered else None
+
+    @property
+    def tip(self) -> Node | None:
+        """The last turn; on a branch without turns, the turn after which the branch begins."""
+        return self.nodes[-1] if self.nodes else self.origin
+
+    def path(self) -> Iterator[Node]:
+        """Yield the turns from last to first, on this branch and then on the branches that it came from."""
+        node = self.tip
+        while node is not None:
+            yield node
+            node = node.parent
+
+    def node_at(self, position: int) -> Node | None:
+        """Return the turn that answered this number of messages; None if no turn did."""
+        index = bisect_left(self.nodes, position, key=attrgetter("position"))
+        if index < len(self.nodes) and self.nodes[index].position == position:
+            return self.nodes[index]
+        node = self.origin
+        while node is not None and node.position > position:
+            node = node.parent
+        return node if node is not None and node.position == position else None
+
+    def history(self) -> list[dict[str, Any]]:
+        """Return the messages as Strands messages; the policy's answers have their usage in the metadata."""
+        answers = ((node.position, node.answer or node.reply) for node in self.path())
+        usages = {position: answer.usage for position, answer in answers if answer is not None}
+        return [
+            {"role": role, "content": content, **({"metadata": {"usage": usages[index]}} if index in usages else {})}
+            for index, (role, content) in enumerate(self.messages)
+        ]
+
+    def snapshot(self) -> Branch:
+        """Return a copy of the current state; another thread may be sampling into the branch."""
+        frozen = copy.copy(self)
+        frozen.trajectory = self.trajectory.snapshot()
+        return frozen
+
+    def append_read(self, messages: StrandsMessages, without_transient: Mapping[int, Message] | None = None) -> None:
+        """Append a turn whose first token was sampled, and the messages that the policy read in it.
+
+        Args:
+            messages: The last answer, if any, as the agent's history has it; then the new messages. Copies are stored.
+            without_transient: By index in the branch, the agent's own versions of messages that have a transient text
+                in `messages`.
+        """
+        self.messages[self.covered :] = [
+            (role, copy_content(content)) for role, content in map(role_and_content, messages)
+        ]
+        for index, message in (without_transient or {}).items():
+            self.with_transient[index], self.messages[index] = self.messages[index], message
+        self.covered = len(self.messages)
+        self.nodes.append(Node(self.tip, self.covered, len(self.trajectory.turns) - 1))
+        self.new_images = ()
+
+    def append_answer(self, answer: Answer) -> None:
+        """Store the answer of the last turn, which has ended; append its message unless the branch has it already."""
+        self.nodes[-1].answer = answer
+        if self.last_answer is None:
+            self.messages.append(("assistant", answer.message["content"]))
+
+    def restore(self, trajectory: Trajectory, messages: StrandsMessages, covered: int) -> None:
+        """Take over the tokens and messages that an earlier attempt saved.
+
+        Args:
+            trajectory: The saved tokens and turns, which this branch owns from here on. An open last turn is continued.
+            messages: The agent's messages.
+            covered: Number of messages that the policy had read. The trajectory covers these messages and the turn
+                after them.
+        """
+        self.trajectory = trajectory
+        self.prompt_ids = trajectory.token_ids[: trajectory.prompt_length]
+        recorded = messages[: covered if trajectory.is_open else covered + 1]
+        self.messages = [(role, copy_content(content)) for role, content in map(role_and_content, recorded)]
+        self.covered = covered
+        earlier = [index for index, (role, _) in enumerate(self.messages[:covered]) if role == "assistant"]
+        # the last assistant messages are the policy's; earlier assistant messages came with the prompt
+        pairs = zip(reversed([*earlier, covered]), reversed(range(len(trajectory.turns))), strict=False)
+        for position, turn in reversed([*pairs]):
+            self.nodes.append(Node(self.tip, position, turn))
+
+    def forget_history(self) -> None:
+        """Forget all messages, since the agent's history no longer matches them."""
+        self.messages, self.covered = [], 0
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One turn on a branch.
+
+    Attributes:
+        parent: The previous turn, possibly on the branch from which this branch began; None for a first turn.
+        position: Number of messages before the turn's answer, so that `Branch.messages[position]` is the answer.
+        turn: Index of the turn in `Branch.trajectory.turns`.
+        answer: The answer as an agent gets it; None while the turn is open.
+        reply: The answer as a client got it; None for an agent's turn.
+        grammar: The sampling parameters that constrained the text of the turn; None if they are not known.
+    """
+
+    parent: Node | None
+    position: int
+    turn: int
+    answer: Answer | None = None
+    reply: Reply | None = None
+    grammar: Mapping[str, Any] | None = None
+
+
+# ---------------------------------------------------------------------------
+# Prompts and answers on a branch
+# ---------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Head:
+    """The system prompt and the tools, which the chat template renders at the start of a first prompt."""
+
+    system: str | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(slots=True)
+class Answer:
+    """A turn of the policy as an agent's loop gets it.
+
+    Attributes:
+        message: The assistant's message.
+        stop_reason: Strands' stop reason.
+        usage: inputTokens, outputTokens, totalTokens, and cacheReadInputTokens where known.
+        metrics: latencyMs and timeToFirstByteMs, which are equal: an answer arrives whole.
+    """
+
+    message: dict[str, Any]
+    stop_reason: str
+    usage: dict[str, int]
+    metrics: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A turn of the policy as a client of the gateway gets it.
+
+    Attributes:
+        reasoning: The policy's reasoning.
+        text: The policy's text, including calls that could not be parsed.
+        calls: Strands' `toolUse` values.
+        stop_reason: Strands' stop reason.
+        usage: inputTokens, outputTokens, cacheReadInputTokens, as Strands names them.
+        stop: The stop string that ended the turn, which is not part of the text; None without a stop string.
+    """
+
+    reasoning: str
+    text: str
+    calls: Sequence[Mapping[str, Any]]
+    stop_reason: str
+    usage: Mapping[str, int] = field(default_factory=dict)
+    stop: str | None = None
+
+    @property
+    def is_silent(self) -> bool:
+        """True if the turn has neither text nor calls; some clients leave such a message out of their histories."""
+        return not self.calls and not self.text.strip()
+
+
+@dataclass(slots=True)
+class CallNames:
+    """Facts that the template needs to render the results of tool calls, by tool-use id.
+
+    Attributes:
+        tools: The name of the called tool.
+        shown_ids: The id under which the template shows the call and its result: the id that the policy wrote, if the
+            format has ids; otherwise 9 letters and digits, as some templates require.
+        failure_texts: The text that the policy reads in place of the result of a call that could not be parsed.
+    """
+
+    tools: dict[str, str] = field(default_factory=dict)
+    shown_ids: dict[str, str] = field(default_factory=dict)
+    failure_texts: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class ClientView:
+    """A branch as the gateway's client knows it.
+
+    Attributes:
+        messages: The messages of the client's last request, as the client spelled them.
+        call_ids: For calls whose ids the client changed: the client's id -> the tool-use ids that the gateway sent;
+            several if the client gave calls of one turn the same id.
+        answered_at: Time of the last answer, by `time.monotonic`; 0.0 before the first.
+    """
+
+    messages: StrandsMessages = ()
+    call_ids: dict[str, list[str]] = field(default_factory=dict)
+    answered_at: float = 0.0
+
+
+# ---------------------------------------------------------------------------
+# The place of a request
+# ---------------------------------------------------------------------------
+
+
+class Request(Protocol):
+    """A request to the policy: an `AgentRequest` of a Strands agent, or a `ClientRequest` of a gateway client."""
+
+    @property
+    def head(self) -> Head:
+        """The system prompt and the tools."""
+
+    def matches(self, record: Record) -> Sequence[Match]:
+        """Compare the request with the branches that it may continue; return the matches, best match first."""
+
+    def begin_branch(self, record: Record, matches: Sequence[Any]) -> BeginBranch:
+        """Return the place of a new branch, for a request that neither repeats a turn nor extends a branch."""
+
+
+@dataclass(slots=True)
+class Match:
+    """Extent to which a request follows a branch.
+
+    Attributes:
+        conversation: The branch's conversation.
+        branch: The branch.
+        repeated: The recorded turn that answers this very request; None if no turn does.
+        extends: True if the request continues where the branch ends.
+        difference: Description of where the request departs from the branch; meaningless if it extends the branch.
+        head_changes: Names of the parts of the head that differ from the branch's system prompt and tools.
+        answer: The branch's last answer, as an agent's request words it, or for a client's request as recorded; None
+            before the first answer and in an open turn.
+        new_messages: The messages after that answer.
+        length: Number of messages that the request shares with the branch; only counted for clients of the gateway.
+    """
+
+    conversation: Conversation
+    branch: Branch
+    repeated: Node | None = None
+    extends: bool = False
+    difference: str = ""
+    head_changes: Sequence[str] = ()
+    answer: Mapping[str, Any] | None = None
+    new_messages: StrandsMessages = ()
+    length: int = 0
+
+
+@dataclass(slots=True)
+class RepeatTurn:
+    """The policy has answered this very request: nothing is sampled.
+
+    Attributes:
+        conversation: The conversation of the turn.
+        branch: The branch that the turn is on.
+        node: The turn.
+    """
+
+    conversation: Conversation
+    branch: Branch
+    node: Node
+
+
+@dataclass(slots=True)
+class ExtendBranch:
+    """The request continues where a branch ends.
+
+    Attributes:
+        conversation: The conversation of the branch.
+        branch: The branch.
+        answer: See `Match`.
+        new_messages: The messages that the policy has to read; none if the branch's last turn is open.
+        match: The comparison with the branch.
+    """
+
+    conversation: Conversation
+    branch: Branch
+    answer: Mapping[str, Any] | None
+    new_messages: StrandsMessages
+    match: Match
+
+
+@dataclass(slots=True)
+class BeginBranch:
+    """The request has a history that no branch has, and begins a new branch.
+
+    Attributes:
+        conversation: The conversation that gets the branch, or the kind of the conversation to begin.
+        new_messages: All messages of the request; messages shared with a branch are worded as recorded.
+        reason: Text that says why the request extends no branch; "" for the first branch of a conversation.
+        head_changes: Names of the parts of the head that differ from the conversation's last branch.
+        match: The comparison with the branch that shares the first messages; None if no branch does.
+        shared: Number of `new_messages` that are shared with the branch of `match`.
+        origin: The last turn among the shared messages; None if they contain no turn.
+    """
+
+    conversation: Conversation | ConversationKind
+    new_messages: StrandsMessages
+    reason: str = ""
+    head_changes: Sequence[str] = ()
+    match: Match | None = None
+    shared: int = 0
+    origin: Node | None = None
+
+    @property
+    def rewrites(self) -> Conversation | None:
+        """The conversation whose history the request rewrites; None if it has no history yet."""
+        conversation = self.conversation
+        return None if isinstance(conversation, str) or conversation.branch.is_new else conversation
+
+
+Place: TypeAlias = RepeatTurn | ExtendBranch | BeginBranch
+
+
+def copy_content(content: object) -> Json:
+    """Return a copy of the content's dicts and lists, with the same strings."""
+    if isinstance(content, dict):
+        return {key: value if isinstance(value, str) else copy_content(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [copy_content(value) for value in content]
+    return content

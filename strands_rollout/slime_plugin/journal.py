@@ -21,7 +21,7 @@ from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls
 from strands_rollout.errors import LostEpisodeError, ResumeError
 from strands_rollout.log_once import log_once
 from strands_rollout.model.sglang_model import SGLangModel
-from strands_rollout.record.branch import UNPARSED
+from strands_rollout.record.record import UNPARSED
 from strands_rollout.record.saved import EpisodeProgress, SavedEpisode, StepWriter, closing_record, load_steps
 from strands_rollout.record.store import EpisodeRecords, RecordStore
 from strands_rollout.samples import SampleLike, statuses_of

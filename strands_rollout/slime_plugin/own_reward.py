@@ -45,7 +45,7 @@ from strands_rollout.exits import exits_as_errors
 from strands_rollout.files.json_codec import Json
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.own_thread import in_own_thread
-from strands_rollout.record.branch import Head
+from strands_rollout.record.record import Head
 from strands_rollout.record.saved import saved_message
 from strands_rollout.samples import (
     METADATA_KEY,

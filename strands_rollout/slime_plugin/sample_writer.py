@@ -24,7 +24,7 @@ from strands_rollout.model.images import train_inputs_of
 from strands_rollout.model.replay_data import joined_experts, located_experts
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.record.agent_request import TRANSIENT
-from strands_rollout.record.branch import Branch
+from strands_rollout.record.record import Branch
 from strands_rollout.record.saved import SavedEpisode, save_episode
 from strands_rollout.record.tokens import Part, Trajectory
 from strands_rollout.record.weight_versions import distinct_numberings, distinct_versions, stale_spans

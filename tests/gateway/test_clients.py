@@ -19,7 +19,7 @@ from strands_rollout import Sample, generate
 from strands_rollout.gateway.openai import Responses
 from strands_rollout.gateway.program import Endpoint
 from strands_rollout.gateway.protocols import ItemCache
-from strands_rollout.record.branch import Reply
+from strands_rollout.record.record import Reply
 
 CALL = '<tool_call>\n{{"name": "add", "arguments": {{"a": "{}"}}}}\n</tool_call>'
 QUESTION = "What is 17 * 2?"

@@ -13,9 +13,8 @@ from recording_policy import RecordingPolicy, tool_call
 from strands_rollout import SGLangModel
 from strands_rollout.gateway.protocols import TurnRequest
 from strands_rollout.gateway.session import Session
-from strands_rollout.record.branch import ClientView, Head
 from strands_rollout.record.client_request import ClientRequest
-from strands_rollout.record.place import BeginBranch
+from strands_rollout.record.record import BeginBranch, ClientView, Head
 
 # few texts, so that histories of different agents are often equal
 WORDS = ("Hi", "Go on.", "So.")

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from strands_rollout.model.context import first_prompt
 from strands_rollout.record.agent_request import has_read_exactly, is_extended_by
-from strands_rollout.record.branch import Branch, Head
+from strands_rollout.record.record import Branch, Head
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.template.tokens import TokenEncoder
 

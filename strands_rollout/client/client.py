@@ -7,6 +7,7 @@ per engine and event loop.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import random
 import secrets
@@ -84,6 +85,9 @@ class SGLangClient:
         rng: Source of the jitter in waits.
         sleep: Replaces `asyncio.sleep` between attempts.
         clock: Returns seconds, for `patience_s` and `Generation.latency_s`.
+
+    Attributes:
+        retry_policy: The limits and waits of retries, as the arguments set them.
     """
 
     def __init__(
@@ -107,7 +111,7 @@ class SGLangClient:
             )
         self.url: Final = transport.redacted(self._http.base_url)
         self.vocab_size: Final = vocab_size
-        self._retry = RetryPolicy(patience_s, backoff_base_s, backoff_cap_s, max_attempts)
+        self.retry_policy: Final = RetryPolicy(patience_s, backoff_base_s, backoff_cap_s, max_attempts)
         self._rng, self._sleep, self._clock = rng or random.Random(), sleep, clock  # noqa: S311 - jitter, no secret
         self._timeout = _GENERATION_TIMEOUT if self._http.timeout == _HTTPX_DEFAULT_TIMEOUT else self._http.timeout
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -237,16 +241,14 @@ class SGLangClient:
             level, self._is_healthy = (logging.WARNING if self._is_healthy else logging.DEBUG), False
             message = "event=engine_fault url=%s attempt=%d patience_s=%g wait_s=%.2f kind=%s answer=%s"
             fault, attempts = outage.faults[-1], len(outage.faults)
-            logger.log(level, message, self.url, attempts, self._retry.patience_s, wait_s, fault.kind, fault.message)
+            logger.log(
+                level, message, self.url, attempts, self.retry_policy.patience_s, wait_s, fault.kind, fault.message
+            )
 
-        async def sleep(seconds: float) -> None:
-            async with control.deadline(during=_BEFORE_RETRY):
-                await self._sleep(seconds)
-            control.check(_BEFORE_RETRY)
-
+        sleep = functools.partial(self._sleep_unless_aborted, control=control)
         try:
             answer = await with_retries(
-                attempt, self._retry, on_wait=log, rng=self._rng, sleep=sleep, clock=self._clock
+                attempt, self.retry_policy, on_wait=log, rng=self._rng, sleep=sleep, clock=self._clock
             )
         except RetriesExhaustedError as e:
             raise _outage_error(e.outage, missing, self.url) from None
@@ -254,6 +256,23 @@ class SGLangClient:
             self._is_healthy = True
             logger.warning("event=engine_recovered url=%s", self.url)
         return answer
+
+    async def _sleep_unless_aborted(self, seconds: float, control: Control) -> None:
+        async with control.deadline(during=_BEFORE_RETRY):
+            await self._sleep(seconds)
+        control.check(_BEFORE_RETRY)
+
+    async def wait_to_retry(self, outage: Outage, control: Control) -> None:
+        """Wait as before a retry of this client, for a caller that repeats a request itself.
+
+        Args:
+            outage: The failed requests; they began with `Outage(client.retry_policy)`.
+            control: The episode's control.
+
+        Raises:
+            EngineAbortedError: The rollout is aborted.
+        """
+        await self._sleep_unless_aborted(outage.start_wait(self._rng), control)
 
     async def abort(
         self, rid: str | None = None, *, abort_all: bool = False, headers: Mapping[str, str] | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +15,7 @@ from strands.types.exceptions import ContextWindowOverflowException
 from strands_rollout import errors
 from strands_rollout.client.client import Flight, SGLangClient
 from strands_rollout.client.generate_api import EncodedIds, EncodedPrompt, FinishReason, Generation
-from strands_rollout.client.retry import Fault, RetryPolicy
+from strands_rollout.client.retry import Fault, FaultKind, Outage
 from strands_rollout.control import Control
 from strands_rollout.model.images import PlacedImage, check_image_answer, collapsed_ids, image_fields
 from strands_rollout.model.replay_data import missing_replay_data, request_fields
@@ -33,9 +32,6 @@ function is called with the answer's `meta_info`."""
 # sampling parameters that constrain a turn by a grammar; SGLang applies a grammar from its start in each request
 GRAMMARS: Final = ("json_schema", "regex", "ebnf", "structural_tag")
 
-# waits between consecutive aborts of a turn that bring no new token: about 40 s in all
-_EMPTY_ABORT_WAITS: Final = RetryPolicy(backoff_base_s=0.25, backoff_cap_s=8.0)
-_MAX_EMPTY_ABORTS: Final = 10
 # tokens at the end of an aborted turn that are searched for a stop string
 _STOP_TAIL_TOKENS: Final = 64
 
@@ -205,16 +201,18 @@ class TurnSampler:
             BudgetExhaustedError: No token is left for a turn.
             ContextWindowOverflowException: The engine refuses the request as too long for its context.
             EngineAbortedError: The rollout is aborted, or the turn was aborted and is not continued.
-            EngineError: The engine failed.
+            EngineError: The engine failed, aborted the turn because of an error, or aborts it again and again.
         """
         self._check_vocabulary(request.context_ids)
-        params, empty_aborts = turn_params(request.config["sampling_params"], turn), 0
+        params = turn_params(request.config["sampling_params"], turn)
         self._check_params(params)
         if self._unreachable_error is not None:
             error, self._unreachable_error = self._unreachable_error, None
             raise error
+        client, control = request.client, request.control
+        outage: Outage | None = None  # consecutive aborts without a token
         while True:
-            if request.record.is_closed or request.control.should_abort():
+            if request.record.is_closed or control.should_abort():
                 raise errors.EngineAbortedError("the rollout was aborted, or the episode ended, before a request")
             generation = await self._generate(request, params)
             if generation.finish_reason.type == "abort":
@@ -224,17 +222,14 @@ class TurnSampler:
             if generation.finish_reason.type != "abort":
                 return generation
             if generation.output_ids:
-                request, empty_aborts = replace(request, context_ids=(), images=()), 0
+                request, outage = replace(request, context_ids=(), images=()), None
             else:
-                empty_aborts += 1
-            may_continue = request.config["continue_aborted"] and generation.finish_reason.status_code is None
-            if request.control.should_abort() or not may_continue or empty_aborts > _MAX_EMPTY_ABORTS:
-                sampled = f"{len(generation.output_ids)} tokens"
-                reason = generation.finish_reason.message or "no reason given"
-                raise errors.EngineAbortedError(f"the engine aborted the turn after {sampled}: {reason}")
+                outage = outage or Outage(client.retry_policy)
+                outage.add(Fault(FaultKind.BUSY, "an abort without a token"), generation.latency_s)
+            _check_continuation(request, generation, outage)
             self.engine_aborts += 1
-            if empty_aborts > 1:  # a paused engine usually holds the next request back; this engine aborts it at once
-                await asyncio.sleep(_EMPTY_ABORT_WAITS.backoff_s(empty_aborts - 1))
+            if outage is not None and len(outage.faults) > 1:  # a paused engine usually holds the next request back
+                await client.wait_to_retry(outage, control)
 
     def _after_abort(self, generation: Generation, extra: Mapping[str, Any], params: Mapping[str, Any]) -> Generation:
         """Remove unusable tokens from an aborted answer; return it as a complete answer if the turn had ended."""
@@ -347,6 +342,36 @@ class TurnSampler:
                         f"got the token id {token_id} in {name}; expected ids below the vocabulary size "
                         f"{self._vocab_size}"
                     )
+
+
+def _check_continuation(request: SamplingRequest, generation: Generation, outage: Outage | None) -> None:
+    """Check that a turn that the engine aborted can be continued.
+
+    Args:
+        request: The turn.
+        generation: The engine's aborted answer.
+        outage: The consecutive aborts without a token; None if the answer has a token.
+
+    Raises:
+        EngineAbortedError: The rollout is aborted, or the settings give aborted turns back.
+        EngineUnavailableError: The engine aborted the turn because of an error, or aborts it again and again.
+    """
+    finish = generation.finish_reason
+    reason = finish.message or "no reason given"
+    if request.control.should_abort() or not request.config["continue_aborted"]:
+        raise errors.EngineAbortedError(
+            f"the engine aborted the turn after {len(generation.output_ids)} tokens: {reason}"
+        )
+    if finish.status_code is not None:
+        raise errors.EngineUnavailableError(
+            f"the engine aborted the turn after {len(generation.output_ids)} tokens with the error "
+            f"{finish.status_code}: {reason}"
+        )
+    if outage is not None and len(outage.faults) > 1 and outage.is_exhausted():
+        raise errors.EngineUnavailableError(
+            f"the engine aborted {len(outage.faults)} consecutive requests before their first token, although the "
+            f"rollout was not aborted: {reason}. The client waited {outage.waited_s:.0f} s (engine_patience_s)"
+        )
 
 
 def _record_turn(request: SamplingRequest, generation: Generation) -> None:

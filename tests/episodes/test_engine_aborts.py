@@ -8,7 +8,6 @@ from fake_sglang import Reply
 from harness import ANSWER, call_text, ids_of, run
 
 from strands_rollout import Sample
-from strands_rollout.client.retry import RetryPolicy
 from strands_rollout.model.sampling import turn_seed
 
 
@@ -89,21 +88,45 @@ async def test_on_engine_abort_return_gives_the_sample_back(shipped_tokenizer: A
     assert (again.sample.tokens[-len(turn) :], again.facts["resumes"]) == (turn, 1)
 
 
-async def test_generate_does_not_retry_an_abort_with_an_error(shipped_tokenizer: Any) -> None:
+async def test_engine_abort_with_an_error_is_an_engine_error(shipped_tokenizer: Any) -> None:
     aborted = Reply.abort(ids_of(shipped_tokenizer, ANSWER)[:2])
     aborted.finish["status_code"], aborted.finish["message"] = 400, "it can't be served"
     done = await run(shipped_tokenizer, [aborted])
-    assert done.sample.status is Sample.Status.ABORTED
-    assert done.facts["error"] == "EngineAbortedError: the engine aborted the turn after 2 tokens: it can't be served"
+    assert (done.sample.status, done.facts["stop_reason"]) == (Sample.Status.FAILED, "engine_error")
+    assert done.facts["error"] == (
+        "EngineUnavailableError: the engine aborted the turn after 2 tokens with the error 400: it can't be served"
+    )
+    assert len(done.fake.requests) == 1
 
 
-async def test_generate_stops_after_repeated_engine_aborts(
-    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("strands_rollout.model.sampling._EMPTY_ABORT_WAITS", RetryPolicy(backoff_base_s=0.001))
-    done = await run(shipped_tokenizer, lambda _body, _number: Reply.abort())
+async def test_repeated_engine_aborts_are_an_engine_error(shipped_tokenizer: Any) -> None:
+    """An ABORTED sample would be played again, without end if the engine aborts every request."""
+    settings = {"engine_patience_s": 0.3}
+    done = await run(shipped_tokenizer, lambda _body, _number: Reply.abort(), settings=settings)
+    assert (done.sample.status, done.facts["stop_reason"]) == (Sample.Status.FAILED, "engine_error")
+    assert "consecutive requests before their first token" in done.facts["error"]
+    assert len(done.fake.requests) >= 2
+
+
+async def test_repeated_engine_aborts_with_tokens_continue_the_turn(shipped_tokenizer: Any) -> None:
+    turn = ids_of(shipped_tokenizer, ANSWER)
+    script = [reply for token in turn[:-1] for reply in (Reply.abort(), Reply.abort([token]))]
+    settings = {"engine_patience_s": 0.001}
+    done = await run(shipped_tokenizer, [*script, Reply.tokens(turn[-1:])], settings=settings)
+    assert (done.sample.status, done.sample.tokens[-len(turn) :]) == (Sample.Status.COMPLETED, turn)
+
+
+async def test_rollout_abort_ends_the_wait_after_engine_aborts(shipped_tokenizer: Any) -> None:
+    asked: list[int] = []
+
+    def abort(_body: dict[str, Any], number: int) -> Reply:
+        asked.append(number)
+        return Reply.abort()
+
+    settings = {"should_abort": lambda: len(asked) > 1, "engine_patience_s": 1e6}
+    done = await run(shipped_tokenizer, abort, settings=settings)
     assert done.sample.status is Sample.Status.ABORTED
-    assert len(done.fake.requests) == 11
+    assert len(asked) == 2
 
 
 async def test_sampling_seed_of_each_turn_derives_from_the_samples(shipped_tokenizer: Any) -> None:

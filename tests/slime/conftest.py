@@ -81,7 +81,7 @@ def new_tool_records() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def engines_that_abort_or_stay_away_are_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    give_up_soon(monkeypatch.setattr, monkeypatch.setitem)
+    give_up_soon(monkeypatch.setitem)
 
 
 @pytest.fixture(scope="session", autouse=True)

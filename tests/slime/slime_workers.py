@@ -19,13 +19,10 @@ async def _sleep_at_most(most_s: float, seconds: float) -> None:
     await asyncio.sleep(min(most_s, seconds))
 
 
-def give_up_soon(set_value: Callable[[Any, str, Any], object], set_item: Callable[[Any, Any, Any], object]) -> None:
-    """Give up engines that abort or are unavailable after a second instead of 40 and 90 s."""
+def give_up_soon(set_item: Callable[[Any, Any, Any], object]) -> None:
+    """Give up engines that abort or are unavailable after a second or two instead of 90 s."""
     from strands_rollout.client.client import SGLangClient
-    from strands_rollout.client.retry import RetryPolicy
-    from strands_rollout.model import sampling
 
-    set_value(sampling, "_EMPTY_ABORT_WAITS", RetryPolicy(backoff_base_s=0.001))
     # still long enough to be interrupted
     set_item(SGLangClient.__init__.__kwdefaults__, "sleep", functools.partial(_sleep_at_most, 0.1))
 
@@ -33,7 +30,7 @@ def give_up_soon(set_value: Callable[[Any, str, Any], object], set_item: Callabl
 def prepare_worker() -> None:
     """Prepare the process of a worker, which imports the tools, as the fixtures prepare the driver."""
     if os.environ.get(_DRIVER) not in (None, str(os.getpid())):
-        give_up_soon(setattr, dict.__setitem__)
+        give_up_soon(dict.__setitem__)
 
 
 @contextmanager

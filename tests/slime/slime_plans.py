@@ -64,8 +64,8 @@ PLANS = {
     # aborts with tokens are continued until the budget is used up, aborts without tokens ten times
     "stopped": Plan([turn(_MULTIPLY), Reply.abort([11, 12] * 64)], "response_length", "truncated"),
     "silent": _failed(Reply.tokens([])),
-    "dequeued": Plan([Reply.abort()], "aborted", "failed", trained=False),
-    "dequeuedlater": Plan([turn(_MULTIPLY), Reply.abort()], "aborted", "failed", trained=False),
+    "dequeued": Plan([Reply.abort()], "engine_error", "failed", trained=False),
+    "dequeuedlater": Plan([turn(_MULTIPLY), Reply.abort()], "engine_error", "failed", trained=False),
 }
 
 TURNS = {name: plan.turns for name, plan in PLANS.items()}

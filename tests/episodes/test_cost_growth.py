@@ -1,23 +1,31 @@
-"""Costs of a turn: they do not grow with the number of earlier turns, and stay below fixed limits.
+"""Costs of a turn: they do not grow with the number of earlier turns, and stay at what they were counted to be.
 
 The costs are counts between two model calls, not times: function calls, bytes encoded, ids read.
 """
 
 import asyncio
 import copy
+from importlib.metadata import version
 from typing import Any
 
 import pytest
+from strands import Agent
 from strands.hooks import BeforeModelCallEvent, HookProvider, HookRegistry
-from turn_costs import TurnCosts, growth, turn_costs
+from turn_costs import AGENT, PROGRAM, TURNS_OF_PROGRAM, TurnCosts, growth, turn_costs
 
+from strands_rollout import SGLangModel, Task
 from strands_rollout.agent.loop import HAS_MIDDLEWARE
 
-TURNS = 60
-# measured with Python 3.11 to 3.13, plus a quarter for other library versions
-MAX_CALLS = {"no hook": 1550, "a hook": 2400}
+TURNS = TURNS_OF_PROGRAM
+# Calls of a turn. If a change saves calls, lower its numbers; if it must add calls, say in its commit what they buy.
+OWN_CALLS = {"agent": 640, "hook": 796, "factory": 735, "gateway": 900}  # the same with Python 3.11 to 3.13
+CALLS = {"agent": 1334, "hook": 1864, "factory": 1777, "gateway": 1816}  # with Python 3.11; fewer with 3.12
+COUNTED_WITH = {"strands-agents": "1.62.0", "aiohttp": "3.14.5"}
+SLACK = 1.02
+SLACK_FOR_OTHER_VERSIONS = 1.25
 MAX_CALLS_TO_FIRST_TURN = 13_400  # to the end of the first turn: renders the whole prompt and opens a connection
 MAX_GROWTH = 20  # more calls in a late turn than in an early turn: far less than one for each turn between them
+MAX_BYTES_GROWTH = {"gateway": 8}  # its answers have the number of tokens, which gets more digits
 
 needs_middleware = pytest.mark.skipif(not HAS_MIDDLEWARE, reason="this Strands' loop costs more with each turn")
 
@@ -42,24 +50,33 @@ class HistoryCopyingHook(_BeforeModelCallHook):
         copy.deepcopy(list(event.agent.messages))
 
 
-HOOKS = {"no hook": [], "a hook": [f"{__name__}.{NoOpHook.__name__}"]}
+def build_agent(model: SGLangModel, task: Task) -> Agent:
+    return Agent(model=model, tools=list(task.tools))
 
 
-@pytest.fixture(scope="module", params=HOOKS)
-def hooks_case(request: pytest.FixtureRequest) -> str:
-    """Key of `HOOKS`: the loop has a path with hooks and a path without hooks."""
+SETTINGS = {
+    "agent": AGENT,
+    "hook": {**AGENT, "hooks": [f"{__name__}.{NoOpHook.__name__}"]},
+    "factory": {**AGENT, "agent_factory": f"{__name__}.{build_agent.__name__}"},
+    "gateway": PROGRAM,
+}
+
+
+@pytest.fixture(scope="module", params=SETTINGS)
+def case(request: pytest.FixtureRequest) -> str:
+    """Key of `SETTINGS`: the loop has a path with events and one without, and the gateway has its own."""
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def costs(shipped_tokenizer: Any, hooks_case: str) -> TurnCosts:
-    """Costs of a long episode, measured after a short one that fills the caches."""
-    asyncio.run(turn_costs(shipped_tokenizer, 1, HOOKS[hooks_case]))
-    return asyncio.run(turn_costs(shipped_tokenizer, TURNS, HOOKS[hooks_case]))
+def costs(shipped_tokenizer: Any, case: str) -> TurnCosts:
+    """Costs of a long episode, measured after an episode that fills the caches."""
+    asyncio.run(turn_costs(shipped_tokenizer, TURNS if case == "gateway" else 1, SETTINGS[case]))
+    return asyncio.run(turn_costs(shipped_tokenizer, TURNS, SETTINGS[case]))
 
 
 def costs_with_hook(tokenizer: Any, hook: type[HookProvider]) -> TurnCosts:
-    return asyncio.run(turn_costs(tokenizer, 24, [f"{__name__}.{hook.__name__}"]))
+    return asyncio.run(turn_costs(tokenizer, 24, {**AGENT, "hooks": [f"{__name__}.{hook.__name__}"]}))
 
 
 @needs_middleware
@@ -68,16 +85,22 @@ def test_turn_costs_calls_do_not_grow(costs: TurnCosts) -> None:
 
 
 @needs_middleware
-def test_turn_costs_calls_per_turn_are_limited(costs: TurnCosts, hooks_case: str) -> None:
-    assert min(costs.calls) <= MAX_CALLS[hooks_case]  # the minimum leaves out turns with a timer
+def test_turn_costs_calls_of_this_package_are_limited(costs: TurnCosts, case: str) -> None:
+    assert min(costs.own_calls) <= OWN_CALLS[case] * SLACK  # the minimum leaves out turns with a timer
+
+
+@needs_middleware
+def test_turn_costs_all_calls_are_limited(costs: TurnCosts, case: str) -> None:
+    is_same_version = all(version(name) == counted for name, counted in COUNTED_WITH.items())
+    assert min(costs.calls) <= CALLS[case] * (SLACK if is_same_version else SLACK_FOR_OTHER_VERSIONS)
 
 
 def test_turn_costs_calls_to_the_first_turn_are_limited(costs: TurnCosts) -> None:
     assert costs.calls_before + costs.calls[0] <= MAX_CALLS_TO_FIRST_TURN
 
 
-def test_turn_costs_encoded_bytes_do_not_grow(costs: TurnCosts) -> None:
-    assert growth(costs.encoded_bytes) == 0, costs.encoded_bytes
+def test_turn_costs_encoded_bytes_do_not_grow(costs: TurnCosts, case: str) -> None:
+    assert abs(growth(costs.encoded_bytes)) <= MAX_BYTES_GROWTH.get(case, 0), costs.encoded_bytes
 
 
 def test_turn_costs_ids_read_do_not_grow(costs: TurnCosts) -> None:

@@ -133,7 +133,7 @@ class Ours:
 class ThroughGateway(Ours):
     """The same episode as an agent program on the gateway; the program's client runs in the scripted engine's process.
 
-    `engine_port_and_api` is for the program, which slime's seam calls without the job.
+    `engine_port_and_api` is a class attribute because the program is called without the job.
     """
 
     engine_port_and_api: ClassVar[tuple[int, str]]

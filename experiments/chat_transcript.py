@@ -20,14 +20,14 @@ class Transcript:
     """The training data of an episode that came as text.
 
     Attributes:
-        tokens: To the end of the last turn that has any; one that was cut does not get the template's end of turn.
-        spans: Positions [start, end) of each turn's tokens, its end token included; without turns that have none.
+        tokens: All tokens up to the end of the last turn with tokens; a turn that was cut gets no end-of-turn token.
+        spans: Positions [start, end) of each turn's tokens, end token included; turns without tokens are left out.
         final_text: The last turn as text, without its end token.
         unmatched_sampled: Sampled tokens that are not trained; None if the endpoint does not report the sampled tokens.
-        unmatched_trained: Trained tokens that were not sampled; None likewise.
-        reread_turns: Turns whose prompt, as sent, renders to other tokens than those before the turn in `tokens`.
-        foreign_prompts: Turns whose prompt has another number of tokens by the engine's count, because the engine
-            renders differently.
+        unmatched_trained: Trained tokens that were not sampled; None under the same condition.
+        reread_turns: Turns whose prompt, as sent, renders to other tokens than `tokens` has before the turn.
+        foreign_prompts: Turns for which the engine reports another number of prompt tokens, because it renders
+            differently.
     """
 
     tokens: list[int]
@@ -104,8 +104,9 @@ class ChatRenderer:
     def _span(self, text: str, ids: Sequence[int], starts: Sequence[int], prompt: str) -> tuple[int, int]:
         """Return the positions of the turn after a prompt: from the prompt's end to the template's next end of turn.
 
-        A token that begins in the prompt is the prompt's. Where the template writes an earlier turn in another way than
-        its prompt begins it (an empty reasoning block), the turn begins with the first token that differs.
+        A token that begins in the prompt belongs to the prompt. If the template renders the turn later with another
+        beginning than the generation prompt (such as an empty reasoning block), the turn begins at the first
+        difference.
         """
         if text.startswith(prompt):
             first = next((at for at, start in enumerate(starts) if start >= len(prompt)), len(ids))
@@ -139,7 +140,7 @@ class ChatRenderer:
 def conversation_of(turns: Sequence[ChatTurn]) -> tuple[list[ChatMessage], list[int]]:
     """Return the first prompt's messages, then each answer and the messages after it; and the answers' indices.
 
-    Answers are taken as they came back, with their reasoning, which no later request carries.
+    Answers are taken as the engine returned them, with their reasoning, which later requests lack.
     """
     messages, places = list(turns[0].messages), []
     for turn, following in zip_longest(turns, turns[1:]):
@@ -152,7 +153,7 @@ def conversation_of(turns: Sequence[ChatTurn]) -> tuple[list[ChatMessage], list[
 
 
 def _matches(turns: Sequence[ChatTurn], trained: Sequence[Sequence[str]]) -> int | None:
-    """Return how many sampled tokens are trained, in order, turn by turn; None if they are unknown."""
+    """Return how many sampled tokens are trained, matched in order within each turn; None if they are unknown."""
     matches = 0
     for turn, words in zip(turns, trained, strict=True):
         if turn.sampled is None:

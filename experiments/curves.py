@@ -50,9 +50,9 @@ def curve_of(key: str, runs: Runs) -> Curve:
 
 
 def draw_comparison(variants: Mapping[str, Runs], path: Path) -> None:
-    """Draw a line per variant: the mean over its seeds, in a band from the least to the greatest seed's.
+    """Draw a line per variant: the mean over its seeds, in a band from the lowest to the highest seed.
 
-    A line has the steps that all of its seeds have; the variants' names are the words of the legend.
+    A line covers the steps that all of its seeds have. The legend shows the names of the variants.
     """
     curves = [{key: curve_of(key, runs) for panel in PANELS for key in panel.keys} for runs in variants.values()]
 
@@ -71,7 +71,7 @@ def draw_comparison(variants: Mapping[str, Runs], path: Path) -> None:
 
     means = {panel.title: [v for by_key in curves for key in panel.keys for v in by_key[key].mean] for panel in PANELS}
     most = max(map(len, variants.values()))
-    title = "mean over seeds; band: least to greatest seed" if most > 1 else "one seed each"
+    title = "mean over seeds; band: lowest to highest seed" if most > 1 else "one seed each"
     draw_page(
         [panel for panel in PANELS if panel.is_worth_drawing(means[panel.title])],
         draw,

@@ -62,17 +62,15 @@ class Experiment(TrainingMethod):
             try:
                 from experiments.openai_generate import generate
             except ModuleNotFoundError as e:
-                raise ConfigError(
-                    f"--rollout openai needs {e.name}, which is not installed; pip install 'strands-rollout[openai]'"
-                ) from e
+                raise ConfigError(f"--rollout openai needs {e.name}; run: pip install 'strands-rollout[openai]'") from e
             self.generate = generate
 
     def check(self, options: TrainOptions, settings: RolloutSettings) -> None:
         if self.trains_aborted and not options.extra_prompts:
-            raise ConfigError("--ablation aborted-as-completed needs --extra-prompts: nothing else is aborted")
+            raise ConfigError("--ablation aborted-as-completed needs --extra-prompts; without it, nothing is aborted")
         if self.rollout == "openai" and settings.fan_out:
             raise ConfigError(
-                f"{options.config} has fan_out, and a chat endpoint (--rollout openai) has one agent's one history; "
+                f"{options.config} has fan_out, but --rollout openai plays one agent with one history; "
                 "leave out one of them"
             )
 

@@ -1,25 +1,27 @@
 """`generate` through text: the same agent on Strands' own OpenAI model and the engine's `/v1/chat/completions`.
 
-To compare with: settings, tools, limits, abort, statuses and facts are those of `strands_rollout.generate`; only the
-source of the tokens differs. The engine renders the messages anew for each turn and says what it sampled as a message.
-When the episode is over, the conversation is rendered once and encoded, and the mask is cut out of that
-(`chat_transcript`). Losses of this method:
+For comparison with `strands_rollout.generate`: settings, tools, limits, aborts, statuses and facts are the same, and
+only the source of the tokens differs. The engine renders the messages again for each turn, and returns each sampled
+turn as a message. After the episode, the whole conversation is rendered and encoded once, and the mask is computed from
+this rendering (`chat_transcript`). This loses or changes
 
-- which tokens were sampled: a word that the policy spelled in its own way is trained in the tokenizer's;
-- the logprobs that a trainer would need: the endpoint gives them for tokens that are not the trained ones;
-- the prompt: an engine may show tools in its own form (SGLang 0.5.23 adds `"defer_loading": null` to each), and every
-  turn is sampled after another prompt than the one that is trained;
-- how a call was written: its JSON comes back parsed, and is trained in the template's spelling (white space, escapes,
-  numbers), and text between or after calls moves before them;
-- white space around content and reasoning, which engines strip;
-- that there was no reasoning: where the template gives a last turn without any an empty block, that is trained though
-  nobody sampled it;
-- reasoning in later prompts: Strands' model drops it, and a later turn is sampled without what is trained before it;
-- a call that could not be parsed: it stays in the content, ends the episode as an answer, and the policy is not told;
-- untrusted text: a tool result that spells a control token makes one, in the prompt and in training;
-- turns that the engine aborts (a weight update): what was sampled is gone; the ABORTED episode starts from scratch.
+- the sampled tokens: text that the policy spelled with other tokens is trained with the tokenizer's tokens
+- logprobs: the endpoint returns them for the sampled tokens, not for the trained ones
+- the prompt: an engine may render tools differently (SGLang 0.5.23 adds `"defer_loading": null` to each), so that every
+  turn is sampled after another prompt than the one in training
+- the text of calls: their JSON is parsed and rendered again (white space, escapes, numbers), and text between or after
+  calls moves before them
+- white space around content and reasoning, which engines strip
+- missing reasoning: if the template adds an empty reasoning block to the last turn, the block is trained although it
+  was not sampled
+- reasoning in later prompts: Strands' model drops it, so that later turns are sampled without reasoning that precedes
+  them in training
+- calls that can't be parsed: they stay in the content, the episode ends with them as its answer, and the policy gets no
+  error message
+- untrusted text: a tool result that contains the text of a control token becomes that token, in prompt and training
+- turns that the engine aborts, as for a weight update: their tokens are lost, and the episode starts from scratch.
 
-Several calls of one turn come through, as do results in their order. A result that would not fit is not cut here.
+Several calls of one turn, and their results in order, are preserved. Results that exceed the budget are not cut.
 """
 
 from collections.abc import Mapping
@@ -61,7 +63,7 @@ from strands_rollout.slime_plugin.slime_adapter import (
 )
 
 TEXT_ENDPOINT_KEY: Final = "text_endpoint"
-"""Of the facts: what the way by text changed; see `Transcript`."""
+"""Key of a fact: the changes that the text endpoint caused, as counts; see `Transcript`."""
 
 
 async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> Any:  # noqa: FBT001 - slime's signature
@@ -73,7 +75,7 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
     Args:
         args: slime's args, as `strands_rollout.generate` reads them.
         sample: slime's `Sample`, or ours; filled.
-        sampling_params: slime's sampling parameters; how special tokens are shown is left to the endpoint.
+        sampling_params: slime's sampling parameters; parameters of the decoded text have no effect.
         evaluation: Whether this is an evaluation rollout, which has its own context limit.
 
     Returns:
@@ -100,7 +102,7 @@ def _checked(settings: RolloutSettings) -> RolloutSettings:
     given = [name for name in missing if getattr(settings, name)]
     if given:
         raise ConfigError(
-            f"got {', '.join(given)}; expected none of these: a chat endpoint has one agent's one history"
+            f"got {', '.join(given)}; expected none of these: through a chat endpoint, one agent plays with one history"
         )
     return settings
 

@@ -224,9 +224,10 @@ class RemoteProgram:
         if abs(exit_code) > _MAX_EXIT_CODE or not 0 <= duration_s < math.inf:
             raise ValueError(f"exit code {exit_code:.3g} after {duration_s} s")
         killed_by = report["killed_by"]
+        max_chars = self.max_output_chars + 50  # `shorten` in the sandbox may have added a marker of up to 50
         return ExecutionResult(
-            stdout=shorten(str(report["stdout"]), self.max_output_chars + 50),  # 50: it may hold one marker
-            stderr=shorten(str(report["stderr"]), self.max_output_chars + 50),
+            stdout=shorten(str(report["stdout"]), max_chars),
+            stderr=shorten(str(report["stderr"]), max_chars),
             exit_code=exit_code,
             timed_out=bool(report["timed_out"]),
             truncated=bool(report["truncated"]),

@@ -38,7 +38,7 @@ from strands_rollout.settings import RolloutSettings, read_config_file
 _DEFAULT_SCRIPT: Final = "scripts/strands_qwen3_8b.sh"
 _TOKENIZED_ROWS: Final = 100
 _LONG_ROWS: Final = 3
-_GPU_GB: Final = 80.0  # of an H100, if nvidia-smi lists no GPU here
+_GPU_GB: Final = 80.0  # an H100's memory, used if nvidia-smi lists no GPU here
 _MIB_GB: Final = 1024**2 / GB
 _JUDGE_TIMEOUT_S: Final = 5.0
 _OUTAGE_S: Final = 300.0  # an outage of all engines that should cost no step

@@ -40,7 +40,7 @@ from strands_rollout.validation import explain_fault
 _RUN_FORMAT: Final = 1
 _REPORT_FORMAT: Final = 1
 _CONFIDENCE: Final = 0.95
-_DIGITS: Final = 6  # of shares and means in the report
+_DIGITS: Final = 6  # decimal places of shares and means in the report
 # methods that need not extract an answer
 _WITHOUT_ANSWERS: Final = frozenset({"environment", "function", "parts", "instructions"})
 _NO_ANSWERS: Final = frozenset({"", NO_ANSWER})

@@ -22,14 +22,14 @@ from strands_rollout.grading.expression import Expression
 _DIGITS: Final = 160
 _AGREEING_DIGITS: Final = 75
 _MAX_EXPONENT: Final = 60  # powers of ten, in either direction: a sum then keeps 100 digits of its smaller part
-_MAX_BITS: Final = 60_000  # of a fraction, numerator and denominator together
+_MAX_BITS: Final = 60_000  # bits of a fraction's numerator and denominator together
 _BITS_PER_STEP: Final = 500
 _MAX_STEPS: Final = 8_000
 _FLOAT_STEPS: Final = 4
 _MAX_FACTORIAL: Final = 1000
 _FRACTION_POINTS: Final = range(6)  # numbers of the points at which variables are fractions
 _WHOLE_POINTS: Final = range(6, 10)  # numbers of the points at which variables are whole numbers
-_MIN_POINTS: Final = 2  # at which both formulas must have a value
+_MIN_POINTS: Final = 2  # points at which both formulas must have a value
 _LINE_SAMPLES: Final = (Fraction(0), Fraction(1), Fraction(17, 5), Fraction(-29, 7), Fraction(211, 3))
 _DENOMINATORS: Final = (26, 34, 38, 46, 58, 62)  # even: a power with such an exponent is undefined for negative bases
 

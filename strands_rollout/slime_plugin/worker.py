@@ -44,7 +44,7 @@ Ray: TypeAlias = Any
 """The module `ray`, or a handle of an actor; Ray's own types are of little use."""
 Packed = tuple[bytes, list[Any]]
 """A pickled value, and the buffers of its large arrays."""
-_DRIVER_SETTINGS: Final = ("episode_workers", "journal_dir", "should_abort")  # are not sent to a worker
+_DRIVER_SETTINGS: Final = ("episode_workers", "journal_dir", "should_abort")  # settings that are not sent to workers
 _LOG_LINES: Final = 20
 _MIN_BUFFER_BYTES: Final = 64_000  # smaller arrays are pickled with the value
 _RAY_DELAY_S: Final = 5.0  # longest delay with which Ray reports freed resources

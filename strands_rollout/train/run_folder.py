@@ -278,7 +278,7 @@ def _part_format(key: str) -> Callable[[float], str]:
 
 
 _DURATIONS: Final = ("rollout_s", "train_s", "sync_s", "eval_s")
-_WARN_AFTER_STEPS: Final = (1, 3, 10, 30, 100)  # steps in a row without a spread of rewards
+_WARN_AFTER_STEPS: Final = (1, 3, 10, 30, 100)  # consecutive steps whose groups have equal rewards
 _PROJECT: Final = "strands-rollout-train"
 _LOG_FROM_RATIO: Final = 100.0
 NO_MATPLOTLIB_NOTE: Final = "can't draw curves without matplotlib; run: pip install 'strands-rollout[train]'"

@@ -205,9 +205,8 @@ def test_closed_loop_releases_slot_and_ends_code(session: str | None) -> None:
     loop.close()
 
     async def run_later() -> ExecutionResult:
-        result = await asyncio.wait_for(
-            executor.run("1 + 1", session=session), 50
-        )  # less than the first code's time limit
+        # wait for less than the first code's time limit
+        result = await asyncio.wait_for(executor.run("1 + 1", session=session), 50)
         await executor.aclose()
         return result
 

@@ -189,12 +189,8 @@ async def test_gateway_answers_or_refuses_ten_thousand_requests(stage):
         statuses: Counter[int] = Counter()
         for n in range(10_000):
             new = {"role": "user", "content": f"Question {n}"}
-            histories = [
-                [new],
-                [ASK, first, new],
-                [ASK],
-                *[[first]] * 5,
-            ]
+            # a new history, a fork, a repeated request, and requests that are refused
+            histories = [[new], [ASK, first, new], [ASK], *[[first]] * 5]
             statuses[(await made.post("chat", {"messages": histories[n % 8]}))[0]] += 1
     most = sessions.MAX_HISTORIES
     assert (statuses.total(), statuses[400], made.session.facts.repeats) == (10_000, 6250, 1250)

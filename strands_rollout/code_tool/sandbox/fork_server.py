@@ -133,7 +133,7 @@ _RESEEDERS: Final[Mapping[str, Callable[[Any, int], object]]] = {
     "random": lambda module, _: module.seed(),
     "numpy.random": lambda module, seed: module.seed(seed),
     "sympy.core.random": lambda module, _: module.seed(),
-    "torch": lambda module, seed: module.default_generator.manual_seed(seed),  # the CPU's; no run has another device
+    "torch": lambda module, seed: module.default_generator.manual_seed(seed),  # the CPU's; runs see no other device
     "tensorflow": lambda module, seed: module.random.set_seed(seed),
     "cupy": lambda module, _: module.random.reset_states(),
     "paddle": lambda module, seed: module.seed(seed),

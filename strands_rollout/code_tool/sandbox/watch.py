@@ -385,7 +385,7 @@ _NAMED_MEMORY: Final = (
     "Percpu",
     "Hugetlb",
 )
-_MEMORY_TOLERANCE: Final = 512 * _MEBIBYTE  # the kernel counts memory late that other programs have freed
+_MEMORY_TOLERANCE: Final = 512 * _MEBIBYTE  # the kernel accounts for freed memory of other programs with a delay
 
 
 def unaccounted_memory() -> int:

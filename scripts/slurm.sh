@@ -4,7 +4,7 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
 #SBATCH --exclusive
-# A job for Slurm, to start from: train.sh on the first node starts Ray, the other nodes join it. Submit it in this repository's folder,
+# A template of a Slurm job: train.sh on the first node starts Ray, and the other nodes join it. Submit it in this repository's folder,
 # which all nodes must share, and adapt the lines above to your cluster, such as with --partition, --time and --container-image:
 #   MODEL=qwen3.5-27B sbatch --nodes=4 scripts/slurm.sh [colocated|async] [OPTIONS OF train.sh]
 set -euo pipefail

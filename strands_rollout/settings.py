@@ -82,9 +82,8 @@ class McpServer(_Settings):
     """URL of a running server."""
     headers: dict[str, str] | None = None
     """HTTP headers of each request to the URL."""
-    transport: Literal["stdio", "streamable-http", "sse"] | None = Field(
-        default=None, description='Default: "stdio" for a command, "streamable-http" for a URL.'
-    )
+    transport: Literal["stdio", "streamable-http", "sse"] | None = None
+    """Transport: "stdio" (the default for a command), "streamable-http" (the default for a URL) or "sse"."""
     prefix: str | None = None
     """Prefix of the names of the server's tools."""
     tool_filters: dict[Literal["allowed", "rejected"], tuple[str, ...]] | None = None

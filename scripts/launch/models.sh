@@ -23,7 +23,7 @@ _model_keys+=" attention parser thinking r3 fp8 weights conversion_nodes convers
 #   fp8          1: the engines hold an FP8 copy of the weights
 #   weights      format of the hub's weights
 #   conversion_nodes, conversion_gpus, conversion  nodes, GPUs per node and arguments for slime's converter
-#   concurrency  episodes per engine, as many as its cache holds (docs/training.md, "Why 64 episodes per engine"); default: 64 in an
+#   concurrency  episodes per engine, as many as its cache holds (docs/training.md, "Why 64 episodes per engine"); default: 64 in
 #                asynchronous training, else slime's
 #   environment  environment variables of the job, as NAME=VALUE
 #   further      further arguments for slime
@@ -177,7 +177,7 @@ use_model() {
   fi
 }
 
-# use_model_sizes [async]: take the defaults of a job's sizes from the row of use_model. Without a row, ask for them by name. In an
+# use_model_sizes [async]: take the defaults of a job's sizes from the row of use_model. Without a row, ask for them by name. In
 # asynchronous training, half of the GPUs train. The trainer of a row with `offload` needs all GPUs of the row, so that the
 # training has twice as many nodes.
 use_model_sizes() {

@@ -126,7 +126,7 @@ watch_checkpoints() {
   require_gpus
   require_wandb
   _lock_watch
-  _release_checkpoints # of a script that was killed
+  _release_checkpoints # left by a script that was killed
   _evaluation=""
   trap '_stop_evaluation 130' INT
   trap '_stop_evaluation 143' TERM

@@ -71,7 +71,7 @@ class RetryPolicy:
             raise errors.ConfigError(f"got {self}; expected max_attempts >= 1, and seconds >= 0")
 
     def backoff_s(self, failed: int) -> float:
-        """Return the longest wait after `failed` attempts (1 or more): the base, doubled for each further one, capped."""
+        """Return the longest wait after `failed` attempts (1 or more), which doubles with each, up to the cap."""
         return min(self.backoff_base_s * 2.0 ** min(failed - 1, 32), self.backoff_cap_s)
 
 

@@ -205,12 +205,12 @@ def _read_sets(given: Sequence[str], *, must_exist: bool) -> dict[str, Path]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print slime's arguments for an evaluation under a protocol, one a line; without --dry-run, write its files."""
+    """Print slime's arguments for an evaluation under a protocol, one per line; without --dry-run, write its files."""
     parser = argparse.ArgumentParser(
         prog="python -m strands_rollout.evaluation.slime_protocol", description=main.__doc__
     )
     parser.add_argument("--protocol", required=True, help="name of the protocol")
-    parser.add_argument("--config", type=Path, help="settings file of the training")
+    parser.add_argument("--config", type=Path, help="settings file of the training run")
     parser.add_argument("--out", type=Path, required=True, help="folder for the data sets and slime's configuration")
     parser.add_argument("--model", type=Path, help="folder of the model, whose context is checked")
     parser.add_argument("--prompt-room", type=int, default=2048, help="tokens for a prompt")

@@ -447,8 +447,8 @@ class RolloutSettings(_Settings):
     """Before the process's first episode, exclude all loaded objects from Python's garbage collection (`gc.freeze`),
     and make full collections rarer."""
     dump_dir: str | None = None
-    """Folder to which `log_rollout`, `log_eval` and `strands-rollout train` (default: `samples` in its run's folder)
-    write samples of each step, for `strands-rollout view`."""
+    """Folder for samples of each step, which `log_rollout`, `log_eval` and `strands-rollout train` write, and
+    `strands-rollout view` shows. Default: no folder; for `strands-rollout train`, `samples` in the run's folder."""
     dump_samples: int = Field(default=64, ge=1)
     """Maximum samples per step that are written to `dump_dir`."""
     mismatch_check: Literal["first_step", "every_step"] = "first_step"

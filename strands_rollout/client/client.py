@@ -360,7 +360,8 @@ class SGLangClient:
         if input_ids.vocab_size != self.vocab_size:
             checked, expected = input_ids.vocab_size, self.vocab_size
             raise errors.ConfigError(
-                f"the ids were checked for vocab_size={checked}; this client has vocab_size={expected}"
+                f"the ids were checked for vocab_size={checked}, and this client has vocab_size={expected}; encode the "
+                "ids for the client's size"
             )
         return input_ids
 

@@ -140,7 +140,7 @@ class Preflight:
             remedy = f"use {fault.nearest}" if fault.nearest else "correct it in the command"
             yield (error if fault.severity == "error" else warning)(f"command: {fault.flag}", fault.problem, remedy)
         if found.unread:
-            unread = f"{', '.join(found.unread)} could not be read: no slime is here"
+            unread = f"{', '.join(found.unread)} could not be read, because slime was not found"
             yield skipped("command: model", f"{unread}, so sizes of the model are not checked")
         if found.ok:
             yield good("command", f"{self._source}: slime's parsers know all {found.flags} flags")

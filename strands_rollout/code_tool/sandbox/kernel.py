@@ -393,7 +393,7 @@ class Ruleset:
     def restrict_self(self) -> None:
         """Apply the rules irrevocably to the calling thread and to all threads and processes that it starts.
 
-        Other threads of the process stay unrestricted: the caller should have none. Set-user-id programs have no
+        Other threads of the process stay unrestricted: the caller should have none. A program's set-user-id bit has no
         effect afterwards. Open descriptors keep their rights. May be called in any number of processes.
         """
         if self.fd < 0:

@@ -138,7 +138,7 @@ async def test_bounded_tool_does_not_repeat_a_call_that_raised() -> None:
 
 
 @pytest.mark.parametrize("inner", [broken_sandbox, wrapped_fault], ids=["plain", "wrapped"])
-async def test_bounded_tool_records_sandbox_errors_apart(
+async def test_bounded_tool_records_sandbox_errors_separately(
     inner: Any,
 ) -> None:
     _, stats = await call(inner)

@@ -71,7 +71,7 @@ async def test_tool_provider_start_and_stop_do_not_block_the_loop(
     assert provider.consumers == set()
 
 
-async def test_tool_provider_start_counts_to_the_episode_timeout(
+async def test_tool_provider_start_counts_towards_the_episode_timeout(
     shipped_tokenizer: Any, settings: dict[str, Any]
 ) -> None:
     stuck = threading.Event()

@@ -32,8 +32,9 @@ from strands.agent.conversation_manager import NullConversationManager
 
 from experiments.chat_policy import ChatPolicy, RecordedChat, chat_client, engine_context, request_params
 from experiments.chat_transcript import ChatRenderer, Transcript
-from strands_rollout.agent.episode import Episode, EpisodeSetup, run_episode
+from strands_rollout.agent.episode import EpisodeSetup, run_episode
 from strands_rollout.agent.limits import EpisodeLimits, StopReason, reason_of_error
+from strands_rollout.agent.run import Episode
 from strands_rollout.agent.tool_loading import load_hooks
 from strands_rollout.aio import run_once
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls, episode_code_tool

@@ -163,7 +163,7 @@ class Environment(Protocol):
     `score` and `play` is required. The class or function at the setting's path is called with the `Task`, whose
     `resources` are open. An environment that is an async context manager is entered before `prepare` and always exited.
 
-    Only the classes in `ENVIRONMENT_LIBRARIES` play episodes: `play_environment` calls their method `play`. They are
+    Only the classes in `ENVIRONMENT_LIBRARIES` play episodes: `EnvironmentRun` calls their method `play`. They are
     called with the `Task` and the settings `environment_factory` and `environment_config`.
 
     Attributes:

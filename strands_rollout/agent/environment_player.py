@@ -1,6 +1,6 @@
 """Episodes that an environment plays with its own agent, for example an environment of another library.
 
-`play_environment` calls the environment's `play` within the episode's limits. It passes hooks that make the agent part
+`EnvironmentRun` calls the environment's `play` within the episode's limits. It passes hooks that make the agent part
 of the episode: they bind the agent to the record, limit and count its tools, and notice aborts and failed model calls.
 """
 
@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from strands import Agent
 from strands.hooks import AfterInvocationEvent, AfterModelCallEvent, BeforeInvocationEvent, HookProvider, HookRegistry
 from strands.tools.executors import ConcurrentToolExecutor
-from strands.types.exceptions import EventLoopException
 
 from strands_rollout import errors
 from strands_rollout.agent import loop
@@ -27,21 +26,30 @@ from strands_rollout.agent.environment import (
     describe_failure,
     user_code_location,
 )
-from strands_rollout.agent.episode import Episode, hide_reported_failures
+from strands_rollout.agent.episode import hide_reported_failures
 from strands_rollout.agent.limits import (
+    TOOL_LIMIT_REASONS,
     EpisodeLimits,
     EpisodeWatch,
     StopReason,
-    end_at_deadline,
     make_limiter,
     stop_reason_of,
     wrap_tools,
 )
 from strands_rollout.agent.loop import HAS_MIDDLEWARE, CallNext
 from strands_rollout.agent.multi_agent import Team, contain_exits
-from strands_rollout.agent.tool_call import ToolSpan, ToolStats, TurnToolExecutor
+from strands_rollout.agent.run import (
+    Ending,
+    Episode,
+    EpisodeRun,
+    PlayedEpisode,
+    end_at_timeout,
+    end_by_abort,
+    original_error,
+)
+from strands_rollout.agent.tool_call import ToolSpan, TurnToolExecutor
 from strands_rollout.client.retry import Fault
-from strands_rollout.exits import exits_as_errors
+from strands_rollout.control import Deadline
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.record.saved import EpisodeProgress
 
@@ -49,37 +57,8 @@ logger = logging.getLogger(__name__)
 _CANCEL_TIMEOUT_S: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class PlayedEpisode:
-    """The end of an episode that an environment has played.
-
-    Attributes:
-        stop_reason: The reason why the episode ended, as the environment sees it.
-        error: The fault that ended the agent's turns; None for an ordinary end.
-        scoring_error: The fault that prevented a score; None if scoring succeeded or the environment does not score.
-        score: The environment's score, a mapping with `score`; None if it does not score, so that the settings' reward
-            grades the answer.
-        facts: Facts of the environment, as plain JSON.
-    """
-
-    stop_reason: StopReason
-    error: Exception | None = None
-    scoring_error: Exception | None = None
-    score: dict[str, Any] | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
-
-
-async def play_environment(
-    model: SGLangModel,
-    context: EpisodeContext,
-    *,
-    limits: EpisodeLimits,
-    hooks: Sequence[HookProvider] = (),
-    tool_span: ToolSpan | None = None,
-    progress: EpisodeProgress | None = None,
-    may_replay: bool = False,
-) -> Episode:
-    """Let the environment of an open context play the episode.
+class EnvironmentRun(EpisodeRun):
+    """An episode that the environment of an open context plays with an agent of its own.
 
     Args:
         model: The episode's model.
@@ -90,82 +69,40 @@ async def play_environment(
         progress: State of an aborted attempt, which the environment repeats and continues; the model was resumed from
             it.
         may_replay: True if a new environment may repeat and continue this episode after an abort.
-
-    Raises:
-        asyncio.CancelledError: The caller was cancelled. All other failures are returned in `Episode.error`.
     """
-    if progress is not None:
-        model.replay(progress.messages)
-    with context.control.running(0.0 if progress is None else progress.duration_s):
-        return await _EnvironmentRun(model, context, limits, hooks, tool_span, progress, may_replay=may_replay).play()
 
-
-class _EnvironmentRun:
-    """The state of one running episode."""
+    player = "the environment"
 
     def __init__(
         self,
         model: SGLangModel,
         context: EpisodeContext,
         limits: EpisodeLimits,
-        hooks: Sequence[HookProvider],
-        tool_span: ToolSpan | None,
-        earlier_progress: EpisodeProgress | None,
         *,
-        may_replay: bool,
+        hooks: Sequence[HookProvider] = (),
+        tool_span: ToolSpan | None = None,
+        progress: EpisodeProgress | None = None,
+        may_replay: bool = False,
     ) -> None:
-        self.earlier_progress, self.may_replay = earlier_progress, may_replay
-        self.model, self.context, self.limits, self.tool_span = model, context, limits, tool_span
-        self.control = context.control
-        self.stats = ToolStats(self.control)
+        start = EpisodeProgress((), 0)
+        if progress is not None:  # the environment repeats the attempt's calls, which are counted again
+            model.replay(progress.messages)
+            start = EpisodeProgress(progress.messages, 0, duration_s=progress.duration_s)
+        super().__init__(model, context.control, limits, start)
+        self.context, self.tool_span, self.is_resumable = context, tool_span, may_replay
         self.limiter = make_limiter(limits)
         self.agent_hook = _AgentHook(self)
         self.hooks = [*hooks, EpisodeWatch(self.stats, self.control), self.limiter, self.agent_hook]
+        self.played: PlayedEpisode | None = None
 
-    async def play(self) -> Episode:
+    async def _play(self) -> Ending:
         hide_reported_failures()
-        deadline = self.control.deadline(model=self.model)  # notices only aborts; see `_time_left_s`
-        played: PlayedEpisode | None = None
-        raised: Exception | None = None
-        try:
-            with exits_as_errors("the environment", RuntimeError):
-                async with deadline:
-                    played = await self._play()
-        except Exception as e:  # a user's environment may raise anything
-            raised = e
-        reason, error = self._ending(played, raised)
-        if deadline.was_aborted:
-            reason, error = end_at_deadline(was_aborted=True, limit_s=None, fault=None)
-        if self.model.conversation.drop_new_branch():
-            self.model.conversation.branch.forget_history()
-        history: Sequence[Mapping[str, Any]] = () if self.agent_hook.agent is None else self.agent_hook.agent.messages
-        if self.earlier_progress is not None and self.model.is_replaying:  # aborted while repeating
-            history = self.earlier_progress.messages
-        progress = EpisodeProgress(
-            messages=history,
-            covered=self.model.conversation.branch.covered,
-            tool_iterations=self.limiter.iterations,
-            tool_calls=self.limiter.calls,
-            tool_errors=self.stats.errors,
-            tool_timeouts=self.stats.timeouts,
-            tool_s=self.stats.seconds,
-            duration_s=self.control.elapsed_s,
-            calls=self.stats.calls,
-        )
-        return Episode(
-            stop_reason=reason,
-            error=error,
-            tool_iterations=self.limiter.iterations,
-            tool_calls=self.limiter.calls,
-            tools=self.stats,
-            duration_s=progress.duration_s,
-            limits=self.limits,
-            progress=progress,
-            is_resumable=self.may_replay,
-            played=played,
-        )
+        self.played = await self._call_play()
+        if self.played.scoring_error is not None:  # counts as an exception of the environment's `play`
+            raise self.played.scoring_error
+        return self._end_of_turns()
 
-    async def _play(self) -> PlayedEpisode:
+    async def _call_play(self) -> PlayedEpisode:
         """Call the environment's `play`, and check its result.
 
         After a cancellation, wait up to `CLOSE_TIMEOUT_S` for the environment's cleanup.
@@ -206,7 +143,7 @@ class _EnvironmentRun:
             EnvironmentFaultError: The environment takes too long before or after the agent's turns, so the policy is
                 not at fault.
         """
-        limit_s = self._time_left_s()
+        limit_s = self._phase_limit_s()
         self.agent_hook.changed.clear()
         changed: asyncio.Future[Any] = asyncio.ensure_future(self.agent_hook.changed.wait())
         done, _ = await asyncio.wait([playing, changed], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
@@ -217,7 +154,7 @@ class _EnvironmentRun:
                 "episode_timeout_s"
             )
 
-    def _time_left_s(self) -> float | None:
+    def _phase_limit_s(self) -> float | None:
         """Return the time limit of the environment's next step, in seconds; None for no limit.
 
         `environment_timeout_s` limits the environment's work before and after the agent's turns. `episode_timeout_s`
@@ -228,48 +165,63 @@ class _EnvironmentRun:
         limits = [self.context.timeout_s, self.limits.episode_timeout_s if self.agent_hook.agent is None else None]
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def _ending(self, played: PlayedEpisode | None, raised: Exception | None) -> tuple[StopReason, Exception | None]:
-        """Return the episode's stop reason and error.
+    def _deadline(self) -> Deadline:
+        return self.control.deadline(model=self.model)  # notices only aborts; see `_phase_limit_s`
 
-        A fault of the environment counts unless the agent's turns ended in an abort or an error.
-        """
-        fault = raised if played is None else played.scoring_error
-        if fault is not None and (not isinstance(fault, errors.RolloutError) or isinstance(fault, errors.ToolError)):
-            fault = errors.EnvironmentFaultError(describe_failure("the environment", fault, self.context.task))
-        reason, error = self._ending_of_agent(played)
-        if fault is None or reason is StopReason.ABORTED or (reason.endswith("_error") and error is not None):
-            return reason, error
-        return stop_reason_of(fault, cut_by=None, has_turns=True), fault
+    def _ending(self, deadline: Deadline, outcome: Ending | Exception) -> Ending:
+        # an environment that is aborted may still return, with an answer of its agent or without
+        return end_by_abort() if deadline.was_aborted else super()._ending(deadline, outcome)
 
-    def _ending_of_agent(self, played: PlayedEpisode | None) -> tuple[StopReason, Exception | None]:
+    def _root_cause(self) -> Ending | None:
+        """Return the abort or the fault that ended the agent's turns; a limit that ended them is no root cause."""
+        reason, error = self._end_of_turns()
+        is_fault = reason is StopReason.ABORTED or (reason.endswith("_error") and error is not None)
+        return (reason, error) if is_fault else None
+
+    def _end_with_error(self, error: Exception) -> Ending:
+        if not isinstance(error, errors.RolloutError) or isinstance(error, errors.ToolError):
+            error = errors.EnvironmentFaultError(describe_failure("the environment", error, self.context.task))
+        return stop_reason_of(error, cut_by=None, has_turns=True), error
+
+    def _end_of_turns(self) -> Ending:
         """Return the stop reason and error of the agent's turns; no error if only the environment failed."""
-        model, agent_hook = self.model, self.agent_hook
-        has_turns, cut_by = model.conversation.turn_count > 0, model.cut_by
+        played, agent_hook = self.played, self.agent_hook
         is_completed = played is not None and played.stop_reason is StopReason.COMPLETED
         fault = self.stats.infrastructure_error or (None if is_completed else agent_hook.error)
         if fault is not None:
-            reason = stop_reason_of(fault, cut_by=cut_by, has_turns=has_turns)
+            reason, _ = ending = self._ending_of(fault)
             if reason is not StopReason.INTERNAL_ERROR:
-                return reason, fault
+                return ending
             if played is None or played.error is not None:
                 if not user_code_location(fault):
-                    return reason, fault
+                    return ending
                 message = describe_failure("a hook of the environment's agent", fault, self.context.task)
                 return StopReason.ENVIRONMENT_ERROR, errors.EnvironmentFaultError(message)
         if not is_completed and self.control.should_abort():
-            return StopReason.ABORTED, errors.EngineAbortedError("the rollout was aborted")
+            return end_by_abort()
         if agent_hook.is_out_of_time:
-            limit_s, failing = self.limits.episode_timeout_s, agent_hook.engine_fault
-            return end_at_deadline(was_aborted=False, limit_s=limit_s, fault=failing)
+            return end_at_timeout(self.limits.episode_timeout_s, agent_hook.engine_fault)
         if self.limiter.tripped:
-            is_iterations = self.limiter.tripped == "max_iterations"
-            return (StopReason.MAX_TOOL_ITERATIONS if is_iterations else StopReason.MAX_TOOL_CALLS), None
+            return TOOL_LIMIT_REASONS[self.limiter.tripped], None
         if played is None:
             return StopReason.ENVIRONMENT_ERROR, None
-        if not has_turns:
+        if not self.model.conversation.turn_count:
             message = "the environment has ended without asking the policy, so that there is no token to train"
             return StopReason.ENVIRONMENT_ERROR, errors.EnvironmentFaultError(message)
         return played.stop_reason, played.error
+
+    def _record(self, ending: Ending) -> Episode:
+        episode = super()._record(ending)
+        episode.played = self.played
+        return episode
+
+    def _history(self) -> Sequence[Mapping[str, Any]]:
+        if self.model.is_replaying:  # aborted while the environment repeated the earlier attempt
+            return self.start.messages
+        return () if self.agent_hook.agent is None else self.agent_hook.agent.messages
+
+    def _counts(self) -> tuple[int, int]:
+        return self.limiter.iterations, self.limiter.calls
 
 
 class _AgentHook(HookProvider):
@@ -284,7 +236,7 @@ class _AgentHook(HookProvider):
         engine_fault: The engine's fault when the turns were cut; None if the engine was not failing.
     """
 
-    def __init__(self, run: _EnvironmentRun) -> None:
+    def __init__(self, run: EnvironmentRun) -> None:
         self._run = run
         self.agent: Agent | None = None
         self.error: Exception | None = None
@@ -333,11 +285,8 @@ class _AgentHook(HookProvider):
         run.model.bind_tools(conversation, agent.tool_registry.get_all_tool_specs())
 
     def _after_model_call(self, event: AfterModelCallEvent) -> None:
-        error = event.exception
-        while isinstance(error, EventLoopException) and isinstance(error.original_exception, Exception):
-            error = error.original_exception
         if event.agent is self.agent:
-            self.error = error
+            self.error = None if event.exception is None else original_error(event.exception)
 
     async def _cut_at_timeout(self, context: Any, call_next: CallNext) -> AsyncGenerator[Any, None]:  # noqa: ANN401
         """Middleware that ends the agent's turns at `episode_timeout_s`; the environment still scores these turns.

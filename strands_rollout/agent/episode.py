@@ -7,26 +7,26 @@ A log filter drops these lines, since each sample reports the failure of its epi
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from strands import Agent
 from strands.agent.conversation_manager import ConversationManager, NullConversationManager
 from strands.hooks import BeforeToolsEvent, HookProvider, HookRegistry
 from strands.multiagent.base import MultiAgentBase
-from strands.types.exceptions import EventLoopException, MaxTokensReachedException
+from strands.types.exceptions import MaxTokensReachedException
 
 from strands_rollout import errors
 from strands_rollout.agent.limits import (
+    TOOL_LIMIT_REASONS,
     TURN_CUT_MESSAGE,
     EpisodeLimits,
     EpisodeWatch,
     StopReason,
     ToolLimiter,
-    end_at_deadline,
     limit_other_agents,
     make_limiter,
-    stop_reason_of,
+    reason_of_error,
     wrap_tools,
 )
 from strands_rollout.agent.loop import SHARED_PLUGINS, DirectLoop, skip_unrecorded_span
@@ -39,92 +39,22 @@ from strands_rollout.agent.multi_agent import (
     run_team,
     single_agent_team,
 )
-from strands_rollout.agent.tool_call import ToolSpan, ToolStats, TurnToolExecutor, sandbox_fault
+from strands_rollout.agent.run import (
+    SEVERAL_AGENTS,
+    SEVERAL_SEGMENTS,
+    Ending,
+    Episode,
+    EpisodeRun,
+    Journal,
+    original_error,
+)
+from strands_rollout.agent.tool_call import ToolSpan, TurnToolExecutor, sandbox_fault
 from strands_rollout.control import Control, Deadline
 from strands_rollout.errors import RolloutError, TeamLimitError
-from strands_rollout.exits import exits_as_errors
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.record.saved import EpisodeProgress
 
-if TYPE_CHECKING:
-    from strands_rollout.agent.environment_player import PlayedEpisode
-
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramOutcome:
-    """The outcome of an episode that a program (`agent_program` or `agent_command`) played.
-
-    Attributes:
-        text: Text that the program returned: the final answer, in place of the policy's last turn; None without text.
-        score: The score that the program returned, as a mapping with `score`; None if it returned no score.
-        facts: Facts of the endpoint's requests and of the program's process.
-        dropped_tokens: Number of sampled tokens of an earlier attempt that this attempt did not repeat; None if there
-            was no earlier attempt, or this attempt repeated all of it.
-    """
-
-    text: str | None
-    score: dict[str, Any] | None
-    facts: dict[str, Any]
-    dropped_tokens: int | None = None
-
-
-@dataclass(slots=True)
-class Episode:
-    """A finished episode; its tokens are in `model.trajectory`.
-
-    Attributes:
-        stop_reason: The reason why the episode ended.
-        error: The exception that ended the episode; None for an ordinary end.
-        tool_iterations: Number of turns whose tools were run.
-        tool_calls: Number of calls that were run.
-        tools: Times and errors of the tools.
-        duration_s: Wall-clock seconds, including the seconds before a resume.
-        limits: The limits of the episode.
-        progress: State from which another agent can continue; `progress.messages` is the main agent's history.
-        user_turns: Number of user messages after the first.
-        is_resumable: True if another agent can continue from `progress`; False for a swarm or graph, and for a program
-            or an environment that can't repeat an aborted attempt.
-        program: The program's outcome, if a program played.
-        played: The environment's outcome, if an environment played.
-    """
-
-    stop_reason: StopReason
-    error: BaseException | None
-    tool_iterations: int
-    tool_calls: int
-    tools: ToolStats
-    duration_s: float
-    limits: EpisodeLimits
-    progress: EpisodeProgress
-    user_turns: int = 0
-    is_resumable: bool = True
-    program: ProgramOutcome | None = None
-    played: "PlayedEpisode | None" = None
-
-    @property
-    def messages(self) -> Sequence[Mapping[str, Any]]:
-        """The agent's history, as Strands messages."""
-        return self.progress.messages
-
-
-# reasons why an episode can't be continued
-SEVERAL_SEGMENTS: Final = "it has several segments, of which only one could be saved"
-SEVERAL_AGENTS: Final = "a swarm or graph played it, whose state is not saved"
-
-
-class Journal(Protocol):
-    """Protocol of a journal, which stores what another process needs to continue the episode."""
-
-    async def turn_ended(self, progress: EpisodeProgress) -> None:
-        """Store a finished turn; its tools run after this returns."""
-
-    def call_ended(self, progress: EpisodeProgress) -> None:
-        """Store a finished tool call, or a finished turn of a program, which runs its own tools."""
-
-    def close(self, reason: str) -> None:
-        """Store that the episode can't be continued from later steps, with the reason."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -175,28 +105,19 @@ async def run_episode(model: SGLangModel, messages: Sequence[Mapping[str, Any]],
     Raises:
         asyncio.CancelledError: The caller was cancelled. All other failures are returned in `Episode.error`.
     """
-    with setup.control.running(0.0 if setup.progress is None else setup.progress.duration_s):
-        return await _AgentRun(model, messages, setup).play()
+    return await AgentRun(model, messages, setup).play()
 
 
-class _AgentRun:
-    """The state of one running episode."""
+class AgentRun(EpisodeRun):
+    """An episode that a Strands agent plays in this process; the arguments are those of `run_episode`."""
+
+    player = "the agent, or a hook of it,"
 
     def __init__(self, model: SGLangModel, messages: Sequence[Mapping[str, Any]], setup: EpisodeSetup) -> None:
-        self.model = model
+        super().__init__(model, setup.control, setup.limits, setup.progress or EpisodeProgress(messages[:-1], 0))
         self.setup = setup
-        self.start = start = setup.progress or EpisodeProgress(messages[:-1], 0)
         self.next_prompt: Any = None if setup.progress else list(messages[-1]["content"])
-        self.stats = ToolStats(
-            setup.control,
-            start.tool_s,
-            start.tool_errors,
-            start.tool_timeouts,
-            finished=dict(start.finished),
-            unread=set(start.finished),
-            calls=[dict(call) for call in start.calls],
-        )
-        self.limiter = make_limiter(setup.limits, start)
+        self.limiter = make_limiter(setup.limits, self.start)
         # the user's hooks and conversation managers may listen to any event and add middleware
         self.is_observed = bool(setup.hooks or setup.conversation_manager or setup.team)
         self.watch = EpisodeWatch(self.stats, setup.control)
@@ -210,40 +131,15 @@ class _AgentRun:
         self.main: Agent | None = None  # the agent that answered last; at first, the first candidate
         self.limiters: dict[Agent, ToolLimiter] = {}
         self.visits = VisitLog()
-        self.user_turns = 0
 
-    async def play(self) -> Episode:
+    async def _play(self) -> Ending:
         hide_reported_failures()
-        error: Exception | None = None
-        control, limit_s = self.setup.control, self.setup.limits.episode_timeout_s
-        deadline = control.deadline(control.left_s(limit_s), model=self.model)
-        try:
-            with exits_as_errors("the agent, or a hook of it,", RuntimeError):
-                async with deadline, self.setup.team or single_agent_team(self.setup.tools, self._build_agent) as team:
-                    self._prepare(team)
-                    reason = None
-                    while reason is None:
-                        reason = await self._play_turn(team)
-        except Exception as e:  # a failed episode is a result, with its stop reason
-            reason, error = self._end_at_deadline(deadline) if deadline.expired() else self._end_with_error(e)
-        is_resumable = self.team is None or self.team.is_single_agent
-        history = self.start.messages if self.main is None else self.main.messages
-        if self.model.conversation.drop_new_branch():  # a failed request with a rewritten history began the branch
-            self.model.conversation.branch.forget_history()
-        in_tools = bool(history) and any("toolUse" in block for block in history[-1]["content"])
-        progress = self.progress(history, in_tools=in_tools)
-        return Episode(
-            stop_reason=reason,
-            error=self.stats.infrastructure_error or error,
-            tool_iterations=self.limiter.iterations,
-            tool_calls=self.limiter.calls,
-            tools=self.stats,
-            duration_s=progress.duration_s,
-            limits=self.setup.limits,
-            progress=progress,
-            user_turns=self.user_turns,
-            is_resumable=is_resumable,
-        )
+        async with self.setup.team or single_agent_team(self.setup.tools, self._build_agent) as team:
+            self._prepare(team)
+            reason = None
+            while reason is None:
+                reason = await self._play_turn(team)
+        return reason, None
 
     def _build_agent(self, tools: Sequence[Any]) -> Agent:
         agent = Agent(
@@ -265,6 +161,7 @@ class _AgentRun:
         """Give the episode's history, hooks and limits to its agents, and bind the main agent to its conversation."""
         setup, limits, conversation = self.setup, self.setup.limits, self.model.conversation
         self.team, self.main = team, (main := team.candidates[0])
+        self.is_resumable = team.is_single_agent
         self.limiters = {main: self.limiter, **{agent: make_limiter(limits) for agent in team.candidates[1:]}}
         if setup.team is not None:
             hooks = {
@@ -300,9 +197,9 @@ class _AgentRun:
                     "that agent"
                 )
         if self.stats.infrastructure_error is not None:
-            return stop_reason_of(self.stats.infrastructure_error, cut_by=None, has_turns=True)
-        if tripped := self.limiter.tripped:
-            return StopReason.MAX_TOOL_ITERATIONS if tripped == "max_iterations" else StopReason.MAX_TOOL_CALLS
+            return reason_of_error(self.stats.infrastructure_error)
+        if self.limiter.tripped:
+            return TOOL_LIMIT_REASONS[self.limiter.tripped]
         if self.setup.next_message is None:
             return StopReason.COMPLETED
         blocks = self.main.messages[-1]["content"] if self.main and self.main.messages else []
@@ -332,40 +229,42 @@ class _AgentRun:
         self.main, self.limiter = main, self.limiters[main]
         record.promote(conversations[main])
 
-    def progress(self, history: Sequence[Mapping[str, Any]], *, in_tools: bool) -> EpisodeProgress:
-        """Return the episode's state; `in_tools` means that the history ends with calls that may lack results."""
-        limiter, stats = self.limiter, self.stats
-        iterations, calls = limiter.before_turn if in_tools else (limiter.iterations, limiter.calls)
-        return EpisodeProgress(
-            messages=history,
-            covered=self.model.conversation.branch.covered,
-            finished=stats.finished if in_tools else {},
-            tool_iterations=iterations,
-            tool_calls=calls,
-            tool_errors=stats.errors,
-            tool_timeouts=stats.timeouts,
-            tool_s=stats.seconds,
-            duration_s=self.setup.control.elapsed_s,
-            calls=stats.calls,
-        )
+    def _ending(self, deadline: Deadline, outcome: Ending | Exception) -> Ending:
+        reason, error = super()._ending(deadline, outcome)
+        return reason, self.stats.infrastructure_error or error  # the fault came before anything that ended the loop
 
-    def _end_with_error(self, error: Exception) -> tuple[StopReason, Exception]:
-        # Strands wraps the exceptions of a tool cycle
-        while isinstance(error, EventLoopException) and isinstance(error.original_exception, Exception):
-            error = error.original_exception
+    def _end_at_deadline(self, deadline: Deadline) -> Ending:
+        if self.team is None and not deadline.was_aborted:  # the policy never ran, so the timeout isn't its fault
+            limit_s = self.limits.episode_timeout_s
+            message = f"the agent and its tools did not start within the episode's timeout of {limit_s:g} s"
+            return StopReason.SETUP_ERROR, RolloutError(message)
+        return super()._end_at_deadline(deadline)
+
+    def _end_with_error(self, error: Exception) -> Ending:
+        error = original_error(error)
         if isinstance(error, MaxTokensReachedException):
             error = MaxTokensReachedException(TURN_CUT_MESSAGE)  # Strands' message advises to call the agent again
         if not isinstance(error, RolloutError):  # Strands also wraps the exceptions of tool providers
             error = sandbox_fault(error) or error
-        has_turns = self.model.conversation.turn_count > 0
-        return stop_reason_of(error, cut_by=self.model.cut_by, has_turns=has_turns), error
+        return self._ending_of(error)
 
-    def _end_at_deadline(self, deadline: Deadline) -> tuple[StopReason, Exception]:
-        was_aborted, limit_s = deadline.was_aborted, self.setup.limits.episode_timeout_s
-        if self.team is None and not was_aborted:  # the policy never ran, so the timeout isn't its fault
-            message = f"the agent and its tools did not start within the episode's timeout of {limit_s:g} s"
-            return StopReason.SETUP_ERROR, RolloutError(message)
-        return end_at_deadline(was_aborted=was_aborted, limit_s=limit_s, fault=self.model.engine_fault)
+    def progress(self) -> EpisodeProgress:
+        """See `EpisodeRun.progress`."""
+        history = self._history()
+        is_in_tools = bool(history) and any("toolUse" in block for block in history[-1]["content"])
+        return self.progress_in_tools() if is_in_tools else super().progress()
+
+    def progress_in_tools(self) -> EpisodeProgress:
+        """Return the state before or between the calls of the last turn; the turn counts once its calls have ended."""
+        iterations, calls = self.limiter.before_turn
+        progress = super().progress()
+        return replace(progress, finished=self.stats.finished, tool_iterations=iterations, tool_calls=calls)
+
+    def _history(self) -> Sequence[Mapping[str, Any]]:
+        return self.start.messages if self.main is None else self.main.messages
+
+    def _counts(self) -> tuple[int, int]:
+        return self.limiter.iterations, self.limiter.calls
 
 
 class _HookGroup(HookProvider):
@@ -386,7 +285,7 @@ class _HookGroup(HookProvider):
 class _JournalHook(HookProvider):
     """Hook that writes the main agent's turns to the journal before their tools run, and each finished call."""
 
-    def __init__(self, run: _AgentRun, journal: Journal) -> None:
+    def __init__(self, run: AgentRun, journal: Journal) -> None:
         self._run = run
         self._journal = journal
         run.stats.on_call_end = self._call_ended
@@ -407,8 +306,7 @@ class _JournalHook(HookProvider):
         if len(self._run.model.conversation.branches) > 1:
             self._journal.close(SEVERAL_SEGMENTS)
             return None
-        main = cast("Agent", self._run.main)
-        return self._run.progress(main.messages, in_tools=True)
+        return self._run.progress_in_tools()
 
 
 _EVENT_LOOP_LOGGER: Final = "strands.event_loop.event_loop"

@@ -25,7 +25,6 @@ from strands.types import exceptions
 from strands_rollout import errors
 from strands_rollout.agent.multi_agent import Team
 from strands_rollout.agent.tool_call import BoundedTool, ToolSpan, ToolStats, callable_names
-from strands_rollout.client.retry import Fault
 from strands_rollout.control import Control
 from strands_rollout.model.answers import failure_message
 from strands_rollout.record.record import UNPARSED
@@ -127,20 +126,11 @@ LENGTH_REASONS: Final = {
 }
 
 
-def end_at_deadline(*, was_aborted: bool, limit_s: float | None, fault: Fault | None) -> tuple[StopReason, Exception]:
-    """Return stop reason and error of an episode that was ended by its deadline or an abort.
-
-    `fault` is the engine's fault at that time; None if the engine was not failing.
-    """
-    if was_aborted:
-        return StopReason.ABORTED, errors.EngineAbortedError("the rollout was aborted")
-    message = f"the episode took more than {limit_s:g} s"
-    if fault is not None:  # the engine's outage used up the time, which isn't the policy's fault
-        return StopReason.ENGINE_ERROR, errors.EngineUnavailableError(f"{message}; the engine fails: {fault.message}")
-    return StopReason.EPISODE_TIMEOUT, TimeoutError(message)
-
-
 ToolLimit = Literal["max_iterations", "max_calls"]
+TOOL_LIMIT_REASONS: Final[dict[ToolLimit, StopReason]] = {
+    "max_iterations": StopReason.MAX_TOOL_ITERATIONS,
+    "max_calls": StopReason.MAX_TOOL_CALLS,
+}
 
 
 class ToolLimiter(HookProvider):

@@ -23,9 +23,9 @@ from strands.hooks import HookProvider
 from strands.models import Model
 
 from strands_rollout.agent.environment import Task, call_user_code, describe_failure
-from strands_rollout.agent.environment_player import PlayedEpisode
 from strands_rollout.agent.limits import LENGTH_REASONS, StopReason
 from strands_rollout.agent.multi_agent import sub_agent_model
+from strands_rollout.agent.run import PlayedEpisode
 from strands_rollout.errors import ConfigError, EnvironmentFaultError, PromptError, RolloutError, ToolError
 from strands_rollout.files.yaml_files import yaml_text
 from strands_rollout.model.sglang_model import SGLangModel

@@ -1,6 +1,6 @@
 """Episodes that a user's program plays against the gateway, which records the policy's exact tokens.
 
-A program is a function or a command. `play_program` runs a program's function within the episode's limits. The function
+A program is a function or a command. `ProgramRun` runs a program's function within the episode's limits. The function
 of a command is `play_command`, which runs the command's process.
 """
 
@@ -27,9 +27,8 @@ from typing import Any, Final
 
 from strands_rollout import errors
 from strands_rollout.agent.environment import Task, call_user_code, checked_score, describe_failure
-from strands_rollout.agent.episode import SEVERAL_SEGMENTS, Episode, Journal, ProgramOutcome
-from strands_rollout.agent.limits import LENGTH_REASONS, EpisodeLimits, StopReason, end_at_deadline, stop_reason_of
-from strands_rollout.agent.tool_call import ToolStats
+from strands_rollout.agent.limits import LENGTH_REASONS, EpisodeLimits, StopReason
+from strands_rollout.agent.run import SEVERAL_SEGMENTS, Ending, Episode, EpisodeRun, Journal, ProgramOutcome
 from strands_rollout.control import Control
 from strands_rollout.gateway.server import SharedGateway
 from strands_rollout.gateway.session import Session, SessionEndedError
@@ -114,17 +113,8 @@ class ProcessEnd:
     escaped: int
 
 
-async def play_program(
-    program: Program,
-    model: SGLangModel,
-    task: Task,
-    *,
-    limits: EpisodeLimits,
-    control: Control,
-    progress: EpisodeProgress | None = None,
-    journal: Journal | None = None,
-) -> Episode:
-    """Play an episode with a program.
+class ProgramRun(EpisodeRun):
+    """An episode that a program plays at the gateway. It observes the session, and ends the program at a limit.
 
     Args:
         program: The program.
@@ -134,16 +124,9 @@ async def play_program(
         control: The episode's control.
         progress: The state of an aborted attempt, which the program repeats and continues.
         journal: Stores each turn of the main conversation, so that another process can start the program again.
-
-    Raises:
-        asyncio.CancelledError: The caller was cancelled. All other failures are returned in `Episode.error`.
     """
-    with control.running(0.0 if progress is None else progress.duration_s):
-        return await _ProgramRun(program, model, task, limits, control, progress, journal).play()
 
-
-class _ProgramRun:
-    """The state of one running episode; observes its session, counts its turns and calls, and ends it at a limit."""
+    player = "the program"
 
     def __init__(
         self,
@@ -152,16 +135,13 @@ class _ProgramRun:
         task: Task,
         limits: EpisodeLimits,
         control: Control,
-        progress: EpisodeProgress | None,
-        journal: Journal | None,
+        *,
+        progress: EpisodeProgress | None = None,
+        journal: Journal | None = None,
     ) -> None:
-        self.program, self.model, self.task, self.limits = program, model, task, limits
-        self.control = control
-        self.journal = journal
         start = progress or EpisodeProgress((), 0)
-        self.stats = ToolStats(
-            control, start.tool_s, start.tool_errors, start.tool_timeouts, calls=list(map(dict, start.calls))
-        )
+        super().__init__(model, control, limits, start)
+        self.program, self.task, self.journal, self.is_resumable = program, task, journal, program.may_replay
         self.session = Session(model, self)
         if progress is not None:
             self.session.restore(progress.messages)
@@ -174,46 +154,18 @@ class _ProgramRun:
         calls = (block["toolUse"] for message in start.messages for block in message["content"] if "toolUse" in block)
         self.tool_names = {call["toolUseId"]: call["name"] for call in calls}
         self.counted_results = {call["id"] for call in start.calls}
+        self.result: object = None
+        self.score: dict[str, Any] | None = None
         self.process: ProcessEnd | None = None
         self.recorded: Conversation | None = None  # the conversation that the journal holds
 
-    async def play(self) -> Episode:
-        limit_s = self.limits.episode_timeout_s
-        deadline = self.control.deadline(self.control.left_s(limit_s), model=self.model)
-        result, score, raised = None, None, None
-        try:
-            async with deadline:
-                result = await self._play()
-            if not self.must_end.is_set():
-                self.session.end_replay()
-            if not isinstance(result, str | ProcessEnd | None):
-                score = checked_score(result, self.program.name)
-        except Exception as e:  # a user's program may raise anything
-            raised = e
-        reason, error = self._stop_reason(raised)
-        if deadline.expired():
-            fault = self.model.engine_fault
-            reason, error = end_at_deadline(was_aborted=deadline.was_aborted, limit_s=limit_s, fault=fault)
-        progress = self._progress()
-        facts = self.session.facts.as_json()
-        dropped = facts.pop("dropped_tokens")
-        if self.process is not None:
-            facts["process"] = asdict(self.process)
-        text = result if isinstance(result, str) else None
-        outcome = ProgramOutcome(text, score, facts, dropped if facts["diverged"] else None)
-        return Episode(
-            stop_reason=reason,
-            error=error,
-            tool_iterations=progress.tool_iterations,
-            tool_calls=progress.tool_calls,
-            tools=self.stats,
-            duration_s=progress.duration_s,
-            limits=self.limits,
-            progress=progress,
-            user_turns=self.user_turns,
-            is_resumable=self.program.may_replay,
-            program=outcome,
-        )
+    async def _play(self) -> Ending:
+        self.result = result = await self._run_program()
+        if not self.must_end.is_set():
+            self.session.end_replay()
+        if not isinstance(result, str | ProcessEnd | None):
+            self.score = checked_score(result, self.program.name)
+        return self._ordinary_end()
 
     def on_request(self, conversation: Conversation, messages: StrandsMessages, waited_s: float | None) -> None:
         """Count the tool results and user turns of a request, and end the session at the limit of user turns."""
@@ -267,7 +219,7 @@ class _ProgramRun:
             journal.close(_OTHER_MAIN)
             return
         self.recorded = main
-        journal.call_ended(self._progress())
+        journal.call_ended(self.progress())
 
     def on_abort(self) -> None:
         """End the episode after an abort, so that the client's retries don't continue it."""
@@ -291,7 +243,7 @@ class _ProgramRun:
         self.must_end.set()
         raise SessionEndedError(f"the limit {limit} of this episode is reached")
 
-    async def _play(self) -> object:
+    async def _run_program(self) -> object:
         """Run the program and return its result, None if it was stopped; close its endpoint in any case."""
         gateway = await SharedGateway.running()
         key = gateway.add(self.session)
@@ -311,48 +263,50 @@ class _ProgramRun:
                 outcome = playing.exception() or playing.result()
                 self.process = outcome if isinstance(outcome, ProcessEnd) else getattr(outcome, "process", None)
 
-    def _stop_reason(self, error: Exception | None) -> tuple[StopReason, Exception | None]:
-        """Return the stop reason and the error that caused it.
-
-        A limit comes first, then an error of the endpoint, since a program usually fails because of one of these.
-        """
-        conversation, fault = self.model.conversation, self.session.error
-        has_turns, cut_by = conversation.turn_count > 0, self.model.cut_by
-        was_cut = conversation.branch.stop_reason == "max_tokens"
+    def _root_cause(self) -> Ending | None:
+        """Return the ending due to a limit, or to an error of the endpoint: the program's requests failed then."""
         if self.limit is not None:
             return self.limit, None
-        if fault is not None:
-            return stop_reason_of(fault, cut_by=cut_by, has_turns=has_turns), fault
-        if error is not None:
-            is_programs_own = not isinstance(error, errors.RolloutError) or isinstance(error, errors.ToolError)
-            if is_programs_own:
-                error = errors.ConfigError(describe_failure(self.program.name, error, self.task))
-            # clients raise on a cut answer, which is the policy's fault
-            if was_cut and (is_programs_own or isinstance(error, CommandError)):
-                return LENGTH_REASONS[cut_by or "turn"], error
-            return stop_reason_of(error, cut_by=cut_by, has_turns=has_turns), error
-        if not has_turns:
+        return None if self.session.error is None else self._ending_of(self.session.error)
+
+    def _end_with_error(self, error: Exception) -> Ending:
+        is_programs_own = not isinstance(error, errors.RolloutError) or isinstance(error, errors.ToolError)
+        if is_programs_own:
+            error = errors.ConfigError(describe_failure(self.program.name, error, self.task))
+        # clients raise on a cut answer, which is the policy's fault
+        if self._is_cut and (is_programs_own or isinstance(error, CommandError)):
+            return LENGTH_REASONS[self.model.cut_by or "turn"], error
+        return self._ending_of(error)
+
+    def _ordinary_end(self) -> Ending:
+        if not self.model.conversation.turn_count:
             message = f"{self.program.name} ended without asking the policy; expected a request to the endpoint"
             return StopReason.SETUP_ERROR, errors.ConfigError(message)
-        if was_cut:
-            return LENGTH_REASONS[cut_by or "turn"], None
+        if self._is_cut:
+            return LENGTH_REASONS[self.model.cut_by or "turn"], None
         return StopReason.COMPLETED, None
 
-    def _progress(self) -> EpisodeProgress:
-        """Return the state of the main conversation, which a resumed program repeats."""
-        stats = self.stats
+    @property
+    def _is_cut(self) -> bool:
+        """True if a limit of tokens cut the last turn."""
+        return self.model.conversation.branch.stop_reason == "max_tokens"
+
+    def _record(self, ending: Ending) -> Episode:
+        episode = super()._record(ending)
+        facts = self.session.facts.as_json()
+        dropped = facts.pop("dropped_tokens")
+        if self.process is not None:
+            facts["process"] = asdict(self.process)
+        text = self.result if isinstance(self.result, str) else None
+        episode.program = ProgramOutcome(text, self.score, facts, dropped if facts["diverged"] else None)
+        return episode
+
+    def _history(self) -> Sequence[Mapping[str, Any]]:
+        return self.session.main_messages
+
+    def _counts(self) -> tuple[int, int]:
         iterations, calls = self.counts.get(self.model.conversation, (0, 0))
-        return EpisodeProgress(
-            messages=self.session.main_messages,
-            covered=self.model.conversation.branch.covered,
-            tool_iterations=iterations,
-            tool_calls=calls,
-            tool_errors=stats.errors,
-            tool_timeouts=stats.timeouts,
-            tool_s=stats.seconds,
-            duration_s=self.control.elapsed_s,
-            calls=stats.calls,
-        )
+        return iterations, calls
 
 
 def _count_user_turns(messages: Sequence[Mapping[str, Any]], turns: int) -> int:

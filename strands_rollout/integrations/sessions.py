@@ -22,8 +22,8 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from transformers import PreTrainedTokenizerBase
 
-from strands_rollout.agent.episode import Episode
 from strands_rollout.agent.limits import EpisodeLimits, StopReason
+from strands_rollout.agent.run import Episode
 from strands_rollout.agent.tool_call import ToolStats
 from strands_rollout.dump.record import DumpRecord, TokenTexts, record_line
 from strands_rollout.errors import ConfigError, PromptError, RolloutError

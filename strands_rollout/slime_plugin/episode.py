@@ -1,6 +1,6 @@
 """Play the episode of one sample in this process, and fill the sample from it.
 
-`play_sample` is the entry. Read on in `_run_episode`, which builds the model, the tools and the agent, and in
+`play_sample` is the entry. Read on in `_run_episode`, which builds the model and the tools, in `_choose_player`, and in
 `RolloutJob.build_model`, which turns slime's args and the settings into a policy.
 """
 
@@ -10,17 +10,18 @@ import asyncio
 import functools
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from strands_rollout import errors
-from strands_rollout.agent.environment import EpisodeContext, Task, open_context, task_scope
-from strands_rollout.agent.environment_player import play_environment
-from strands_rollout.agent.episode import SEVERAL_AGENTS, SEVERAL_SEGMENTS, Episode, EpisodeSetup, run_episode
+from strands_rollout.agent.environment import EpisodeContext, Task, open_context
+from strands_rollout.agent.environment_player import EnvironmentRun
+from strands_rollout.agent.episode import AgentRun, EpisodeSetup
 from strands_rollout.agent.limits import EpisodeLimits, StopReason, reason_of_error
 from strands_rollout.agent.multi_agent import AgentModels, factory_team
+from strands_rollout.agent.run import SEVERAL_AGENTS, SEVERAL_SEGMENTS, Episode, EpisodeRun
 from strands_rollout.agent.tool_loading import load_conversation_manager, load_function, load_hooks, load_tools
 from strands_rollout.aio import run_once
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls, episode_code_tool
@@ -202,7 +203,7 @@ async def _run_episode(job: RolloutJob) -> EndedEpisode:
         await run_once(settings.reward.model_dump_json(), functools.partial(check_reward, settings.reward))
     model = job.build_model()
     task = await _build_task(job, model)
-    code_calls, question = CodeCalls(**resume.code) if resume else CodeCalls(), None
+    code_calls = CodeCalls(**resume.code) if resume else CodeCalls()
     score: dict[str, Any] | None = None
     state: dict[str, Any] | None = None
     if resume:
@@ -214,23 +215,14 @@ async def _run_episode(job: RolloutJob) -> EndedEpisode:
     own_loop = OwnLoop() if settings.agent_program is not None else nullcontext()
     with closing(model.record), sub_agents.active(), job.control.running():
         async with own_loop as loop, episode_code_tool(settings, code_calls) as code_tool:
-            play = functools.partial(_play_program, loop=loop) if settings.has_program else _play_agent
             task = replace(task, tools=[] if settings.environment_plays else build_tools(settings, code_tool))
             self_timed = () if code_tool is None else (CODE_TOOL_NAME,)
-            if settings.resources or settings.environment:
-                async with open_context(settings, task, job.control, loop) as opened:
-                    question = job.start.question if resume else opened.prompt
-                    answer = opened.answer if opened.can_answer else None
-                    if settings.environment_plays:
-                        episode = await _play_environment(job, model, opened)
-                    else:
-                        episode = await play(job, model, opened.task, self_timed, answer, journal)
-                    if episode.stop_reason in sample_writer.TRAINED_REASONS:
-                        score = await opened.score()
-                        state = await opened.state() if settings.reward.has_evaluator else None
-            else:
-                with task_scope(task):
-                    episode = await play(job, model, task, self_timed, None, journal)
+            async with open_context(settings, task, job.control, loop) as context:
+                question = job.start.question if resume else context.prompt
+                episode = await _choose_player(job, model, context, self_timed, journal).play()
+                if episode.stop_reason in sample_writer.TRAINED_REASONS:
+                    score = await context.score()
+                    state = await context.state() if settings.reward.has_evaluator else None
     models = (model, *sub_agents.created)
     # an aborted request is awaited for a grace period, so that the engine's last tokens are kept
     finishing = [each.finish(job.control.engine_grace_s(each.sent_at or 0.0)) for each in models]
@@ -301,83 +293,69 @@ async def _build_task(job: RolloutJob, model: SGLangModel) -> Task:
     )
 
 
-async def _play_agent(
+def _choose_player(
     job: RolloutJob,
     model: SGLangModel,
-    task: Task,
+    context: EpisodeContext,
     self_timed_tools: Sequence[str],
-    next_message: Callable[[str], Awaitable[str | None]] | None,
     journal: EpisodeJournal | None,
-) -> Episode:
-    settings, resume = job.settings, job.start.resume
+) -> EpisodeRun:
+    """Return a run of the player that the settings name: an environment, a program, or an agent in this process."""
+    settings, task, resume = job.settings, context.task, job.start.resume
+    progress = resume.progress if resume else None
+    may_replay = settings.resumable == "replay"
+    hooks = load_hooks(settings.hooks) if settings.hooks else ()
+    tool_span = slime_adapter.tool_span(job.call.sample)
+    if settings.environment_plays:
+        return EnvironmentRun(
+            model,
+            context,
+            _named_limits(settings),
+            hooks=hooks,
+            tool_span=tool_span,
+            progress=progress,
+            may_replay=may_replay,
+        )
+    next_message = context.answer if context.can_answer else None
+    if settings.has_program:
+        from strands_rollout.gateway.program import Program, ProgramRun, play_command
+
+        if next_message is not None:
+            raise errors.ConfigError(
+                "got an environment with a method `answer`, and a program as agent, which can't receive messages; "
+                "expected an environment without `answer`"
+            )
+        path, command = settings.agent_program, settings.agent_command
+        play = functools.partial(play_command, command) if command is not None else load_function(str(path))
+        name = "agent_command" if command is not None else f"agent_program {path!r}"
+        program = Program(name, play, may_replay=may_replay, loop=context.loop)
+        limits = _episode_limits(settings)
+        return ProgramRun(program, model, task, limits, job.control, progress=progress, journal=journal)
     manager = settings.conversation_manager
     setup = EpisodeSetup(
         system_prompt=task.system_prompt,
         tools=task.tools,
         limits=_episode_limits(settings),
-        hooks=load_hooks(settings.hooks) if settings.hooks else (),
+        hooks=hooks,
         self_timed_tools=self_timed_tools,
-        tool_span=slime_adapter.tool_span(job.call.sample),
+        tool_span=tool_span,
         control=job.control,
         conversation_manager=load_conversation_manager(manager) if manager else None,
-        progress=resume.progress if resume else None,
+        progress=progress,
         team=None if settings.agent_factory is None else factory_team(settings.agent_factory, model, task),
         next_message=next_message,
         journal=journal,
     )
-    return await run_episode(model, task.messages, setup)
+    return AgentRun(model, task.messages, setup)
 
 
-async def _play_environment(job: RolloutJob, model: SGLangModel, context: EpisodeContext) -> Episode:
-    settings = job.settings
-    # apply only limits that the settings name: the other values are defaults, and the environment has its own limits
-    limits = EpisodeLimits(
+def _named_limits(settings: RolloutSettings) -> EpisodeLimits:
+    """Return the limits that the settings name: an environment has its own limits in place of the others' defaults."""
+    return EpisodeLimits(
         **{
             limit.name: getattr(settings, limit.name) if limit.name in settings.model_fields_set else None
             for limit in fields(EpisodeLimits)
         }
-    )
-    hooks = load_hooks(settings.hooks) if settings.hooks else ()
-    return await play_environment(
-        model,
-        context,
-        limits=limits,
-        hooks=hooks,
-        tool_span=slime_adapter.tool_span(job.call.sample),
-        progress=job.start.resume.progress if job.start.resume else None,
-        may_replay=settings.resumable == "replay",
-    )
-
-
-async def _play_program(
-    job: RolloutJob,
-    model: SGLangModel,
-    task: Task,
-    _self_timed_tools: Sequence[str],
-    next_message: Callable[[str], Awaitable[str | None]] | None,
-    journal: EpisodeJournal | None,
-    *,
-    loop: OwnLoop | None,
-) -> Episode:
-    from strands_rollout.gateway.program import Program, play_command, play_program
-
-    settings, resume = job.settings, job.start.resume
-    if next_message is not None:
-        raise errors.ConfigError(
-            "got an environment with a method `answer`, and a program as agent, which can't receive messages; expected "
-            "an environment without `answer`"
-        )
-    path, command = settings.agent_program, settings.agent_command
-    play = functools.partial(play_command, command) if command is not None else load_function(str(path))
-    name = "agent_command" if command is not None else f"agent_program {path!r}"
-    return await play_program(
-        Program(name, play, may_replay=settings.resumable == "replay", loop=loop),
-        model,
-        task,
-        limits=_episode_limits(settings),
-        control=job.control,
-        progress=resume.progress if resume else None,
-        journal=journal,
     )
 
 

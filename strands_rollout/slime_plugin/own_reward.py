@@ -30,7 +30,7 @@ from strands.models import Model
 from strands.types.exceptions import ModelThrottledException
 
 from strands_rollout.agent.environment import call_user_code, user_code_location
-from strands_rollout.agent.episode import Episode
+from strands_rollout.agent.run import Episode
 from strands_rollout.agent.tool_loading import load_function, load_model
 from strands_rollout.client.chat_api import ChatApi
 from strands_rollout.errors import (

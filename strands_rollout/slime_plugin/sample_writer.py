@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from strands_rollout.agent.episode import Episode
 from strands_rollout.agent.limits import StopReason
+from strands_rollout.agent.run import Episode
 from strands_rollout.code_tool.tool import CodeCalls
 from strands_rollout.errors import EngineResponseError, ResumeError
 from strands_rollout.log_once import log_once

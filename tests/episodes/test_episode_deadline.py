@@ -13,7 +13,8 @@ from harness import ANSWER, call_text, ids_of
 from strands import tool
 
 from strands_rollout import EpisodeLimits, SGLangModel, StopReason
-from strands_rollout.agent.episode import Episode, EpisodeSetup, run_episode
+from strands_rollout.agent.episode import EpisodeSetup, run_episode
+from strands_rollout.agent.run import Episode
 from strands_rollout.control import Control
 from strands_rollout.errors import EngineAbortedError
 

@@ -15,9 +15,9 @@ from harness import ANSWER, TOOL_CALL, ids_of, run
 from strands import Agent, tool
 from strands.hooks import AfterInvocationEvent, HookProvider, HookRegistry
 
-from strands_rollout.agent.environment_player import PlayedEpisode
 from strands_rollout.agent.limits import StopReason
 from strands_rollout.agent.loop import HAS_MIDDLEWARE
+from strands_rollout.agent.run import PlayedEpisode
 from strands_rollout.errors import EnvironmentFaultError, SandboxError
 from strands_rollout.settings import ENVIRONMENT_LIBRARIES
 

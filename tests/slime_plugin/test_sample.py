@@ -10,7 +10,7 @@ import pytest
 from harness import run
 
 from strands_rollout import EpisodeLimits, Sample, SGLangModel, StopReason
-from strands_rollout.agent.episode import Episode
+from strands_rollout.agent.run import Episode
 from strands_rollout.agent.tool_call import ToolStats
 from strands_rollout.errors import EngineUnavailableError
 from strands_rollout.record.saved import EpisodeProgress

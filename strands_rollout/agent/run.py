@@ -1,0 +1,293 @@
+"""One episode, whoever plays it: `EpisodeRun.play` begins it, plays it, finds out why it ended, and records it.
+
+An agent in this process (`agent/episode.py`), an environment (`agent/environment_player.py`) and a program at the
+gateway (`gateway/program.py`) are subclasses, which play in `_play`. `_ending` has the order in which causes count.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, Protocol, TypeAlias
+
+from strands.types.exceptions import EventLoopException
+
+from strands_rollout import errors
+from strands_rollout.agent.limits import EpisodeLimits, StopReason, stop_reason_of
+from strands_rollout.agent.tool_call import ToolStats
+from strands_rollout.client.retry import Fault
+from strands_rollout.control import Control, Deadline
+from strands_rollout.exits import exits_as_errors
+from strands_rollout.model.sglang_model import SGLangModel
+from strands_rollout.record.saved import EpisodeProgress
+
+Ending: TypeAlias = tuple[StopReason, Exception | None]
+"""An episode's stop reason, and the exception that caused it; None for an ordinary end."""
+
+# reasons why an episode can't be continued
+SEVERAL_SEGMENTS: Final = "it has several segments, of which only one could be saved"
+SEVERAL_AGENTS: Final = "a swarm or graph played it, whose state is not saved"
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramOutcome:
+    """The outcome of an episode that a program (`agent_program` or `agent_command`) played.
+
+    Attributes:
+        text: Text that the program returned: the final answer, in place of the policy's last turn; None without text.
+        score: The score that the program returned, as a mapping with `score`; None if it returned no score.
+        facts: Facts of the endpoint's requests and of the program's process.
+        dropped_tokens: Number of sampled tokens of an earlier attempt that this attempt did not repeat; None if there
+            was no earlier attempt, or this attempt repeated all of it.
+    """
+
+    text: str | None
+    score: dict[str, Any] | None
+    facts: dict[str, Any]
+    dropped_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedEpisode:
+    """The outcome of an episode that an environment played.
+
+    Attributes:
+        stop_reason: The reason why the episode ended, as the environment sees it.
+        error: The fault that ended the agent's turns; None for an ordinary end.
+        scoring_error: The fault that prevented a score; None if scoring succeeded or the environment does not score.
+        score: The environment's score, a mapping with `score`; None if it does not score, so that the settings' reward
+            grades the answer.
+        facts: Facts of the environment, as plain JSON.
+    """
+
+    stop_reason: StopReason
+    error: Exception | None = None
+    scoring_error: Exception | None = None
+    score: dict[str, Any] | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Episode:
+    """A finished episode; its tokens are in `model.trajectory`.
+
+    Attributes:
+        stop_reason: The reason why the episode ended.
+        error: The exception that ended the episode; None for an ordinary end.
+        tool_iterations: Number of turns whose tools were run.
+        tool_calls: Number of calls that were run.
+        tools: Times and errors of the tools.
+        duration_s: Wall-clock seconds, including the seconds before a resume.
+        limits: The limits of the episode.
+        progress: State from which another agent can continue; `progress.messages` is the main agent's history.
+        user_turns: Number of user messages after the first.
+        is_resumable: True if another agent can continue from `progress`; False for a swarm or graph, and for a program
+            or an environment that can't repeat an aborted attempt.
+        program: The program's outcome, if a program played.
+        played: The environment's outcome, if an environment played.
+    """
+
+    stop_reason: StopReason
+    error: BaseException | None
+    tool_iterations: int
+    tool_calls: int
+    tools: ToolStats
+    duration_s: float
+    limits: EpisodeLimits
+    progress: EpisodeProgress
+    user_turns: int = 0
+    is_resumable: bool = True
+    program: ProgramOutcome | None = None
+    played: PlayedEpisode | None = None
+
+    @property
+    def messages(self) -> Sequence[Mapping[str, Any]]:
+        """The agent's history, as Strands messages."""
+        return self.progress.messages
+
+
+class Journal(Protocol):
+    """Protocol of a journal, which stores what another process needs to continue the episode."""
+
+    async def turn_ended(self, progress: EpisodeProgress) -> None:
+        """Store a finished turn; its tools run after this returns."""
+
+    def call_ended(self, progress: EpisodeProgress) -> None:
+        """Store a finished tool call, or a finished turn of a program, which runs its own tools."""
+
+    def close(self, reason: str) -> None:
+        """Store that the episode can't be continued from later steps, with the reason."""
+
+
+class EpisodeRun(ABC):
+    """A running episode.
+
+    Args:
+        model: A model for this episode alone; with an earlier attempt, a resumed model.
+        control: The episode's control. An abort ends the episode immediately; a running generation keeps the tokens
+            that the engine has sampled.
+        limits: The episode's limits.
+        start: State that the episode continues from. The counts of its tools continue, too.
+
+    Attributes:
+        player: The user's code that plays, for messages.
+        stats: Counts of the episode's tools.
+        user_turns: Number of user messages after the first.
+        is_resumable: See `Episode.is_resumable`.
+    """
+
+    player: ClassVar[str]
+
+    def __init__(self, model: SGLangModel, control: Control, limits: EpisodeLimits, start: EpisodeProgress) -> None:
+        self.model, self.control, self.limits, self.start = model, control, limits, start
+        self.stats = ToolStats(
+            control,
+            start.tool_s,
+            start.tool_errors,
+            start.tool_timeouts,
+            finished=dict(start.finished),
+            unread=set(start.finished),
+            calls=[dict(call) for call in start.calls],
+        )
+        self.user_turns = 0
+        self.is_resumable = True
+
+    async def play(self) -> Episode:
+        """Play the episode, and return it.
+
+        Raises:
+            asyncio.CancelledError: The caller was cancelled. All other failures are returned in `Episode.error`.
+        """
+        with self.control.running(self.start.duration_s):
+            deadline = self._deadline()
+            outcome: Ending | Exception
+            try:
+                with exits_as_errors(self.player, RuntimeError):
+                    async with deadline:
+                        outcome = await self._play()
+            except Exception as e:  # the user's code may raise anything; a failed episode is a result
+                outcome = e
+            return self._record(self._ending(deadline, outcome))
+
+    # ---------------------------------------------------------------------------
+    # Play
+    # ---------------------------------------------------------------------------
+
+    @abstractmethod
+    async def _play(self) -> Ending:
+        """Play the episode until its ordinary end: an answer or a limit. Any exception ends it, too."""
+
+    def _deadline(self) -> Deadline:
+        """Return the deadline of `_play`, which ends it at an abort or when the episode's time is up."""
+        return self.control.deadline(self.control.left_s(self.limits.episode_timeout_s), model=self.model)
+
+    # ---------------------------------------------------------------------------
+    # End
+    # ---------------------------------------------------------------------------
+
+    def _ending(self, deadline: Deadline, outcome: Ending | Exception) -> Ending:
+        """Return why the episode ended: the first of these causes.
+
+        1. The deadline that ended `_play`: an abort, or the episode's timeout.
+        2. A root cause, which the player has noticed where it arose. The user's code often fails because of it.
+        3. The exception that `_play` raised.
+        4. The ordinary end that `_play` returned.
+
+        Args:
+            deadline: The deadline of `_play`.
+            outcome: The result or the exception of `_play`.
+        """
+        if isinstance(outcome, Exception) and deadline.expired():
+            return self._end_at_deadline(deadline)
+        if (root_cause := self._root_cause()) is not None:
+            return root_cause
+        return self._end_with_error(outcome) if isinstance(outcome, Exception) else outcome
+
+    def _end_at_deadline(self, deadline: Deadline) -> Ending:
+        if deadline.was_aborted:
+            return end_by_abort()
+        return end_at_timeout(self.limits.episode_timeout_s, self.model.engine_fault)
+
+    def _root_cause(self) -> Ending | None:
+        """Return the ending due to a cause that counts whatever `_play` raised or returned; None without one."""
+        return None
+
+    @abstractmethod
+    def _end_with_error(self, error: Exception) -> Ending:
+        """Return the ending due to an exception of `_play`."""
+
+    def _ending_of(self, error: Exception) -> Ending:
+        """Return the ending due to an exception of the policy's turns, which may stand for a limit."""
+        has_turns = self.model.conversation.turn_count > 0
+        return stop_reason_of(error, cut_by=self.model.cut_by, has_turns=has_turns), error
+
+    # ---------------------------------------------------------------------------
+    # Record
+    # ---------------------------------------------------------------------------
+
+    def _record(self, ending: Ending) -> Episode:
+        """Return the finished episode."""
+        conversation = self.model.conversation
+        if conversation.drop_new_branch():  # a failed request with a rewritten history began the branch
+            conversation.branch.forget_history()
+        (stop_reason, error), progress, (iterations, calls) = ending, self.progress(), self._counts()
+        return Episode(
+            stop_reason=stop_reason,
+            error=error,
+            tool_iterations=iterations,
+            tool_calls=calls,
+            tools=self.stats,
+            duration_s=progress.duration_s,
+            limits=self.limits,
+            progress=progress,
+            user_turns=self.user_turns,
+            is_resumable=self.is_resumable,
+        )
+
+    def progress(self) -> EpisodeProgress:
+        """Return the state from which another run can continue."""
+        stats, (iterations, calls) = self.stats, self._counts()
+        return EpisodeProgress(
+            messages=self._history(),
+            covered=self.model.conversation.branch.covered,
+            tool_iterations=iterations,
+            tool_calls=calls,
+            tool_errors=stats.errors,
+            tool_timeouts=stats.timeouts,
+            tool_s=stats.seconds,
+            duration_s=self.control.elapsed_s,
+            calls=stats.calls,
+        )
+
+    @abstractmethod
+    def _history(self) -> Sequence[Mapping[str, Any]]:
+        """Return the main agent's history, as Strands messages."""
+
+    @abstractmethod
+    def _counts(self) -> tuple[int, int]:
+        """Return the numbers of the main agent's tool iterations and tool calls."""
+
+
+def original_error(error: Exception) -> Exception:
+    """Return the exception that Strands has wrapped, if it was raised in a tool cycle; otherwise the error itself."""
+    while isinstance(error, EventLoopException) and isinstance(error.original_exception, Exception):
+        error = error.original_exception
+    return error
+
+
+def end_by_abort() -> Ending:
+    """Return the ending of an episode whose rollout was aborted."""
+    return StopReason.ABORTED, errors.EngineAbortedError("the rollout was aborted")
+
+
+def end_at_timeout(limit_s: float | None, engine_fault: Fault | None) -> Ending:
+    """Return the ending of an episode whose time was up.
+
+    Args:
+        limit_s: The episode's timeout.
+        engine_fault: The engine's fault at that time; None if the engine was not failing.
+    """
+    message = f"the episode took more than {limit_s:g} s"
+    if engine_fault is not None:  # the engine's outage used up the time, which isn't the policy's fault
+        error = errors.EngineUnavailableError(f"{message}; the engine fails: {engine_fault.message}")
+        return StopReason.ENGINE_ERROR, error
+    return StopReason.EPISODE_TIMEOUT, TimeoutError(message)

@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from strands import tool
 from strands.hooks import AfterToolCallEvent, HookProvider, HookRegistry
-from strands.telemetry.tracer import Tracer
+from strands.telemetry.tracer import Tracer, get_tracer
 
 CALL = TOOL_CALL.format(name="work_at_the_third_try", arguments="{}")
 tries: list[str] = []
@@ -77,6 +77,7 @@ async def test_generate_describes_no_unrecorded_span(shipped_tokenizer: Any, mon
 async def test_generate_exports_strands_spans(shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
+    get_tracer()  # if the test ended without a tracer, Strands would make one in another test, with a warning
     # a process can set a provider only once, and Strands reads it only once
     monkeypatch.setattr("opentelemetry.trace._TRACER_PROVIDER", provider)
     monkeypatch.setattr("strands.telemetry.tracer._tracer_instance", None)

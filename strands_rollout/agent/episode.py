@@ -1,4 +1,4 @@
-"""Run one episode: `run_episode` builds a Strands agent, runs it within its limits and returns an `Episode`.
+"""Episodes that a Strands agent plays in this process: `run_episode` builds the agent and runs it within its limits.
 
 Strands logs each exception of its loop as an error, including hundreds of aborted generations in each rollout step.
 A log filter drops these lines, since each sample reports the failure of its episode once.

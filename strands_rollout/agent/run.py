@@ -1,7 +1,7 @@
 """One episode, whoever plays it: `EpisodeRun.play` begins it, plays it, finds out why it ended, and records it.
 
-An agent in this process (`agent/episode.py`), an environment (`agent/environment_player.py`) and a program at the
-gateway (`gateway/program.py`) are subclasses, which play in `_play`. `_ending` has the order in which causes count.
+There are three players, each a subclass: an agent in this process (`agent/episode.py`), an environment
+(`agent/environment_player.py`), and a program at the gateway (`gateway/program.py`).
 """
 
 from abc import ABC, abstractmethod
@@ -120,6 +120,9 @@ class Journal(Protocol):
 
 class EpisodeRun(ABC):
     """A running episode.
+
+    A subclass defines how the player plays (`_play`), how its exceptions end the episode (`_end_with_error`), and what
+    is recorded (`_history`, `_counts`). It may know root causes of the end (`_root_cause`).
 
     Args:
         model: A model for this episode alone; with an earlier attempt, a resumed model.

@@ -24,7 +24,7 @@ path_settings() {
   setting TOOL_PARSER "${default_tool_parser:-}" "format of the model's tool calls, unless ROLLOUT_CONFIG sets tool_parser; default: the model's, else hermes"
   setting THINKING "" "1 or 0: let the chat template switch the model's reasoning on or off; default: the template decides" optional_switch
   setting REWARD strands_rollout.reward_func "dotted path of the reward function; slime's --custom-rm-path"
-  setting REWARD_KEY score "key of the reward function's result to train on; set none if it returns a number"
+  setting REWARD_KEY score "key of the reward function's result to train on, or the word none if the result is a number"
   setting EVAL_REWARD_KEY acc "key of the reward function's result to report in evaluation"
   setting EPISODE_WORKERS "" "processes on Ray that play the episodes; default: the setting episode_workers" optional_count
   setting RUN_NAME "$1" "name of the run" name

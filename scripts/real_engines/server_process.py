@@ -84,7 +84,7 @@ def start(server: Server, timeout_s: float, owner: int | None = None) -> int:
 
 
 def stop(pid: int, name: str, grace_s: float) -> None:
-    """End a server and all processes of its group: first with SIGTERM, after the grace with SIGKILL.
+    """End a server and all processes of its group: first with SIGTERM, after the grace period with SIGKILL.
 
     Args:
         pid: Process id that `start` returned.

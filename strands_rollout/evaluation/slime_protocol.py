@@ -115,7 +115,7 @@ def _to_json(row: Row, agent: Mapping[str, Any]) -> dict[str, Any]:
 def model_positions(model: Path) -> int | None:
     """Return the context in tokens that SGLang takes from a model's `config.json`; None if that is unknown.
 
-    A model that also reads images has the number in `text_config`. A factor of `rope_scaling` counts, unless the
+    A model that also reads images has the number in `text_config`. A factor of `rope_scaling` is applied, unless the
     configuration names the original number (SGLang's srt/utils/hf_transformers, `get_context_length`).
 
     Raises:

@@ -359,8 +359,8 @@ _BYTE_PIECE: Final = re.compile(r"<0x([0-9A-F]{2})>")
 BytesOf = Callable[[int], bytes]
 """Token id -> bytes; see `token_bytes`."""
 PlacedToken = tuple[int, int, int, int]
-"""A token with its position: characters before it, bytes of an incomplete character, empty tokens directly before it;
-and its id."""
+"""A token with its position: the numbers of characters before it, of bytes before it in an incomplete character, and of
+empty tokens directly before it; then its id."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -299,8 +299,8 @@ def is_supported() -> bool:
 def install(program: bytes) -> None:
     """Apply a program irrevocably to the calling thread and to all threads and processes that it starts.
 
-    Other threads of the process stay unrestricted: the caller should have none. Set-user-id programs have no effect
-    afterwards.
+    Other threads of the process stay unrestricted: the caller should have none. A program's set-user-id bit has no
+    effect afterwards.
     """
     instructions = ctypes.create_string_buffer(program, len(program))
     header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(instructions)))

@@ -1,4 +1,4 @@
-"""The benchmarks' command line: `python -m benchmarks client|checkouts|gateway|engines|sandbox|workers --help`."""
+"""The benchmarks' command line: `python -m benchmarks table|client|checkouts|engines|sandbox --help`."""
 
 import json
 import os
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from benchmarks.client import ClientOptions
 
 _TOKENIZER_VARIABLE: Final = "QWEN3_TOKENIZER"
-_APIS: Final = ("chat", "responses", "messages")
 _STARTED_ENGINES: Final = ("embedded", "SGLang")
 _CAMEL_NOTE: Final = (
     "note: camel-ai is left out; to include it, run: python -m venv .venv-camel && .venv-camel/bin/pip install "
@@ -38,6 +37,55 @@ def _root() -> None:
 
     Exit codes: 0 success, 1 a measurement failed, 2 wrong usage.
     """
+
+
+@app.command(epilog="Example: python -m benchmarks table --tokenizer DIR --out table.json")
+def table(
+    rows: Annotated[
+        str | None,
+        typer.Option(help="Groups of rows, comma-separated.", show_default="all"),
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Rounds; figures are medians over them.", min=1)] = 7,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Measure memory and lag with few episodes, to test the benchmark itself.")
+    ] = False,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help=f"Folder of a tokenizer. Default: ${_TOKENIZER_VARIABLE}, else the shipped model's."),
+    ] = None,
+    out: _Out = None,
+    json_only: _JsonOnly = False,
+) -> None:
+    """Measure the table of docs/performance.md: ratios to other clients, gateway, workers, memory, lag and start.
+
+    Takes half an hour on two idle cores. Prints the medians and quartiles over the rounds. A row that needs something
+    that is missing here says so. Ctrl-C ends the run and prints what was measured; --out is written after each round.
+    Exits with 1 if a measurement failed, with 130 if it was interrupted.
+    """
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from benchmarks.table import GROUPS, QUICK_SIZES, Sizes, as_markdown, measure_all, start_run
+
+    groups = _check_choices("--rows", _split_names(rows), GROUPS) if rows else GROUPS
+    tokenizer_dir = _tokenizer_dir(tokenizer)
+    check_writable(out)
+    run = start_run(groups, sizes=QUICK_SIZES if quick else Sizes(), rounds=repeats, tokenizer_dir=tokenizer_dir)
+
+    def write() -> None:
+        if out is not None:
+            out.write_text(json.dumps(run.result(), indent=1) + "\n")
+
+    is_interrupted = False
+    with _progress_bar() as on_step:
+        try:
+            measure_all(run, tokenizer_dir, on_step, write)
+        except KeyboardInterrupt:
+            is_interrupted = True
+    write()
+    print(json.dumps(run.result()) if json_only else as_markdown(run.result()), flush=True)
+    for step, message in run.failed.items():
+        typer.echo(f"error: {step.label}: {message}", err=True)
+    if is_interrupted or run.failed:
+        raise typer.Exit(130 if is_interrupted else 1)
 
 
 @app.command(epilog="Example: python -m benchmarks client --turns 5,20 --out bench.json")
@@ -103,39 +151,6 @@ def client(
         tokenizer_dir=_tokenizer_dir(tokenizer),
         code_episodes=code_episodes,
         collector=cast("Collector", _check_choices("--collector", [collector], get_args(Collector))[0]),
-    )
-    _run_client(options, out, json_only=json_only)
-
-
-@app.command(epilog="Example: python -m benchmarks gateway --api messages --concurrency 16,64")
-def gateway(
-    api: Annotated[str, typer.Option(help="APIs to measure, comma-separated: chat, responses, messages.")] = "chat",
-    turns: Annotated[str, typer.Option(help="Tool turns of an episode, comma-separated.")] = "20,128",
-    concurrency: Annotated[str, typer.Option(help="Concurrent episodes, comma-separated.")] = "16",
-    repeats: Annotated[int, typer.Option(help="Rounds; figures are medians over them.", min=1)] = 5,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(help=f"Folder of a tokenizer. Default: ${_TOKENIZER_VARIABLE}, else the shipped model's."),
-    ] = None,
-    out: _Out = None,
-    json_only: _JsonOnly = False,
-) -> None:
-    """Measure the gateway's CPU per turn and its growth, compared with the same episode without a gateway.
-
-    A client in another process sends its whole history with each turn. The JSON has the form of the command `client`,
-    with rows of the kind turns.
-    """
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from benchmarks.client import ClientOptions
-
-    options = ClientOptions(
-        turns=_parse_numbers("--turns", turns),
-        concurrency=_parse_numbers("--concurrency", concurrency),
-        episodes=None,
-        repeats=repeats,
-        variants=("ours", *(f"gateway-{name}" for name in _check_choices("--api", _split_names(api), _APIS))),
-        measures=("turns",),
-        tokenizer_dir=_tokenizer_dir(tokenizer),
     )
     _run_client(options, out, json_only=json_only)
 
@@ -215,43 +230,6 @@ def sandbox(
         print(json.dumps(result), flush=True)
     else:
         Console(width=None if sys.stdout.isatty() else 160).print(table(result))
-
-
-@app.command(epilog="Example: python -m benchmarks workers --counts 0,1,2 --sizes 256 --out bench.json")
-def workers(
-    counts: Annotated[
-        str, typer.Option(help="Numbers of episode workers, comma-separated; 0 is the driver itself.")
-    ] = "0,1,2",
-    sizes: Annotated[str, typer.Option(help="Concurrent episodes, comma-separated.")] = "256",
-    turns: Annotated[int, typer.Option(help="Tool turns of an episode.", min=1)] = 20,
-    repeats: Annotated[int, typer.Option(help="Rounds.", min=1)] = 3,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(help=f"Folder of a tokenizer. Default: ${_TOKENIZER_VARIABLE}, else the shipped model's."),
-    ] = None,
-    out: _Out = None,
-    json_only: _JsonOnly = False,
-) -> None:
-    """Measure episode workers on this machine's Ray: the driver's CPU per episode and lag, and episodes per second.
-
-    Prints a table in Markdown, medians over the rounds; the JSON has each measurement.
-    """
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from benchmarks.workers import measure, table
-
-    check_writable(out)
-    with _progress_bar() as on_step:
-        found = measure(
-            _parse_numbers("--counts", counts, minimum=0),
-            _parse_numbers("--sizes", sizes),
-            turns=turns,
-            rounds=repeats,
-            tokenizer_dir=_tokenizer_dir(tokenizer),
-            on_step=on_step,
-        )
-    if out is not None:
-        out.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found) if json_only else table(found), flush=True)
 
 
 @app.command(epilog="Example: git worktree add ../before HEAD~1; python -m benchmarks checkouts ../before .")

@@ -1,11 +1,15 @@
-"""The variants with an agent: this package, its gateway, strands-sglang and Strands' OpenAI model.
+"""The variants with an agent: this package, its workers and gateway, strands-sglang and Strands' OpenAI model.
 
 Their code tool runs nothing: it knows each script's code and output. It has the name, description and schema of the
 real code tool, so that prompts are the same. See `benchmarks.variants`.
 """
 
 import asyncio
+import io
+import itertools
+import os
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import gettempdir
 from types import SimpleNamespace
@@ -29,13 +33,14 @@ from strands.hooks import (
 )
 from strands.plugins import Plugin
 
-from benchmarks.script import Script
-from benchmarks.variants import Job, Played, WrongEpisodeError, sampling_params
-from strands_rollout import Sample, SGLangModel, Task, generate
+from benchmarks.script import Script, load_scripts
+from benchmarks.variants import WITH_IMAGES, WORKERS, Job, Played, WrongEpisodeError, sampling_params
+from strands_rollout import Sample, SGLangModel, Task, generate, reward_func
 from strands_rollout.code_tool.tool import CODE_TOOL_DESCRIPTION, CODE_TOOL_NAME, CODE_TOOL_SCHEMA
 from strands_rollout.gateway.program import Endpoint
 from strands_rollout.settings import SYSTEM_PROMPT
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
+from strands_rollout.slime_plugin.workers import local_workers
 from strands_rollout.template.messages import to_chat_messages, to_chat_tools
 
 EVENTS: Final = (
@@ -49,6 +54,7 @@ EVENTS: Final = (
     BeforeToolCallEvent,
     AfterToolCallEvent,
 )
+_SCRIPTS_VARIABLE: Final = "STRANDS_ROLLOUT_BENCH_SCRIPTS"  # the files of scripts, for episode workers
 _RESULTS: Final[dict[str, str]] = {}
 
 
@@ -56,10 +62,17 @@ def register_results(scripts: Iterable[Script]) -> None:
     _RESULTS.update((turn.code, turn.result) for script in scripts for turn in script.turns if turn.code)
 
 
+def _known_results() -> Mapping[str, str]:
+    if not _RESULTS:  # an episode worker
+        for path in os.environ[_SCRIPTS_VARIABLE].split(os.pathsep):
+            register_results(load_scripts(Path(path)))
+    return _RESULTS
+
+
 @tool(name=CODE_TOOL_NAME, description=CODE_TOOL_DESCRIPTION, inputSchema={"json": CODE_TOOL_SCHEMA})
 async def answer_from_script(code: str) -> str:
     """Return the script's result for this code; unknown code is an error."""
-    return _RESULTS[code]
+    return _known_results()[code]
 
 
 class Listener(HookProvider):
@@ -119,8 +132,11 @@ class Ours:
         )
 
     async def play(self, script: Script) -> Played:
+        return await self._play(script.question)
+
+    async def _play(self, content: str | list[dict[str, Any]]) -> Played:
         self._count += 1
-        sample = Sample(index=self._count, prompt=[{"role": "user", "content": script.question}], label="144")
+        sample = Sample(index=self._count, prompt=[{"role": "user", "content": content}], label="144")
         sample = await generate(self._args, sample, self._params)
         if sample.status is not Sample.Status.COMPLETED:
             raise WrongEpisodeError(f"the sample is {sample.status.name}: {sample.metadata}")
@@ -128,6 +144,52 @@ class Ours:
 
     async def close(self) -> None:
         """Do nothing: the shared client is closed with its loop."""
+
+
+class OursWithImages(Ours):
+    """Episodes whose prompt has an image, and which are scored, as in slime.
+
+    The images are files in memory, as a data set holds them.
+    """
+
+    _PIXELS: ClassVar = (448, 336)
+    _COUNT: ClassVar = 32
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self._images = itertools.cycle([_picture(*self._PIXELS, number) for number in range(self._COUNT)])
+
+    async def play(self, script: Script) -> Played:
+        image = {"type": "image", "image": {"bytes": next(self._images), "path": None}}
+        played = await self._play([image, {"type": "text", "text": script.question}])
+        reward = await reward_func(self._args, played.result)
+        if not isinstance(reward, dict) or reward["score"] != 1:
+            raise WrongEpisodeError(f"got the reward {reward}; expected the score 1 for the script's answer")
+        return played
+
+
+def _picture(width: int, height: int, number: int) -> bytes:
+    """Return a PNG of a gradient; each number has another one."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.radial_gradient("L").rotate(number).resize((width, height)).convert("RGB").save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+class OursOnWorkers(Ours):
+    """The driver of episode workers on a Ray of this machine, which starts with the player and ends with it."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        count = WORKERS[job.step.variant]
+        self._args.strands_rollout["episode_workers"] = count
+        os.environ[_SCRIPTS_VARIABLE] = os.pathsep.join((job.scripts, job.warm_up_scripts))
+        self._ray = ExitStack()
+        self._ray.enter_context(local_workers(count))
+
+    async def close(self) -> None:
+        self._ray.close()
 
 
 class ThroughGateway(Ours):
@@ -297,6 +359,8 @@ def _sample(tokenizer: Any, tokens: list[int], mask: list[int], logprobs: list[f
 
 AGENT_VARIANTS: Final[Mapping[str, type[Ours | SubAgents | StrandsSGLang | OpenAI]]] = {
     **dict.fromkeys(_SETTINGS_BY_VARIANT, Ours),
+    WITH_IMAGES: OursWithImages,
+    **dict.fromkeys(WORKERS, OursOnWorkers),
     **dict.fromkeys(("gateway-chat", "gateway-responses", "gateway-messages"), ThroughGateway),
     **dict.fromkeys(("one-model", "own-model"), SubAgents),
     "strands-sglang": StrandsSGLang,

@@ -14,12 +14,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import copy
-from statistics import median, quantiles
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from benchmarks.client import BenchProcessError, OnStep, scripted_engine
-from benchmarks.measuring import client_and_engine_core
+from benchmarks.measuring import client_and_engine_core, quartiles
 from benchmarks.report import markdown
 from benchmarks.script import TOOLS, Script, save_scripts, write_scripts
 from benchmarks.variants import sampling_params
@@ -142,10 +142,9 @@ def _comparison_row(rounds: Sequence[Sequence[Figures]], at: int) -> dict[str, A
     for name in rounds[0][at]:
         own, first = ([one[column][name] for one in rounds] for column in (at, 0))
         ratios = [a / b for a, b in zip(own, first, strict=True)]
-        low, _, high = quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
         found[name] = median(own)
         found[f"{name}_ratio"] = median(ratios)
-        found[f"{name}_quartiles"] = [low, high]
+        found[f"{name}_quartiles"] = quartiles(ratios)
         found[f"{name}_least_ratio"] = min(own) / min(first)
     return found
 

@@ -23,10 +23,21 @@ from typing import IO, Any, Final
 import orjson
 
 import strands_rollout
+from benchmarks.images import save_image_processor
 from benchmarks.measuring import client_and_engine_core, usable_cores
 from benchmarks.peer import PEER, MissingPeerError, peer_python, peer_versions
 from benchmarks.script import save_scripts, write_scripts
-from benchmarks.variants import NEEDS, VARIANTS, Collector, Job, JobKind, Step
+from benchmarks.variants import (
+    IMAGE_TOKENS,
+    NEEDS,
+    VARIANTS,
+    WITH_IMAGES,
+    WORKERS,
+    Collector,
+    Job,
+    JobKind,
+    Step,
+)
 from strands_rollout.errors import ConfigError, RolloutError
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 
@@ -191,11 +202,10 @@ def run_client_benchmark(options: ClientOptions, on_step: OnStep) -> dict[str, A
         facts["peer"] = peer_versions()
     plan = list(options.steps())
     measurements = []
-    with TemporaryDirectory() as folder, ExitStack() as stack:
-        engines = _Engines(options, tokenizer, Path(folder), stack)
+    with stage(tokenizer, options.tokenizer_dir, options.collector) as measure:
         for number, step in enumerate(plan):
             on_step(step.label, number, len(plan))
-            measurements.append(engines.measure(step))
+            measurements.append(Measurement(step, measure(step)))
     on_step("done", len(plan), len(plan))
     return {
         **facts,
@@ -242,27 +252,41 @@ def _processor() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-class _Engines:
-    """The scripts' files, and the engines that answer from them, started on first use."""
+@contextmanager
+def stage(tokenizer: Any, tokenizer_dir: Path, collector: Collector = "own") -> Iterator[Callable[[Step], Figures]]:
+    """Yield a function that runs a step in a process of its own, with the engines and scripts that it needs.
 
-    def __init__(self, options: ClientOptions, tokenizer: Any, folder: Path, stack: ExitStack) -> None:
-        self._options, self._tokenizer, self._folder, self._stack = options, tokenizer, folder, stack
+    Raises:
+        BenchProcessError: A measurement failed.
+    """
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        yield _Stage(tokenizer, tokenizer_dir, collector, Path(folder), stack).measure
+
+
+class _Stage:
+    """The scripts' files, and the engines that answer from them, made on first use."""
+
+    def __init__(
+        self, tokenizer: Any, tokenizer_dir: Path, collector: Collector, folder: Path, stack: ExitStack
+    ) -> None:
+        self._tokenizer, self._tokenizer_dir, self._collector = tokenizer, tokenizer_dir, collector
+        self._folder, self._stack = folder, stack
         self._ports: dict[tuple[int, bool], int] = {}
 
-    def measure(self, step: Step) -> Measurement:
-        """Run a step in its own process."""
+    def measure(self, step: Step) -> Figures:
         client_core, _ = client_and_engine_core()
+        # other processes of the step would share the core
+        has_processes = step.runs_code or step.variant in WORKERS
         job = Job(
             step=step,
             scripts=str(self._scripts(step.turns)),
             warm_up_scripts=str(self._scripts(_WARM_UP_TURNS, _WARM_UP_SEED)),
-            tokenizer=str(self._options.tokenizer_dir),
-            port=self._port(step.turns, any_input=step.runs_code),
-            # the sandbox's processes would share the core
-            core=None if step.runs_code else client_core,
-            collector=self._options.collector,
+            tokenizer=str(self._checkpoint_with_images() if step.variant == WITH_IMAGES else self._tokenizer_dir),
+            port=self._port(step.turns, any_input=not step.has_script_prompts),
+            core=None if has_processes else client_core,
+            collector=self._collector,
         )
-        return Measurement(step, run_job(job))
+        return run_job(job)
 
     def _port(self, turns: int, *, any_input: bool) -> int:
         if (turns, any_input) not in self._ports:
@@ -278,19 +302,27 @@ class _Engines:
             save_scripts(write_scripts(self._tokenizer, turns, seed=seed), path)
         return path
 
+    def _checkpoint_with_images(self) -> Path:
+        folder = self._folder / "images"
+        if not folder.exists():
+            save_image_processor(self._tokenizer_dir, folder)
+        return folder
+
 
 @contextmanager
 def scripted_engine(scripts: Sequence[Path], *, core: int | None, any_input: bool = False) -> Iterator[int]:
     """Run the engine, which answers from files of scripts, until the block ends; yield its port.
 
     The engine exits when its stdin closes, so it never outlives this process. A terminal's Ctrl-C does not reach it. It
-    is pinned to `core` (None for any). With `any_input`, only the end of a request's input must be a script's.
+    is pinned to `core` (None for any). With `any_input`, only the end of a request's input must be a script's, and a
+    request may have images of `IMAGE_TOKENS` tokens.
 
     Raises:
         BenchProcessError: The engine does not start, or a measurement in the block failed; the message has the end of
             the engine's output.
     """
-    options = [*(["--core", str(core)] if core is not None else []), *(["--any-input"] if any_input else [])]
+    options = ["--core", str(core)] if core is not None else []
+    options += ["--any-input", "--image-tokens", str(IMAGE_TOKENS)] if any_input else []
     command = [sys.executable, "-m", "benchmarks.scripted_engine", *map(str, scripts), *options]
     with (
         TemporaryFile() as output,

@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import quantiles
 from typing import Final, Self
 
 _TICK_S: Final = 0.005
@@ -53,6 +54,14 @@ def percentile(values: Sequence[float], share: float) -> float | None:
     """Return the smallest value that at least this share of all values does not exceed; None without values."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """Return the first and third quartile of at least one value."""
+    if len(values) == 1:
+        return values[0], values[0]
+    low, _, high = quantiles(values, n=4)
+    return low, high
 
 
 def usable_cores() -> list[int]:

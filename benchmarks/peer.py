@@ -41,19 +41,22 @@ def peer_python() -> str:
         raise MissingPeerError(
             f"it needs Python {'.'.join(map(str, _OLDEST_PYTHON))}, and none was found; name it: PYTHON=/path/to/python"
         )
-    done = subprocess.run(
+    lines = []
+    with subprocess.Popen(
         ["bash", "-c", _INSTALL, "bash", str(PEER_ENVIRONMENT), _EXTRA],  # noqa: S607 - the user's bash
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        check=False,
         env={**os.environ, "PYTHON": creator},
         cwd=PEER_ENVIRONMENT.parent,
-    )
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines() or ["no output"]
-        reason = next((line for line in lines if line.lower().startswith("error")), lines[-1])
-        raise MissingPeerError(f"it can't be installed into {PEER_ENVIRONMENT.name}: {reason}")
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            print(line, end="", file=sys.stderr)
+            lines.append(line.strip())
+    if process.returncode != 0:
+        error = next((line for line in lines if line.lower().startswith("error")), (lines or ["no output"])[-1])
+        raise MissingPeerError(f"it can't be installed into {PEER_ENVIRONMENT.name}: {error}")
     return str(python)
 
 

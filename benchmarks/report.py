@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from benchmarks.variants import WITH_IMAGES, WORKERS
+
 Row = Mapping[str, Any]
 _LABELS: Final = {
     "ours": "strands-rollout",
@@ -10,6 +12,8 @@ _LABELS: Final = {
     "ours-plugin": "with an agent factory and a plugin",
     "ours-factory": "with an agent factory",
     "ours-journal": "with a journal",
+    WITH_IMAGES: "with images and reward",
+    **{variant: f"the driver of {count} worker{'s' if count > 1 else ''}" for variant, count in WORKERS.items()},
     "one-model": "sub-agents on one model",
     "own-model": "sub-agents, each on its own model",
     **{f"gateway-{api}": f"the gateway, {api}" for api in ("chat", "responses", "messages")},
@@ -18,14 +22,6 @@ _LABELS: Final = {
     "openai": "Strands' OpenAI model, tokenized again",
 }
 _MAX_PACKAGES: Final = 14
-_LIMITS: Final = {
-    ("ours / strands-sglang", 5): 0.75,
-    ("ours / strands-sglang", 20): 0.5,
-    ("ours / floor", 20): 2.3,
-    **{(f"ours-{more} / ours", turns): 1.25 for more in ("hook", "plugin", "factory") for turns in (5, 20)},
-    ("ours: 80 turns / 20 turns", 80): 6.0,
-}
-"""Maximum ratios that this package allows itself, by the ratio's name and the number of tool turns."""
 _COLLECTORS: Final = {
     "own": "",
     "frozen": " All variants excluded their objects from garbage collection (`gc.freeze`).",
@@ -36,7 +32,7 @@ _COLLECTORS: Final = {
 def result_tables(result: Mapping[str, Any]) -> str:
     """Return all tables of a result of `run_client_benchmark`, each with a caption."""
     rows: Sequence[Row] = result["medians"]
-    parts = [_heading(result)]
+    parts = [heading(result)]
     concurrencies = sorted({row["concurrency"] for row in rows if row["kind"] == "cpu"})
     parts += [_cpu_table(rows, result["ratios"], at_once) for at_once in concurrencies]
     parts += [
@@ -50,7 +46,7 @@ def result_tables(result: Mapping[str, Any]) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def _heading(result: Mapping[str, Any]) -> str:
+def heading(result: Mapping[str, Any]) -> str:
     versions, machine = result["versions"], result["machine"]
     names = ("strands-rollout", "strands-agents", "openai")
     shown = ", ".join(f"{name} {versions[name]}" for name in names if versions[name])
@@ -59,7 +55,7 @@ def _heading(result: Mapping[str, Any]) -> str:
     return (
         f"`{result['command']}`: {shown}, Python {versions['python']}; {other}{machine['processor']}, "
         f"{machine['cores']} cores; tokenizer {result['tokenizer']['name']} of "
-        f"{result['tokenizer']['vocab_size']} tokens.{_COLLECTORS[result['collector']]}"
+        f"{result['tokenizer']['vocab_size']} tokens.{_COLLECTORS[result.get('collector', 'own')]}"
     )
 
 
@@ -87,7 +83,7 @@ def _cpu_cell(row: Row | None, ratio: float | None) -> str:
     at_once = min(row["concurrency"], row["episodes"])
     notes = [] if ratio is None else [f"ours: {ratio:.2f}x"]
     notes += [f"{at_once} at once"] if at_once < row["concurrency"] else []
-    return _format_number(row["cpu_ms_per_trajectory"]) + (f" ({'; '.join(notes)})" if notes else "")
+    return format_number(row["cpu_ms_per_trajectory"]) + (f" ({'; '.join(notes)})" if notes else "")
 
 
 def _turn_table(rows: Sequence[Row], ratios: Sequence[Row]) -> str:
@@ -99,7 +95,7 @@ def _turn_table(rows: Sequence[Row], ratios: Sequence[Row]) -> str:
         if row["kind"] == "turns":
             ratio = found.get((f"{row['variant']} / ours", row["turns"], row["concurrency"]))
             lines.append(
-                [*_row_head(row), *(_format_number(row[name]) for name in figures), f"{ratio:.2f}x" if ratio else ""]
+                [*_row_head(row), *(format_number(row[name]) for name in figures), f"{ratio:.2f}x" if ratio else ""]
             )
     heads = (
         "tool turns",
@@ -115,7 +111,7 @@ def _turn_table(rows: Sequence[Row], ratios: Sequence[Row]) -> str:
 
 
 def _ratio_table(ratios: Sequence[Row]) -> str:
-    """Return the growth of each variant's cost, and each ratio for which this package has a limit."""
+    """Return the ratios that the table of CPU lacks: to this package, and the growth of each variant's cost."""
     lines = [
         [
             row["ratio"] + ("" if "turns /" in row["ratio"] else f", {row['turns']} tool turns"),
@@ -123,12 +119,11 @@ def _ratio_table(ratios: Sequence[Row]) -> str:
             f"{row['value']:.2f}",
             f"{row['least']:.2f} to {row['most']:.2f}",
             str(row["rounds"]),
-            f"{limit:.2f}" if (limit := _LIMITS.get((row["ratio"], row["turns"]))) else "",
         ]
         for row in ratios
-        if "turns /" in row["ratio"] or (row["ratio"], row["turns"]) in _LIMITS
+        if not row["ratio"].startswith("ours / ")
     ]
-    return markdown(["CPU per trajectory", "at once", "ratio", "in single rounds", "rounds", "limit"], lines)
+    return markdown(["CPU per trajectory", "at once", "ratio", "in single rounds", "rounds"], lines)
 
 
 def _wire_table(rows: Sequence[Row]) -> str:
@@ -141,7 +136,7 @@ def _wire_table(rows: Sequence[Row]) -> str:
         "received, KiB": ("bytes_received_per_trajectory", 1024),
     }
     lines = [
-        [*_row_head(row), *(_format_number(row[name] / unit) for name, unit in figures.values())]
+        [*_row_head(row), *(format_number(row[name] / unit) for name, unit in figures.values())]
         for row in rows
         if row["kind"] == "cpu"
     ]
@@ -155,7 +150,7 @@ def _row_head(row: Row) -> list[str]:
 
 def _lag_table(rows: Sequence[Row]) -> str:
     lines = [
-        [*_row_head(row), *(_format_number(row[f"lag_{name}_ms"]) for name in ("p50", "p99", "max"))]
+        [*_row_head(row), *(format_number(row[f"lag_{name}_ms"]) for name in ("p50", "p99", "max"))]
         for row in rows
         if row["kind"] == "lag"
     ]
@@ -178,7 +173,7 @@ def _memory_table(rows: Sequence[Row]) -> str:
     lines = [
         [
             *_row_head(row),
-            *(_format_number(row[name] / 1024) for name in figures.values()),
+            *(format_number(row[name] / 1024) for name in figures.values()),
             f"{row['kept_per_array_byte']:.2f}x",
         ]
         for row in found.values()
@@ -192,7 +187,7 @@ def _profile_table(one: Row) -> str:
     return markdown([f"profile of {_LABELS[one['variant']]}, {one['turns']} tool turns", "% of CPU"], lines)
 
 
-def _format_number(value: float) -> str:
+def format_number(value: float) -> str:
     """Return a number with at least three significant digits if it has them, and no exponent for large numbers."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 

@@ -1,8 +1,9 @@
 """An engine that answers immediately from a script, with as little CPU as possible.
 
-Runs as a process of its own: `python -m benchmarks.scripted_engine SCRIPTS... [--core N] [--any-input]`. It prints its
-port and exits when its stdin closes. It supports only HTTP/1.1 with content lengths. Answers have the form of SGLang
-0.5.2x's and are encoded once. Requests that are not in the script are refused. It also plays the gateway's clients.
+Runs as a process of its own: `python -m benchmarks.scripted_engine SCRIPTS... [--core N] [--any-input]
+[--image-tokens N]`. It prints its port and exits when its stdin closes. It supports only HTTP/1.1 with content lengths.
+Answers have the form of SGLang 0.5.2x's and are encoded once. Requests that are not in the script are refused. It also
+plays the gateway's clients.
 """
 
 import argparse
@@ -28,6 +29,7 @@ _HEAD: Final = b"date: Thu, 01 Jan 2026 00:00:00 GMT\r\nserver: uvicorn\r\n"
 _REASONS: Final = {200: b"OK", 404: b"Not Found"}
 _TAIL_TOKENS: Final = 72  # the last ids of an input, which identify its turn
 _IDS: Final = b'"input_ids":'
+_IMAGE: Final = b'"data:image/'
 _CONTENT_LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _INPUT_LOGPROBS: Final = re.compile(rb'"logprob_start_len": ?(\d+)')
 
@@ -51,12 +53,19 @@ _INFO: Final = _http_answer(
 )
 
 
-def _generate_answer(script: Script, number: int, input_logprobs_from: int | None) -> bytes:
-    """Return the answer to `/generate` for a turn; `input_logprobs_from` is the request's `logprob_start_len`."""
+def _generate_answer(script: Script, number: int, input_logprobs_from: int | None, prompt_tokens: int | None) -> bytes:
+    """Return the answer to `/generate` for a turn.
+
+    Args:
+        script: The script of the turn.
+        number: The turn's number, from 0.
+        input_logprobs_from: The request's `logprob_start_len`.
+        prompt_tokens: The number of tokens of the request; None if they are the script's.
+    """
     turn, lengths = script.turns[number], script.input_lengths()
     meta: dict[str, Any] = {
         "finish_reason": {"type": "stop", "matched": turn.ids[-1]},
-        "prompt_tokens": lengths[number],
+        "prompt_tokens": lengths[number] if prompt_tokens is None else prompt_tokens,
         "weight_version": "default",
         "weight_versions": [{"version": "default", "start": 0, "end": len(turn.ids)}],
         "total_retractions": 0,
@@ -134,11 +143,11 @@ class _Scripts:
     """All scripts, with the answers that were requested so far.
 
     Ids are compared as text, without parsing the body, to save CPU. Unless `exact`, only the last ids, which identify
-    the turn, must be the script's.
+    the turn, must be the script's; each image of a request stands for `image_tokens` tokens.
     """
 
-    def __init__(self, scripts: Sequence[Script], *, exact: bool) -> None:
-        self._exact = exact
+    def __init__(self, scripts: Sequence[Script], *, exact: bool, image_tokens: int) -> None:
+        self._exact, self._image_tokens = exact, image_tokens
         self._turns = {
             _tail(script.input_ids(number)): (script, number)
             for script in scripts
@@ -147,7 +156,7 @@ class _Scripts:
         self._questions = {script.question: script for script in scripts}
         self._chats: dict[tuple[str, int], list[bytes]] = {}
         # encoded before the first request: the first variant must not wait longer than the next
-        self._answers = {(tail, None): self._encode(tail, None) for tail in self._turns}
+        self._answers = {(tail, None, None): self._encode(tail, None, None) for tail in self._turns}
 
     def generate(self, body: bytes) -> bytes:
         start = body.find(_IDS) + len(_IDS)
@@ -155,7 +164,9 @@ class _Scripts:
         # the last ids identify the turn
         last = body[max(start, end - 16 * _TAIL_TOKENS) : end].replace(b" ", b"").strip(b"[]").split(b",")
         start_match = _INPUT_LOGPROBS.search(body, end)
-        key: tuple[bytes, Any] = (b",".join(last[-_TAIL_TOKENS:]), int(start_match[1]) if start_match else None)
+        length = None if self._exact else body.count(b",", start, end) + 1 + self._extra_image_tokens(body)
+        tail = b",".join(last[-_TAIL_TOKENS:])
+        key: tuple[bytes, Any, Any] = (tail, int(start_match[1]) if start_match else None, length)
         if key not in self._answers:
             self._answers[key] = self._encode(*key)
         expected, answer = self._answers[key]
@@ -163,12 +174,17 @@ class _Scripts:
             raise _UnexpectedRequestError(_difference(orjson.loads(body[start:end]), orjson.loads(expected)))
         return answer
 
-    def _encode(self, tail: bytes, input_logprobs_from: int | None) -> tuple[bytes, bytes]:
+    def _extra_image_tokens(self, body: bytes) -> int:
+        """Return the number of tokens that the request's images add to its ids, which have one token for each."""
+        return body.count(_IMAGE) * (self._image_tokens - 1)
+
+    def _encode(self, tail: bytes, input_logprobs_from: int | None, length: int | None) -> tuple[bytes, bytes]:
         """Return the input that a turn expects, and its answer."""
         if tail not in self._turns:
             raise _UnexpectedRequestError(f"got the input {tail!r:.200}, which ends no turn's input")
         script, number = self._turns[tail]
-        return orjson.dumps(script.input_ids(number)), _generate_answer(script, number, input_logprobs_from)
+        answer = _generate_answer(script, number, input_logprobs_from, length)
+        return orjson.dumps(script.input_ids(number)), answer
 
     def chat(self, body: bytes) -> list[bytes]:
         messages = orjson.loads(body)["messages"]
@@ -259,10 +275,11 @@ def main() -> None:
     parser.add_argument("scripts", type=Path, nargs="+")
     parser.add_argument("--core", type=int)
     parser.add_argument("--any-input", action="store_true")
+    parser.add_argument("--image-tokens", type=int, default=1)
     options = parser.parse_args()
     pin_to(options.core)
     found = [script for path in options.scripts for script in load_scripts(path)]
-    scripts = _Scripts(found, exact=not options.any_input)
+    scripts = _Scripts(found, exact=not options.any_input, image_tokens=options.image_tokens)
     gc.freeze()
     asyncio.run(_serve(scripts))
 

@@ -17,10 +17,15 @@ from benchmarks.script import Script
 from strands_rollout.errors import RolloutError
 from strands_rollout.play.options import slime_sampling_params
 
-JobKind = Literal["cpu", "turns", "lag", "rss", "traced", "profile"]
+JobKind = Literal["cpu", "turns", "lag", "rss", "traced", "growth", "profile", "start"]
 Collector = Literal["own", "frozen", "unfrozen"]
 """Treatment of the garbage collector: "own" leaves it to the variant (only this package freezes its objects, as
 `freeze_gc` sets); "frozen" calls `gc.freeze` after the warm-up; "unfrozen" freezes nothing."""
+WITH_IMAGES: Final = "ours-images"
+WORKERS: Final = {"ours-1-worker": 1, "ours-2-workers": 2}
+"""Variant -> its number of episode workers."""
+IMAGE_TOKENS: Final = 256
+"""Number of tokens of an image of the variant with images."""
 _MAX_RESPONSE_TOKENS: Final = 100_000
 
 
@@ -45,7 +50,14 @@ class Step:
     runs_code: bool = False
 
     @property
+    def has_script_prompts(self) -> bool:
+        """Whether the prompts are the scripts': the real code tool has another description."""
+        return not (self.runs_code or self.kind == "growth" or self.variant == WITH_IMAGES)
+
+    @property
     def label(self) -> str:
+        if self.kind == "start":
+            return "start of the package"
         tool = ", code tool" if self.runs_code else ""
         return f"{self.kind}: {self.variant}, {self.turns} tool turns, {self.concurrency} at once{tool}"
 
@@ -151,6 +163,8 @@ VARIANTS: Final = (
     "ours-plugin",
     "ours-factory",
     "ours-journal",
+    WITH_IMAGES,
+    *WORKERS,
     "one-model",
     "own-model",
     "gateway-chat",
@@ -169,7 +183,11 @@ class Need(NamedTuple):
     extra: str
 
 
-NEEDS: Final = {"openai": Need("openai", "bench")}
+NEEDS: Final = {
+    "openai": Need("openai", "bench"),
+    WITH_IMAGES: Need("PIL", "images"),
+    **dict.fromkeys(WORKERS, Need("ray", "ray")),
+}
 """The optional module that a variant needs."""
 
 

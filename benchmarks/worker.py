@@ -16,6 +16,7 @@ import time
 import tracemalloc
 import warnings
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
@@ -59,7 +60,10 @@ async def measure(job: Job) -> Figures:
     scripts, short = load_scripts(Path(job.scripts)), load_scripts(Path(job.warm_up_scripts))
     player = make_player(job, [*scripts, *short])
     for warm_up, count in ((short, min(job.step.concurrency, job.step.episodes)), (scripts, 1)):
-        check_all(await play_episodes(player, warm_up, count, job.step.concurrency), any_prompt=job.step.runs_code)
+        check_all(
+            await play_episodes(player, warm_up, count, job.step.concurrency),
+            any_prompt=not job.step.has_script_prompts,
+        )
     gc.collect()
     if job.collector == "frozen":
         gc.freeze()
@@ -87,6 +91,10 @@ def check_all(done: Done, *, any_prompt: bool = False) -> None:
         check_played(played, script, any_prompt=any_prompt)
 
 
+def _check(job: Job, done: Done) -> None:
+    check_all(done, any_prompt=not job.step.has_script_prompts)
+
+
 async def _play_step(job: Job, player: Player, scripts: Sequence[Script]) -> Done:
     return await play_episodes(player, scripts, job.step.episodes, job.step.concurrency)
 
@@ -98,7 +106,7 @@ async def cpu(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
     done = await _play_step(job, player, scripts)
     cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
     after = _fetch_counters(job.port)
-    check_all(done)
+    _check(job, done)
     crossed = {name: after[name] - before[name] for name in after}
     expected, episodes = sum(len(script.turns) for script, _ in done), job.step.episodes
     if crossed["requests"] != expected:
@@ -138,7 +146,7 @@ async def turns(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
         cpu_s, wall_s = time.process_time(), time.perf_counter()
         done = await _play_step(job, player, scripts)
         cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
-    check_all(done)
+    _check(job, done)
     count = sum(len(script.turns) for script, _ in done)
     half = max(1, min(_WINDOW_TURNS, last) // 2)
 
@@ -162,7 +170,7 @@ async def lag(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
     """Measure the lag of the loop while episodes run."""
     with LoopLag() as watch:
         done = await _play_step(job, player, scripts)
-    check_all(done, any_prompt=job.step.runs_code)
+    _check(job, done)
     return {
         "lag_p50_ms": percentile(watch.lags_ms, 0.5),
         "lag_p99_ms": percentile(watch.lags_ms, 0.99),
@@ -176,7 +184,7 @@ async def rss(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
     before, is_new_peak = _status_bytes("VmRSS"), _reset_peak()
     done = await _play_step(job, player, scripts)
     peak = _status_bytes("VmHWM")
-    check_all(done)
+    _check(job, done)
     return {
         "peak_rss_bytes_per_episode": max(0, peak - before) / job.step.episodes,
         "rss_bytes_before": before,
@@ -191,7 +199,7 @@ async def traced(job: Job, player: Player, scripts: Sequence[Script]) -> Figures
     before, _ = tracemalloc.get_traced_memory()
     done = await _play_step(job, player, scripts)
     _, peak = tracemalloc.get_traced_memory()
-    check_all(done)
+    _check(job, done)
     arrays = sum(array_bytes((played.tokens, played.loss_mask, played.logprobs)) for _, played in done)
     kept = [played.result for _, played in done]
     del done
@@ -211,6 +219,43 @@ async def traced(job: Job, player: Player, scripts: Sequence[Script]) -> Figures
     }
 
 
+async def growth(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
+    """Measure the memory that stays behind after many episodes, whose samples are freed as they finish.
+
+    Each episode has a prompt of its own, as each group has in training, so that a cache without a limit would grow.
+    The first tenth of the episodes fills the caches that have a limit.
+    """
+    resident, blocks = [], []
+    tenth = max(1, job.step.episodes // 10)
+    for first in range(0, job.step.episodes, tenth):
+        await _play_and_free(player, scripts, range(first, first + tenth), job.step.concurrency)
+        await _collect_garbage()
+        resident.append(_status_bytes("VmRSS"))
+        blocks.append(sys.getallocatedblocks())
+    measured = job.step.episodes - tenth
+    return {
+        "growth_bytes": resident[-1] - resident[0],
+        "growth_bytes_per_episode": (resident[-1] - resident[0]) / measured,
+        "growth_blocks_per_episode": (blocks[-1] - blocks[0]) / measured,
+        "resident_bytes_by_tenth": resident,
+    }
+
+
+async def _play_and_free(player: Player, scripts: Sequence[Script], numbers: range, concurrency: int) -> None:
+    """Play an episode for each number, with a question of its own; check it and free its sample."""
+    todo = iter(numbers)
+
+    async def work() -> None:
+        for number in todo:
+            script = scripts[number % len(scripts)]
+            script = replace(script, question=f"Problem {number:06}. {script.question}")
+            check_played(await player.play(script), script, any_prompt=True)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(concurrency):
+            group.create_task(work())
+
+
 async def profile(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
     """Measure the shares of the loop thread's CPU time by package and function, and the share of other threads."""
     from benchmarks.profiling import profile_figures, start_profile
@@ -220,7 +265,7 @@ async def profile(job: Job, player: Player, scripts: Sequence[Script]) -> Figure
     done = await _play_step(job, player, scripts)
     profiler.disable()
     thread_s, process_s = time.thread_time() - thread_s, time.process_time() - process_s
-    check_all(done)
+    _check(job, done)
     return {**profile_figures(profiler), "other_threads_percent": round(100 * (1 - thread_s / process_s), 2)}
 
 
@@ -231,6 +276,7 @@ MEASURES: Final[Mapping[JobKind, Measure]] = {
     "lag": lag,
     "rss": rss,
     "traced": traced,
+    "growth": growth,
     "profile": profile,
 }
 

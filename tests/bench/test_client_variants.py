@@ -8,10 +8,11 @@ import httpx
 import pytest
 from bench_stage import SHIPPED_TOKENIZER, Stage, perfect, stage_of
 
-from benchmarks.client import run_job
+from benchmarks.client import missing_reason, run_job
+from benchmarks.client import stage as client_stage
 from benchmarks.peer import PEER, PEER_ENVIRONMENT
 from benchmarks.script import Script, save_scripts, write_scripts
-from benchmarks.variants import VARIANTS, Job, Step, WrongEpisodeError, check_played
+from benchmarks.variants import VARIANTS, WITH_IMAGES, WORKERS, Job, Step, WrongEpisodeError, check_played
 from benchmarks.worker import check_all, play_episodes
 
 NEEDS = {PEER: "strands_sglang", "openai": "openai"}
@@ -29,7 +30,12 @@ def stage(scripts: list[Script], tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.mark.parametrize(
-    "variant", [pytest.param(name, marks=pytest.mark.slow) if name == "openai" else name for name in VARIANTS]
+    "variant",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name == "openai" else name
+        for name in VARIANTS
+        if name not in (WITH_IMAGES, *WORKERS)  # played in a process of their own, below
+    ],
 )
 async def test_client_variant_plays_the_script(variant, stage):
     if variant in NEEDS:
@@ -51,6 +57,26 @@ def test_strands_sglang_plays_the_script_in_its_own_environment(scripts, stage, 
     step = Step("cpu", PEER, turns=2, concurrency=2, episodes=4)
     figures = run_job(Job(step, str(path), str(path), str(SHIPPED_TOKENIZER), stage.port))
     assert figures["requests_per_trajectory"] == 3
+
+
+@pytest.mark.parametrize(
+    ("step", "figure"),
+    [
+        (Step("growth", "ours", turns=1, concurrency=2, episodes=20), "growth_bytes"),
+        (Step("lag", WITH_IMAGES, turns=1, concurrency=2, episodes=4), "lag_p99_ms"),
+        pytest.param(
+            Step("cpu", "ours-2-workers", turns=1, concurrency=2, episodes=4),
+            "cpu_ms_per_trajectory",
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=lambda value: value.variant if isinstance(value, Step) else value,
+)
+def test_client_variant_in_its_own_process(step, figure, shipped_tokenizer):
+    if reason := missing_reason(step.variant):
+        pytest.skip(reason)
+    with client_stage(shipped_tokenizer, SHIPPED_TOKENIZER) as measure:
+        assert isinstance(measure(step)[figure], float | int)
 
 
 async def test_scripted_engine_refuses_other_tokens(stage):

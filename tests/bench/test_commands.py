@@ -44,8 +44,9 @@ def test_help_of_each_benchmark(command: str) -> None:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (["workers", "--counts", "two"], "got --counts 'two'; expected numbers of at least 0"),
-        (["workers", "--sizes", "0"], "got --sizes '0'; expected numbers of at least 1"),
+        (["client", "--turns", "two"], "got --turns 'two'; expected numbers of at least 1"),
+        (["client", "--concurrency", "0"], "got --concurrency '0'; expected numbers of at least 1"),
+        (["table", "--rows", "peer,speed"], "got --rows 'peer,speed'; expected some of peer, floor"),
         (["checkouts", ".", "--settings", "{tool}"], "got --settings '{tool}'; expected a JSON object"),
     ],
 )
@@ -74,9 +75,9 @@ def test_client_benchmark_measures_everything(tmp_path: Path) -> None:
 
 
 @pytest.mark.end_to_end
-def test_gateway_benchmark_compares_with_direct_turns() -> None:
+def test_client_benchmark_compares_turns_at_the_gateway_with_direct_turns() -> None:
     few = ["--turns", "3", "--concurrency", "2", "--repeats", "1", "--tokenizer", str(SHIPPED_TOKENIZER), "--json"]
-    done = run("gateway", *few)
+    done = run("client", "--variants", "ours,gateway-chat", "--measures", "turns", *few)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     rows = {row["variant"]: row for row in result["medians"]}

@@ -13,9 +13,8 @@ from typing import Any, Final, cast
 from opentelemetry import trace
 from strands import Agent, hooks
 from strands.agent._agent_delegation import AgentDelegation
-from strands.event_loop._recover_message_on_max_tokens_reached import recover_message_on_max_tokens_reached
 from strands.handlers.callback_handler import null_callback_handler
-from strands.interrupt import Interrupt, InterruptException, PendingToolExecution
+from strands.interrupt import Interrupt, PendingToolExecution
 from strands.middleware import ExecuteToolStage, InvokeModelStage
 from strands.middleware._agent_stream import AgentStreamStage
 from strands.telemetry.metrics import Trace
@@ -89,10 +88,9 @@ class DirectInvocation:
                     answer = await self._sample(self._specs, only_grew=self._only_grew)
                     self._only_grew = True
                     message = cast("Message", answer.message)
-                    if answer.stop_reason == "max_tokens":
-                        agent.messages.append(recover_message_on_max_tokens_reached(message))
-                        raise MaxTokensReachedException(TURN_CUT_MESSAGE)
                     agent.messages.append(message)
+                    if answer.stop_reason == "max_tokens":  # a turn that was cut has no calls
+                        raise MaxTokensReachedException(TURN_CUT_MESSAGE)
                     if answer.stop_reason != "tool_use":
                         return answer.stop_reason, message, None
                 if (end := await self._run_tools(message)) is not None:
@@ -152,16 +150,12 @@ class DirectInvocation:
             results.append(error_tool_result(call, cancel_text(before.cancel_tool, "tool cancelled by user")))
             return []
         try:
-            async for event in tool.stream(cast("Any", {**call}), state):
+            async for event in tool.stream(call, state):  # a simple tool ends with a result or an interrupt
                 last = event
-        except InterruptException as e:
-            return self._register_interrupts([e.interrupt])
         except Exception as e:  # any exception of a tool is a tool result for the policy
             last = error_tool_result(call, f"Error: {error_message(e)}")
         if isinstance(last, ToolInterruptEvent):
             return self._register_interrupts(last.interrupts)
-        if last is None:
-            last = no_result(call)
         results.append(last.tool_result if isinstance(last, ToolResultEvent) else last)
         return []
 
@@ -272,8 +266,3 @@ def assistant_message(text: str) -> dict[str, Any]:
 def error_tool_result(call: ToolUse, text: str) -> ToolResult:
     """Return the result of a call that failed."""
     return cast("ToolResult", error_result(str(call.get("toolUseId")), text))
-
-
-def no_result(call: ToolUse) -> ToolResult:
-    """Return the result of a call whose tool ended without one."""
-    return error_tool_result(call, f"Tool '{call['name']}' did not return a result")

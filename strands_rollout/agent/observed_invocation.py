@@ -33,7 +33,6 @@ from strands_rollout.agent.invocation import (
     cancelled_results,
     end_message,
     error_tool_result,
-    no_result,
     tool_uses,
 )
 from strands_rollout.agent.limits import TURN_CUT_MESSAGE
@@ -274,7 +273,7 @@ class ObservedInvocation(DirectInvocation):
                 self._count_call(call, started, last)
             if isinstance(last, ToolInterruptEvent):
                 return self._register_interrupts(last.interrupts)
-            last = no_result(call) if last is None else last
+            last = error_tool_result(call, f"Tool '{call['name']}' did not return a result") if last is None else last
             event = last if isinstance(last, ToolResultEvent) else ToolResultEvent(last)
             seconds, error = time.monotonic() - started, event.exception
             after = hooks.AfterToolCallEvent(agent, selected, call, state, event.tool_result, error, duration=seconds)

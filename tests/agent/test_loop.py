@@ -27,6 +27,7 @@ from strands.hooks import (
     HookRegistry,
     MessageAddedEvent,
 )
+from strands.interrupt import Interrupt, InterruptException
 from strands.plugins import Plugin, hook
 from strands.types.exceptions import ContextWindowOverflowException, MaxTokensReachedException
 
@@ -93,6 +94,8 @@ class CallOnEvents(HookProvider):
 def _reply(tokenizer: Any, turn: str | Reply) -> Reply:
     if turn == "cut":
         return Reply.tokens(ids_of(tokenizer, "I think that")[:3], "length")
+    if turn == "cut after a call":
+        return Reply.tokens(ids_of(tokenizer, LOOK.removesuffix("<|im_end|>")), "length")
     return turn if isinstance(turn, Reply) else Reply.tokens(ids_of(tokenizer, turn))
 
 
@@ -364,43 +367,57 @@ async def test_direct_loop_runs_a_users_model_middleware(shipped_tokenizer: Any)
     assert len(fake.requests) == 2
 
 
-UNWATCHED = {
-    "all kinds of turns": SCRIPT,
-    "an answer": [ANSWER],
-    "tools that fail": [
-        TOOL_CALL.format(name="fail", arguments="{}"),
-        TOOL_CALL.format(name="give_nothing", arguments="{}"),
-        TOOL_CALL.format(name="look", arguments='{"where": "x"}'),
-        ANSWER,
-    ],
-    "an unknown tool": [TOOL_CALL.format(name="rm", arguments="{}"), SCRIPT[0], ANSWER],
-    "more tools than allowed": [SCRIPT[0]] * 4,
-    "more calls than allowed": [SCRIPT[0], BOTH, SCRIPT[0]],
+@tool
+async def ask() -> str:
+    """Ask a person, without the tool context."""
+    raise InterruptException(Interrupt("an id", "may I?"))
+
+
+UNWATCHED: dict[str, tuple[Any, ...]] = {
+    "all kinds of turns": (SCRIPT,),
+    "an answer": ([ANSWER],),
+    "tools that fail": ([use("fail"), use("give_nothing"), use("look", where="x"), ANSWER],),
+    "an unknown tool": ([use("rm"), LOOK, ANSWER],),
+    "more tools than allowed": ([LOOK] * 4,),
+    "more calls than allowed": ([LOOK, BOTH, LOOK],),
+    "a tool that asks a person": ([LOOK, use("ask")],),
+    "two tools, of which one asks a person": ([LOOK.removesuffix("<|im_end|>") + use("ask")],),
+    "a turn cut by length": ([LOOK, "cut"],),
+    "a turn cut after a call": ([LOOK, "cut after a call"],),
+    "a lost engine": ([LOOK, Reply.status(400, "no")],),
+    "a denied call": (FEW, BeforeToolCallEvent, sets(cancel_tool=True)),
+    "a denied call with a reason": (FEW, BeforeToolCallEvent, sets(cancel_tool="no")),
+    "denied tools": (FEW, BeforeToolsEvent, sets(cancel=True)),
+    "an end after tools": ([LOOK], AfterToolsEvent, sets(end_turn=True)),
+    "an end after tools in blocks": ([BOTH], AfterToolsEvent, sets(end_turn=[{"text": "a"}, {"text": "b"}])),
+    "a shortened history": ([*[LOOK] * 3, ANSWER], BeforeModelCallEvent, overflows, False),
+    **{
+        f"a hook that fails: {kind.__name__}": (FEW, kind, fails)
+        for kind in (BeforeModelCallEvent, BeforeToolsEvent, BeforeToolCallEvent, AfterToolsEvent)
+    },
 }
 
 
-@pytest.mark.parametrize("script", UNWATCHED.values(), ids=UNWATCHED)
-async def test_direct_loop_without_hooks_matches_strands_own_loop(shipped_tokenizer: Any, script: Any) -> None:
-    limiter, own_limiter = (ToolLimiter(max_iterations=3, max_calls=3) for _ in range(2))
-    agent, fake = await play(shipped_tokenizer, script, flat=True, listeners=[limiter])
-    own, own_fake = await play(shipped_tokenizer, script, flat=False, hooks=[own_limiter])
-    assert [_read(message) for message in agent.messages] == [_read(message) for message in own.messages]
-    assert [request.input_ids for request in fake.requests] == [request.input_ids for request in own_fake.requests]
-    assert (limiter.tripped, limiter.calls, limiter.before_turn) == (
-        own_limiter.tripped,
-        own_limiter.calls,
-        own_limiter.before_turn,
-    )
-
-
-async def test_direct_loop_without_hooks_shortens_the_history_as_strands_does(shipped_tokenizer: Any) -> None:
-    plays = []
-    for flat in (True, False):
-        listeners = [Listener(BeforeModelCallEvent, overflows, once=False)]
-        plays.append(await play(shipped_tokenizer, [*[LOOK] * 5, ANSWER], flat=flat, listeners=listeners))
-    (agent, fake), (own, own_fake) = plays
-    assert [_read(message) for message in agent.messages] == [_read(message) for message in own.messages]
-    assert [request.input_ids for request in fake.requests] == [request.input_ids for request in own_fake.requests]
+@pytest.mark.parametrize("case", UNWATCHED.values(), ids=UNWATCHED)
+async def test_direct_loop_without_hooks_matches_strands_own_loop(
+    shipped_tokenizer: Any, case: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, *hears = case
+    monkeypatch.setattr("strands_rollout.agent.loop.ObservedInvocation", None)
+    found: list[list[Any]] = [[], []]
+    for flat, ends in enumerate(found):
+        limiter = ToolLimiter(max_iterations=3, max_calls=3)
+        agent, fake = await play(
+            shipped_tokenizer,
+            copy.deepcopy(script),
+            flat=bool(flat),
+            listeners=[limiter, Listener(*hears)],
+            tools=[look, fail, give_nothing, ask],
+            ends=ends,
+        )
+        ends += [[_read(message) for message in agent.messages], [request.input_ids for request in fake.requests]]
+        ends += [limiter.tripped, limiter.calls, limiter.before_turn, _plain(agent._interrupt_state.to_dict())]
+    assert found[1] == found[0]
 
 
 @pytest.mark.parametrize("content", [[{"text": " "}], [], [{"text": ""}, {"text": "x"}]], ids=["blank", "none", "both"])

@@ -147,7 +147,7 @@ def _check_storable(name: str, data_set: Any) -> None:  # noqa: ANN401 - a gener
         raise ConfigError(f"{name}: its rows can't be stored as JSON ({e}); leave it out of --tasks") from e
     if stored != expected:
         raise ConfigError(
-            f"{name}: the score of its own answer is {expected}, but {stored} once the row was stored as JSON; leave "
+            f"{name}: the score of its own answer is {expected}, but {stored} after the row is stored as JSON; leave "
             "it out of --tasks"
         )
 

@@ -328,7 +328,9 @@ class Preflight:
             else:
                 found = f"{config:.200} does not exist"
                 yield warning(
-                    "eval config", found, "correct --eval-config; a launch script writes a protocol's at its start"
+                    "eval config",
+                    found,
+                    "correct --eval-config; a launch script writes the file of an evaluation protocol when it starts",
                 )
 
     def check_outage(self, options: DoctorOptions) -> Iterator[Finding]:

@@ -150,8 +150,9 @@ def _check_workers(settings: RolloutSettings) -> Iterator[Finding]:
         remedy = "pip install 'strands-rollout[ray]', on every node, or set episode_workers: 0"
         yield error("config: episode_workers", "episode workers need Ray, which is not installed here", remedy)
     elif workers.is_enabled:
-        here = workers.per_node or workers.count or 0
-        requested = f"{workers.count or 'some'} workers of {workers.cpus:g} CPUs"
+        here = min(count for count in (workers.count, workers.per_node) if count is not None)
+        number = f"{here} workers per node" if workers.count is None else f"{workers.count} workers"
+        requested = f"{number}, {workers.cpus:g} CPUs each"
         if here * workers.cpus > cpus:
             found = f"{requested}; this machine has {cpus} CPUs, of which engines and trainer take some"
             yield warning("config: episode_workers", found, "check that the job has enough nodes, or use fewer workers")

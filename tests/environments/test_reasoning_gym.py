@@ -183,7 +183,7 @@ def test_script_stores_fractions_as_text(tmp_path: Path, main: Main) -> None:
         (["--tasks", "nope"], "got nope; expected names of reasoning-gym's generators: ab, "),
         (["--tasks", "chain_sum", "--set", "countdown.x=1"], "expected TASK.OPTION=VALUE with a task of --tasks"),
         (["--tasks", "chain_sum", "--set", "chain_sum.x=1"], "the options of chain_sum: min_terms, max_terms"),
-        (["--tasks", "arc_agi", "--size", "1"], "once the row was stored as JSON"),
+        (["--tasks", "arc_agi", "--size", "1"], "after the row is stored as JSON"),
         (["--tasks", "gsm_symbolic", "--level", "1"], "has no curriculum"),
         (["--tasks", "chain_sum", "--level", "0", "--size", "500"], "different questions in"),
     ],

@@ -49,7 +49,7 @@ from strands_rollout.agent.run import (
     original_error,
 )
 from strands_rollout.agent.tool_call import ToolSpan, TurnToolExecutor, sandbox_fault
-from strands_rollout.control import Control, Deadline
+from strands_rollout.control import Control
 from strands_rollout.errors import RolloutError, TeamLimitError
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.record.saved import EpisodeProgress
@@ -229,16 +229,17 @@ class AgentRun(EpisodeRun):
         self.main, self.limiter = main, self.limiters[main]
         record.promote(conversations[main])
 
-    def _ending(self, deadline: Deadline, outcome: Ending | Exception) -> Ending:
-        reason, error = super()._ending(deadline, outcome)
-        return reason, self.stats.infrastructure_error or error  # the fault came before anything that ended the loop
+    def _root_cause(self) -> Ending | None:
+        """Return the ending due to a fault of the infrastructure during a tool call: it is never the policy's fault."""
+        fault = self.stats.infrastructure_error
+        return None if fault is None else (reason_of_error(fault), fault)
 
-    def _end_at_deadline(self, deadline: Deadline) -> Ending:
-        if self.team is None and not deadline.was_aborted:  # the policy never ran, so the timeout isn't its fault
+    def _end_at_timeout(self) -> Ending:
+        if self.team is None:  # the policy never ran, so the timeout isn't its fault
             limit_s = self.limits.episode_timeout_s
             message = f"the agent and its tools did not start within the episode's timeout of {limit_s:g} s"
             return StopReason.SETUP_ERROR, RolloutError(message)
-        return super()._end_at_deadline(deadline)
+        return super()._end_at_timeout()
 
     def _end_with_error(self, error: Exception) -> Ending:
         error = original_error(error)

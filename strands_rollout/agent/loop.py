@@ -12,6 +12,7 @@ and 20 tool turns; docs/performance.md lists all cases.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Final, cast
@@ -20,7 +21,7 @@ from opentelemetry import trace
 from strands import Agent, hooks
 from strands.agent import AgentResult
 from strands.plugins import Plugin
-from strands.telemetry.tracer import Tracer
+from strands.telemetry.tracer import Tracer, get_tracer
 
 from strands_rollout.agent.strands_names import missing_loop_names, report_losses
 from strands_rollout.agent.tool_call import BoundedTool
@@ -48,6 +49,9 @@ class _NoTracer(Tracer):
     turns.
     """
 
+    def __init__(self) -> None:
+        vars(self).update(vars(get_tracer()))  # a second initialization would log a warning
+
     def start_agent_span(self, *_args: Any, **_kwargs: Any) -> trace.Span:  # noqa: ANN401 - Strands' signature
         return trace.INVALID_SPAN
 
@@ -55,13 +59,15 @@ class _NoTracer(Tracer):
         pass
 
 
-_NO_TRACER: Final = _NoTracer()
+@functools.cache
+def _no_tracer() -> _NoTracer:
+    return _NoTracer()
 
 
 def skip_unrecorded_span(agent: Agent) -> None:
     """Start no span for an agent's invocations, unless the process has set up OpenTelemetry."""
     if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-        agent.tracer = _NO_TRACER
+        agent.tracer = _no_tracer()
 
 
 CallNext = Callable[[Any], AsyncGenerator[Any, None]]

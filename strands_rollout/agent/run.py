@@ -190,24 +190,26 @@ class EpisodeRun(ABC):
     def _ending(self, deadline: Deadline, outcome: Ending | Exception) -> Ending:
         """Return why the episode ended: the first of these causes.
 
-        1. The deadline that ended `_play`: an abort, or the episode's timeout.
+        1. The abort that ended `_play`.
         2. A root cause, which the player has noticed where it arose. The user's code often fails because of it.
-        3. The exception that `_play` raised.
-        4. The ordinary end that `_play` returned.
+        3. The episode's timeout that ended `_play`.
+        4. The exception that `_play` raised.
+        5. The ordinary end that `_play` returned.
 
         Args:
             deadline: The deadline of `_play`.
             outcome: The result or the exception of `_play`.
         """
-        if isinstance(outcome, Exception) and deadline.expired():
-            return self._end_at_deadline(deadline)
+        was_cut = isinstance(outcome, Exception) and deadline.expired()
+        if was_cut and deadline.was_aborted:
+            return end_by_abort()
         if (root_cause := self._root_cause()) is not None:
             return root_cause
+        if was_cut:
+            return self._end_at_timeout()
         return self._end_with_error(outcome) if isinstance(outcome, Exception) else outcome
 
-    def _end_at_deadline(self, deadline: Deadline) -> Ending:
-        if deadline.was_aborted:
-            return end_by_abort()
+    def _end_at_timeout(self) -> Ending:
         return end_at_timeout(self.limits.episode_timeout_s, self.model.engine_fault)
 
     def _root_cause(self) -> Ending | None:

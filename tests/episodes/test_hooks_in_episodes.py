@@ -1,5 +1,7 @@
 """Strands' hooks and OpenTelemetry spans in episodes of `generate`."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -72,6 +74,20 @@ async def test_generate_describes_no_unrecorded_span(shipped_tokenizer: Any, mon
     monkeypatch.setattr(Tracer, "start_agent_span", lambda *args, **_kwargs: described.append(args))
     played = await run(shipped_tokenizer, [ANSWER])
     assert (played.facts["stop_reason"], described) == ("completed", [])
+
+
+def test_skip_unrecorded_span_logs_no_warning() -> None:
+    """Strands' tracer instruments threads, which OpenTelemetry allows once."""
+    code = (
+        "import logging; logging.basicConfig()\n"
+        "from types import SimpleNamespace\n"
+        "from strands.telemetry.tracer import get_tracer\n"
+        "from strands_rollout.agent.loop import skip_unrecorded_span\n"
+        "get_tracer()\n"
+        "skip_unrecorded_span(SimpleNamespace())\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "instrument" not in ended.stderr
 
 
 async def test_generate_exports_strands_spans(shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

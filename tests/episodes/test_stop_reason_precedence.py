@@ -139,13 +139,13 @@ AGENT = {
     "cut": ["turn_length: the turn was cut", "internal_error: no luck"],
     "budget": ["response_length: response budget", "internal_error: no luck"],
     "engine": ["engine_error: HTTP 503", "internal_error: no luck"],
-    "sandbox": ["sandbox_error: no sandbox", "internal_error: no sandbox"],
+    "sandbox": ["sandbox_error: no sandbox", "sandbox_error: no sandbox"],
     "tool limit": ["max_tool_calls", "internal_error: no luck"],
     "timeout": ["episode_timeout: took more than", "episode_timeout: took more than"],
     "timeout of the engine": ["engine_error: took more than 0.8 s; the engine fails", "engine_error: the engine fails"],
-    "sandbox, timeout": ["episode_timeout: no sandbox", "episode_timeout: no sandbox"],
+    "sandbox, timeout": ["sandbox_error: no sandbox", "sandbox_error: no sandbox"],
     "abort": ["aborted: the rollout was aborted", "aborted: the rollout was aborted"],
-    "sandbox, abort": ["aborted: no sandbox", "aborted: no sandbox"],
+    "sandbox, abort": ["aborted: the rollout was aborted", "aborted: the rollout was aborted"],
     "answer, abort": ["completed", "internal_error: no luck"],
 }
 
@@ -256,8 +256,8 @@ PROGRAM = {
     "nothing": ["setup_error: without asking the policy", RAISED, BAD_SCORE, TIMEOUT, ABORTED],
     "answer": ["completed", RAISED, BAD_SCORE, TIMEOUT, ABORTED],
     "cut": ["turn_length", "turn_length: raised ValueError: no luck", BAD_SCORE, TIMEOUT, ABORTED],
-    "budget": [BUDGET, BUDGET, BUDGET, TIMEOUT, ABORTED],
-    "engine": [ENGINE, ENGINE, ENGINE, TIMEOUT, ABORTED],
+    "budget": [BUDGET, BUDGET, BUDGET, BUDGET, ABORTED],
+    "engine": [ENGINE, ENGINE, ENGINE, ENGINE, ABORTED],
     "tool limit": ["max_tool_calls"] * 4,
 }
 

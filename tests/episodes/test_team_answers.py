@@ -335,3 +335,19 @@ async def test_graph_environment_gets_the_main_agents_answers(shipped_tokenizer:
     )
     assert "You are geometry." in shipped_tokenizer.decode(samples[0].tokens)
     assert [sample.reward for sample in samples] == [1.0] * 3
+
+
+async def test_sandbox_fault_in_a_graph_counts_before_a_later_cut_turn(shipped_tokenizer: Any) -> None:
+    """The infrastructure failed, so nothing is trained."""
+
+    def graph(model: SGLangModel, _task: Task) -> Any:
+        builder = GraphBuilder().set_max_node_executions(10)
+        builder.add_node(_agent(model, "router", tools=[user_agents.raise_sandbox_error]), "router")
+        builder.add_node(_agent(model, "numbers"), "numbers")
+        builder.add_edge("router", "numbers")
+        return builder.build()
+
+    turns = {"router": [tool_call("raise_sandbox_error"), "I can't.<|im_end|>"], "numbers": [("It is", "length")]}
+    [sample] = await _play_and_grade(shipped_tokenizer, graph, turns, fan_out=False)
+    assert (sample.status, _facts([sample])["stop_reason"]) == (Sample.Status.FAILED, "sandbox_error")
+    assert not any(sample.loss_mask)

@@ -29,7 +29,7 @@ from strands_rollout.slime_plugin.episode import ROUTING_HEADER
 
 ChatMessage: TypeAlias = dict[str, Any]
 
-_TOO_LONG: Final = "context length"  # SGLang's messages for a request that does not fit
+_TOO_LONG: Final = "context length"  # in SGLang's messages for a request that does not fit
 _BUSY: Final = (408, 409, 429)  # the client has already retried these statuses, and 500 and above
 _OPENAI_PARAMS: Final = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "stop")
 _SGLANG_PARAMS: Final = ("top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos")

@@ -171,7 +171,7 @@ def _parse_answer(interpreter: Interpreter, answer: object, timeout_s: float) ->
 def _result_of_error(interpreter: Interpreter, error: BaseException) -> ExecutionResult:
     """Attribute an exception of `run` to the code, as its stderr, or to the interpreter, as an infra error."""
     message = f"{type(error).__name__}: {error}"
-    if _is_stateless(interpreter):  # SubprocessInterpreter raises many errors when it rewrites unusual code
+    if _is_stateless(interpreter):  # SubprocessInterpreter may raise any error when it rewrites unusual code
         if isinstance(error, UnboundLocalError):
             return ExecutionResult("", "", 0)  # the interpreter's error for code without statements
         infra_errors = OSError | MemoryError | import_camel().InterpreterError

@@ -426,7 +426,7 @@ def _empty_array(*_: object) -> _Array:
 
 def _rebuild_number(dtype: _Dtype, data: bytes) -> np.generic:
     if not isinstance(dtype, _Dtype) or type(data) is not bytes or len(data) != dtype.dtype.itemsize:
-        raise _UnsupportedError(f"got {data!r:.40} for a number; expected its bytes")
+        raise _UnsupportedError(f"got {data!r:.40} for a number; expected as many bytes as its type has")
     number: np.generic = np.frombuffer(data, dtype=dtype.dtype)[0]
     return number
 

@@ -319,8 +319,8 @@ async def run_samples(
 ) -> str | None:
     """Call `run` once with each key, in order, `concurrency` at a time.
 
-    Stop after `concurrency`, but at least 8, consecutive failures for the same reason. By then all samples that ran at
-    once have failed, each after its own retries.
+    Stop after 8 consecutive failures for the same reason, or `concurrency` of them if that is more. By then all samples
+    that ran at once have failed, each after its own retries.
 
     Returns:
         The reason for stopping early, in which case the running samples were cancelled; None if all keys were run.

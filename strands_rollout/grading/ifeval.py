@@ -96,7 +96,8 @@ class Instructions:
             return False
 
 
-_LOADING: Final = threading.Lock()  # grading threads load the library at once, and stdout belongs to all of them
+# several grading threads may load the library, and a redirection of stdout affects them all
+_LOADING: Final = threading.Lock()
 
 
 @functools.cache

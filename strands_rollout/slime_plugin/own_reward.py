@@ -185,7 +185,7 @@ def _positional_parameters(function: Callable[..., object]) -> dict[str, bool]:
     """Return the names of the positional parameters, with True for those without a default."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except Exception:  # a callable without a signature raises many errors
+    except Exception:  # a callable without a signature raises errors of many types
         return {}
     # the kinds are ordered: positional-only, positional-or-keyword, *args, ...
     return {item.name: item.default is item.empty for item in parameters if item.kind < item.VAR_POSITIONAL}

@@ -206,7 +206,7 @@ def _usable_reward(args: SlimeArgs, sample: SampleLike) -> float | None:
     """Return the sample's reward; None if it is not a finite number, which no trainer can use."""
     try:
         return usable_number(sample.get_reward_value(args))
-    except Exception:  # slime's method raises many errors on a reward of another shape
+    except Exception:  # slime's method raises errors of many types on a reward of another shape
         return None
 
 

@@ -35,7 +35,7 @@ class _Abort:
 
 
 abort = _Abort()
-column = ""  # the end of the user's code
+column = ""  # the column of the table that the running test plays
 
 
 @tool

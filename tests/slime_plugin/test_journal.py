@@ -237,7 +237,8 @@ async def test_journal_replays_agent_program_after_each_turn(shipped_tokenizer, 
     titles = request_count - 3
     for count in range(1, 4):
         ran.clear()
-        again, request_count = await attempt(ListJournal(journal.written[:count]))  # a call may have started
+        # by default, `may_have_acted` is True: a call may have begun in the ended attempt
+        again, request_count = await attempt(ListJournal(journal.written[:count]))
         facts = again.metadata["strands_rollout"]
         assert (facts["resumes"], facts["gateway"]["diverged"]) == (1, "")
         assert request_count == titles + 3 - count  # the journal answers the others

@@ -129,7 +129,7 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
 class _GradedSample:
     sample: Any
     details: RewardDict
-    episode_number: int | None  # None in an evaluation
+    episode_number: int | None  # None if the sample is not counted: one of an evaluation, or unreadable
 
 
 async def _grade(args: object, sample: object) -> _GradedSample:

@@ -133,7 +133,7 @@ by_pydantic = pytest.mark.skipif(Version(typer.__version__) < Version("0.29"), r
     [
         ["scripts/train_tiny.py", "--steps", "few"],
         ["-m", "experiments", "train", "--steps", "few"],
-        ["-m", "benchmarks", "client", "--turns", "few"],
+        ["-m", "benchmarks", "client", "--episodes", "few"],
         ["data_prep/contamination.py", "x", "x", "--ngram-words", "few"],
     ],
     ids=lambda words: " ".join(words),

@@ -345,7 +345,7 @@ def per_sample_metrics(samples: Samples) -> Metrics:
 def ending_metrics(samples: Samples) -> Metrics:
     """Return the shares of stop reasons, of statuses, of the causes of truncation and of samples removed from training.
 
-    Also return the number of samples whose reward failed.
+    Also return the number of samples without a label, or whose reward failed.
     """
     reasons, statuses = [sample.facts.stop_reason for sample in samples], [sample.status for sample in samples]
     cut = [reason for reason, status in zip(reasons, statuses, strict=True) if status == "truncated"]

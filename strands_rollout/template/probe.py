@@ -478,7 +478,8 @@ def find_ends(template: TemplateRenderer, end_of_turn: str) -> TurnEnds:
         end_of_turn: The token that ends a turn without calls.
 
     Raises:
-        TemplateError: A turn with calls does not end with a control token, or its calls are not rendered once.
+        TemplateError: A turn with calls does not end with a control token, a part of it is rendered several times or
+            none of it is, or results can be rendered neither together nor one by one.
     """
     turn = [user("question"), assistant(0, _CALL)]
     followed = template.render([*turn, tool(_CALL, _RESULT)], TOOLS)

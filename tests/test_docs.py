@@ -159,6 +159,18 @@ def file_names() -> set[str]:
     return {path.name for folder in (*folders, Path(strands.__file__).parent) for path in folder.rglob("*.*")}
 
 
+# "`name` (`path.py`)" and "`name`, `path.py`"
+NAMED_CODE = re.findall(r"`([\w.]+)`(?: \(|,\s+)`(\w[\w/]*\.py)`", " ".join(TEXTS["docs/architecture.md"].split()))
+
+
+@pytest.mark.parametrize(("name", "path"), sorted(set(NAMED_CODE)), ids=str)
+def test_architecture_page_names_existing_code(name: str, path: str) -> None:
+    module = importlib.import_module(f"strands_rollout.{path.removesuffix('.py').replace('/', '.')}")
+    found = functools.reduce(getattr, name.split("."), module)
+    defined_in = found.func.__module__ if isinstance(found, functools.partial) else found.__module__
+    assert defined_in == module.__name__
+
+
 @pytest.mark.parametrize("name", USER_TEXTS)
 def test_dotted_paths_resolve(name: str) -> None:
     prose = re.sub(r"```.*?```", "", TEXTS[name], flags=re.DOTALL)

@@ -43,8 +43,8 @@ from strands_rollout.agent.run import (
     Episode,
     EpisodeRun,
     PlayedEpisode,
-    end_at_timeout,
-    end_by_abort,
+    ending_at_timeout,
+    ending_by_abort,
     original_error,
 )
 from strands_rollout.agent.tool_call import ToolSpan, TurnToolExecutor
@@ -170,7 +170,7 @@ class EnvironmentRun(EpisodeRun):
 
     def _ending(self, deadline: Deadline, outcome: Ending | Exception) -> Ending:
         # an environment that is aborted may still return, with an answer of its agent or without
-        return end_by_abort() if deadline.was_aborted else super()._ending(deadline, outcome)
+        return ending_by_abort() if deadline.was_aborted else super()._ending(deadline, outcome)
 
     def _root_cause(self) -> Ending | None:
         """Return the abort or the fault that ended the agent's turns; a limit that ended them is no root cause."""
@@ -178,7 +178,7 @@ class EnvironmentRun(EpisodeRun):
         is_fault = reason is StopReason.ABORTED or (reason.endswith("_error") and error is not None)
         return (reason, error) if is_fault else None
 
-    def _end_with_error(self, error: Exception) -> Ending:
+    def _ending_by_error(self, error: Exception) -> Ending:
         if not isinstance(error, errors.RolloutError) or isinstance(error, errors.ToolError):
             error = errors.EnvironmentFaultError(describe_failure("the environment", error, self.context.task))
         return stop_reason_of(error, cut_by=None, has_turns=True), error
@@ -198,9 +198,9 @@ class EnvironmentRun(EpisodeRun):
                 message = describe_failure("a hook of the environment's agent", fault, self.context.task)
                 return StopReason.ENVIRONMENT_ERROR, errors.EnvironmentFaultError(message)
         if not is_completed and self.control.should_abort():
-            return end_by_abort()
+            return ending_by_abort()
         if agent_hook.is_out_of_time:
-            return end_at_timeout(self.limits.episode_timeout_s, agent_hook.engine_fault)
+            return ending_at_timeout(self.limits.episode_timeout_s, agent_hook.engine_fault)
         if self.limiter.tripped:
             return TOOL_LIMIT_REASONS[self.limiter.tripped], None
         if played is None:
@@ -210,8 +210,8 @@ class EnvironmentRun(EpisodeRun):
             return StopReason.ENVIRONMENT_ERROR, errors.EnvironmentFaultError(message)
         return played.stop_reason, played.error
 
-    def _record(self, ending: Ending) -> Episode:
-        episode = super()._record(ending)
+    def _finish(self, ending: Ending) -> Episode:
+        episode = super()._finish(ending)
         episode.played = self.played
         return episode
 

@@ -116,6 +116,7 @@ class AgentRun(EpisodeRun):
     def __init__(self, model: SGLangModel, messages: Sequence[Mapping[str, Any]], setup: EpisodeSetup) -> None:
         super().__init__(model, setup.control, setup.limits, setup.progress or EpisodeProgress(messages[:-1], 0))
         self.setup = setup
+        # None: `start.messages` ends with what the policy has to answer, or with calls to run
         self.next_prompt: Any = None if setup.progress else list(messages[-1]["content"])
         self.limiter = make_limiter(setup.limits, self.start)
         # the user's hooks and conversation managers may listen to any event and add middleware
@@ -124,7 +125,7 @@ class AgentRun(EpisodeRun):
         own_hooks: list[HookProvider] = [self.watch, self.limiter]
         if setup.journal is not None:
             own_hooks.append(_JournalHook(self, setup.journal))
-        self.loop = DirectLoop(None if self.is_observed else own_hooks)
+        self.loop = DirectLoop(None if self.is_observed else own_hooks)  # None: other hooks may listen, too
         # Strands calls hooks in the order of their registration
         self.all_hooks = [*setup.hooks, _HookGroup([*own_hooks, self.loop])]
         self.team: Team | None = None
@@ -234,14 +235,14 @@ class AgentRun(EpisodeRun):
         fault = self.stats.infrastructure_error
         return None if fault is None else (reason_of_error(fault), fault)
 
-    def _end_at_timeout(self) -> Ending:
+    def _ending_at_timeout(self) -> Ending:
         if self.team is None:  # the policy never ran, so the timeout isn't its fault
             limit_s = self.limits.episode_timeout_s
             message = f"the agent and its tools did not start within the episode's timeout of {limit_s:g} s"
             return StopReason.SETUP_ERROR, RolloutError(message)
-        return super()._end_at_timeout()
+        return super()._ending_at_timeout()
 
-    def _end_with_error(self, error: Exception) -> Ending:
+    def _ending_by_error(self, error: Exception) -> Ending:
         error = original_error(error)
         if isinstance(error, MaxTokensReachedException):
             error = MaxTokensReachedException(TURN_CUT_MESSAGE)  # Strands' message advises to call the agent again

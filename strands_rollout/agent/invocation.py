@@ -1,7 +1,7 @@
 """One invocation of an agent: call the model, run its tools, append the results, until the policy answers.
 
-This module and `observed_invocation` need private names of Strands. Only `loop` imports the two modules, and does
-without them if the installed Strands lacks a name.
+This module and `observed_invocation` need private names of Strands. `loop` does without the two modules if the
+installed Strands lacks a name.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class DirectInvocation:
         """Call the model and run its tools until the invocation ends.
 
         Returns:
-            The invocation's end; None if Strands' cycle must do the next step.
+            The invocation's end; None if Strands' cycle must do the next step, which `DirectLoop` then runs.
 
         Raises:
             MaxTokensReachedException: A turn was cut at its limit of tokens.
@@ -135,7 +135,10 @@ class DirectInvocation:
         return "end_turn", last, None
 
     async def _run_calls(self, message: Message, results: list[ToolResult]) -> list[Interrupt]:
-        """Add the results of a turn's calls to `results`; return the interrupts that tools raised."""
+        """Add the results of a turn's calls to `results`; return the interrupts that tools raised.
+
+        The usual turn has one call of a known tool; `_run_any_calls` runs all others.
+        """
         calls = tool_uses(message)
         if len(calls) == 1 and (tool := self._tools.get(calls[0]["name"])) is not None:
             return await self._run_call(tool, calls[0], results)
@@ -162,7 +165,10 @@ class DirectInvocation:
     async def _run_any_calls(
         self, message: Message, results: list[ToolResult], cycle_trace: Trace | None
     ) -> list[Interrupt]:
-        """Do what `_run_calls` does for any calls: several calls, and calls of unknown tools or with invalid names."""
+        """Run several calls, or calls of unknown tools or with invalid names, as `_run_calls` does.
+
+        The names are validated first. Strands' executor then runs the calls, unless a single valid call is left.
+        """
         agent, calls, invalid = self._agent, list[ToolUse](), list[str]()
         validate_and_prepare_tools(message, calls, results, invalid)
         calls = [call for call in calls if call["toolUseId"] not in invalid]

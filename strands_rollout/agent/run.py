@@ -1,4 +1,4 @@
-"""One episode, whoever plays it: `EpisodeRun.play` begins it, plays it, finds out why it ended, and records it.
+"""One episode, whoever plays it: `EpisodeRun.play` begins it, plays it, finds out why it ended, and returns it.
 
 There are three players, each a subclass: an agent in this process (`agent/episode.py`), an environment
 (`agent/environment_player.py`), and a program at the gateway (`gateway/program.py`).
@@ -121,7 +121,7 @@ class Journal(Protocol):
 class EpisodeRun(ABC):
     """A running episode.
 
-    A subclass defines how the player plays (`_play`), how its exceptions end the episode (`_end_with_error`), and what
+    A subclass defines how the player plays (`_play`), how its exceptions end the episode (`_ending_by_error`), and what
     is recorded (`_history`, `_counts`). It may know root causes of the end (`_root_cause`).
 
     Args:
@@ -169,7 +169,7 @@ class EpisodeRun(ABC):
                         outcome = await self._play()
             except Exception as e:  # the user's code may raise anything; a failed episode is a result
                 outcome = e
-            return self._record(self._ending(deadline, outcome))
+            return self._finish(self._ending(deadline, outcome))
 
     # ---------------------------------------------------------------------------
     # Play
@@ -202,22 +202,22 @@ class EpisodeRun(ABC):
         """
         was_cut = isinstance(outcome, Exception) and deadline.expired()
         if was_cut and deadline.was_aborted:
-            return end_by_abort()
+            return ending_by_abort()
         if (root_cause := self._root_cause()) is not None:
             return root_cause
         if was_cut:
-            return self._end_at_timeout()
-        return self._end_with_error(outcome) if isinstance(outcome, Exception) else outcome
+            return self._ending_at_timeout()
+        return self._ending_by_error(outcome) if isinstance(outcome, Exception) else outcome
 
-    def _end_at_timeout(self) -> Ending:
-        return end_at_timeout(self.limits.episode_timeout_s, self.model.engine_fault)
+    def _ending_at_timeout(self) -> Ending:
+        return ending_at_timeout(self.limits.episode_timeout_s, self.model.engine_fault)
 
     def _root_cause(self) -> Ending | None:
         """Return the ending due to a cause that counts whatever `_play` raised or returned; None without one."""
         return None
 
     @abstractmethod
-    def _end_with_error(self, error: Exception) -> Ending:
+    def _ending_by_error(self, error: Exception) -> Ending:
         """Return the ending due to an exception of `_play`."""
 
     def _ending_of(self, error: Exception) -> Ending:
@@ -226,10 +226,10 @@ class EpisodeRun(ABC):
         return stop_reason_of(error, cut_by=self.model.cut_by, has_turns=has_turns), error
 
     # ---------------------------------------------------------------------------
-    # Record
+    # Result
     # ---------------------------------------------------------------------------
 
-    def _record(self, ending: Ending) -> Episode:
+    def _finish(self, ending: Ending) -> Episode:
         """Return the finished episode."""
         conversation = self.model.conversation
         if conversation.drop_new_branch():  # a failed request with a rewritten history began the branch
@@ -279,12 +279,12 @@ def original_error(error: Exception) -> Exception:
     return error
 
 
-def end_by_abort() -> Ending:
+def ending_by_abort() -> Ending:
     """Return the ending of an episode whose rollout was aborted."""
     return StopReason.ABORTED, errors.EngineAbortedError("the rollout was aborted")
 
 
-def end_at_timeout(limit_s: float | None, engine_fault: Fault | None) -> Ending:
+def ending_at_timeout(limit_s: float | None, engine_fault: Fault | None) -> Ending:
     """Return the ending of an episode whose time was up.
 
     Args:

@@ -269,7 +269,7 @@ class ProgramRun(EpisodeRun):
             return self.limit, None
         return None if self.session.error is None else self._ending_of(self.session.error)
 
-    def _end_with_error(self, error: Exception) -> Ending:
+    def _ending_by_error(self, error: Exception) -> Ending:
         is_programs_own = not isinstance(error, errors.RolloutError) or isinstance(error, errors.ToolError)
         if is_programs_own:
             error = errors.ConfigError(describe_failure(self.program.name, error, self.task))
@@ -291,8 +291,8 @@ class ProgramRun(EpisodeRun):
         """True if a limit of tokens cut the last turn."""
         return self.model.conversation.branch.stop_reason == "max_tokens"
 
-    def _record(self, ending: Ending) -> Episode:
-        episode = super()._record(ending)
+    def _finish(self, ending: Ending) -> Episode:
+        episode = super()._finish(ending)
         facts = self.session.facts.as_json()
         dropped = facts.pop("dropped_tokens")
         if self.process is not None:

@@ -210,26 +210,30 @@ class TurnSampler:
             error, self._unreachable_error = self._unreachable_error, None
             raise error
         client, control = request.client, request.control
-        outage: Outage | None = None  # consecutive aborts without a token
+        empty_aborts: Outage | None = None  # consecutive aborts without a token
         while True:
-            if request.record.is_closed or control.should_abort():
-                raise errors.EngineAbortedError("the rollout was aborted, or the episode ended, before a request")
+            if request.record.is_closed:
+                raise errors.EngineAbortedError("the episode ended before a request")
+            control.check("before a request")
             generation = await self._generate(request, params)
             if generation.finish_reason.type == "abort":
                 generation = self._after_abort(generation, request.config["extra"], params)
             if generation.output_ids:
-                _record_turn(request, generation)
+                _append_turn(request, generation)
             if generation.finish_reason.type != "abort":
                 return generation
             if generation.output_ids:
-                request, outage = replace(request, context_ids=(), images=()), None
+                # the trajectory holds the context now
+                request, empty_aborts = replace(request, context_ids=(), images=()), None
             else:
-                outage = outage or Outage(client.retry_policy)
-                outage.add(Fault(FaultKind.BUSY, "an abort without a token"), generation.latency_s)
-            _check_continuation(request, generation, outage)
+                empty_aborts = empty_aborts or Outage(client.retry_policy)
+                empty_aborts.add(Fault(FaultKind.BUSY, "an abort without a token"), generation.latency_s)
+            # a paused engine holds the next request back, so the first request is repeated at once
+            is_repeated = empty_aborts is not None and len(empty_aborts.faults) > 1
+            _check_continuation(request, generation, empty_aborts if is_repeated else None)
             self.engine_aborts += 1
-            if outage is not None and len(outage.faults) > 1:  # a paused engine usually holds the next request back
-                await client.wait_to_retry(outage, control)
+            if empty_aborts is not None and is_repeated:
+                await client.wait_to_retry(empty_aborts, control)
 
     def _after_abort(self, generation: Generation, extra: Mapping[str, Any], params: Mapping[str, Any]) -> Generation:
         """Remove unusable tokens from an aborted answer; return it as a complete answer if the turn had ended."""
@@ -344,13 +348,13 @@ class TurnSampler:
                     )
 
 
-def _check_continuation(request: SamplingRequest, generation: Generation, outage: Outage | None) -> None:
+def _check_continuation(request: SamplingRequest, generation: Generation, empty_aborts: Outage | None) -> None:
     """Check that a turn that the engine aborted can be continued.
 
     Args:
         request: The turn.
         generation: The engine's aborted answer.
-        outage: The consecutive aborts without a token; None if the answer has a token.
+        empty_aborts: At least two consecutive aborts without a token; None otherwise.
 
     Raises:
         EngineAbortedError: The rollout is aborted, or the settings give aborted turns back.
@@ -367,14 +371,15 @@ def _check_continuation(request: SamplingRequest, generation: Generation, outage
             f"the engine aborted the turn after {len(generation.output_ids)} tokens with the error "
             f"{finish.status_code}: {reason}"
         )
-    if outage is not None and len(outage.faults) > 1 and outage.is_exhausted():
+    if empty_aborts is not None and empty_aborts.is_exhausted():
         raise errors.EngineUnavailableError(
-            f"the engine aborted {len(outage.faults)} consecutive requests before their first token, although the "
-            f"rollout was not aborted: {reason}. The client waited {outage.waited_s:.0f} s (engine_patience_s)"
+            f"the engine aborted {len(empty_aborts.faults)} consecutive requests before their first token, although "
+            f"the rollout was not aborted: {reason}. The client waited {empty_aborts.waited_s:.0f} s "
+            "(engine_patience_s)"
         )
 
 
-def _record_turn(request: SamplingRequest, generation: Generation) -> None:
+def _append_turn(request: SamplingRequest, generation: Generation) -> None:
     request.trajectory.append_turn(
         request.context_ids,
         generation.output_ids,
@@ -519,7 +524,7 @@ def remaining_budget(limits: TokenLimits, trajectory: Trajectory, engine_context
         candidates.append((engine_context - 1 - length, "context"))
     if not candidates:
         return RemainingBudget(None, "context")
-    tokens, budget = min(candidates)
+    tokens, budget = min(candidates)  # of equal budgets, the context counts
     return RemainingBudget(tokens, budget)
 
 
@@ -559,4 +564,4 @@ def turn_allowance(
             f"{left}. Raise the budget, shorten the prompt, or let tools return less",
             budget=budget,
         )
-    return min(candidates) if candidates else (None, "turn")
+    return min(candidates) if candidates else (None, "turn")  # of equal limits: context, then response, then turn

@@ -334,22 +334,23 @@ class SGLangModel(Model):
         if may_rewrite and remaining.budget == "context":
             remaining = sampling.RemainingBudget(None, "context")  # the conversation manager decides what to drop
         branch.new_images = ()
-        new_messages = place.new_messages
-        continues_turn = branch.is_open and not new_messages
+        read = place.new_messages  # what the policy reads in this turn
+        continues_turn = branch.is_open and not read
         if isinstance(place, BeginBranch):
-            context_ids = await first_prompt(self.template, branch, head, new_messages)
+            context_ids = await first_prompt(self.template, branch, head, read)
         elif continues_turn:
             context_ids = []
         else:
             context_ids = await turn_context(self.template, place, head, remaining, config["limits"].min_turn_tokens)
             if place.answer is not None:
-                new_messages = (place.answer, *new_messages)
+                read = (place.answer, *read)
         sampling_request = sampling.SamplingRequest(
             client, config, trajectory, context_ids, branch.new_images, self._control, self._request_span, self.record
         )
-        tokens_before, number = len(trajectory.token_ids), conversation.turn_count - (not context_ids)
+        tokens_before = len(trajectory.token_ids)
+        number = conversation.turn_count - 1 if continues_turn else conversation.turn_count  # from 0
         # read before sampling, since the agent's history may grow while the turn is sampled
-        without_transient = {} if request is None else request.without_transient(branch.covered, new_messages)
+        without_transient = {} if request is None else request.without_transient(branch.covered, read)
         try:
             turn = f"{conversation.number}/{number}" if conversation.number else number
             await sampler.sample(sampling_request, turn=turn)
@@ -358,10 +359,11 @@ class SGLangModel(Model):
                 raise ContextWindowOverflowException(str(e)) from e
             raise
         finally:
-            if not continues_turn and len(trajectory.token_ids) > tokens_before:
+            has_sampled = len(trajectory.token_ids) > tokens_before  # also before an abort, which keeps the tokens
+            if has_sampled and not continues_turn:
                 branch.transient_texts += len(without_transient)
-                branch.append_read(new_messages, without_transient if config["transient_context"] == "keep" else {})
-        answer = self._reader(conversation).read(branch, -1, conversation.turn_count)
+                branch.append_read(read, without_transient if config["transient_context"] == "keep" else {})
+        answer = self._reader(conversation).read(branch, -1, number + 1)
         branch.append_answer(answer)
         return answer
 

@@ -71,8 +71,8 @@ class AgentRequest:
         conversation = record.main if self.is_sole else self._conversation(record)
         return [] if conversation is None else [self._match(conversation)]
 
-    def begin_branch(self, record: Record, matches: Sequence[Match]) -> BeginBranch:  # noqa: ARG002 - `ClientRequest` uses it
-        """Begin a branch in the agent's conversation; begin a conversation if the agent does not have one."""
+    def new_branch_place(self, record: Record, matches: Sequence[Match]) -> BeginBranch:  # noqa: ARG002 - `ClientRequest` uses it
+        """Return a new branch of the agent's conversation, or of a new conversation if the agent does not have one."""
         if not matches:
             is_known = self.agent is not None or self.signal is not None
             return BeginBranch("agent" if is_known else "aside", [*self.messages])

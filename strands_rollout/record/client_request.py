@@ -135,7 +135,7 @@ class ClientRequest:
             reaches_end=reaches_end,
         )
 
-    def begin_branch(self, record: Record, matches: Sequence[ClientMatch]) -> BeginBranch:
+    def new_branch_place(self, record: Record, matches: Sequence[ClientMatch]) -> BeginBranch:
         """Return the place of a new branch.
 
         Its conversation is the one with the longest shared history or, if that is busy or missing, a new conversation.

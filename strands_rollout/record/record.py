@@ -79,7 +79,7 @@ class Record:
         for match in matches:
             if match.extends:
                 return ExtendBranch(match.conversation, match.branch, match.answer, match.new_messages, match)
-        return request.begin_branch(self, matches)
+        return request.new_branch_place(self, matches)
 
     @contextmanager
     def entered(self, place: ExtendBranch | BeginBranch, head: Head) -> Iterator[Conversation]:
@@ -98,7 +98,9 @@ class Record:
         Raises:
             EngineAbortedError: The place needs a new conversation, and the episode is over.
         """
-        conversation = self.begin(place.conversation) if isinstance(place.conversation, str) else place.conversation
+        conversation = place.conversation
+        if isinstance(conversation, str):
+            conversation = self.begin_conversation(conversation)
         if isinstance(place, ExtendBranch):
             conversation.return_to(place.branch)
         else:
@@ -144,7 +146,7 @@ class Record:
         newest_first = (*reversed(self.others), self.main)
         return next((found for found in newest_first if found.agent is agent and found.turn_count), None)
 
-    def begin(self, kind: ConversationKind) -> Conversation:
+    def begin_conversation(self, kind: ConversationKind) -> Conversation:
         """Begin another conversation.
 
         Raises:
@@ -397,10 +399,13 @@ class Branch:
         return frozen
 
     def append_read(self, messages: StrandsMessages, without_transient: Mapping[int, Message] | None = None) -> None:
-        """Append a turn whose first token was sampled, and the messages that the policy read in it.
+        """Append a turn whose first token was sampled, and store copies of the messages that the policy read in it.
+
+        They replace all messages after the first `covered`: the last answer, which the agent may have reworded; and in
+        the first turn of a branch, whose `covered` is 0, the shared messages that `Record.enter` stored.
 
         Args:
-            messages: The last answer, if any, as the agent's history has it; then the new messages. Copies are stored.
+            messages: The last answer, if any, as the agent's history has it; then the new messages.
             without_transient: By index in the branch, the agent's own versions of messages that have a transient text
                 in `messages`.
         """
@@ -568,7 +573,7 @@ class Request(Protocol):
     def matches(self, record: Record) -> Sequence[Match]:
         """Compare the request with the branches that it may continue; return the matches, best match first."""
 
-    def begin_branch(self, record: Record, matches: Sequence[Any]) -> BeginBranch:
+    def new_branch_place(self, record: Record, matches: Sequence[Any]) -> BeginBranch:
         """Return the place of a new branch, for a request that neither repeats a turn nor extends a branch."""
 
 

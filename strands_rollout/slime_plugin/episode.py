@@ -79,9 +79,10 @@ async def play_sample(
             settings = with_row_settings(settings, sample.metadata)
             conditions = functools.partial(episode_conditions, call, settings)
             sink = sink or await open_journal(sample, settings, conditions, evaluation=call.evaluation)
-            was_aborted = sample.status is statuses_of(sample).ABORTED
-            current = await asyncio.to_thread(conditions) if was_aborted and settings.resume_aborted else None
-            start = prepare_sample(sample, current, may_resume=settings.resume_aborted)
+            may_resume = settings.resume_aborted and sample.status is statuses_of(sample).ABORTED
+            current_conditions = await asyncio.to_thread(conditions) if may_resume else None
+            # an aborted sample's own state counts, unless the journal is known to be of its latest attempt
+            start = prepare_sample(sample, current_conditions, may_resume=settings.resume_aborted)
             start = continue_from_journal(start, sink, settings)
             key = getattr(sample, "session_id", None) or uuid.uuid4().hex
             grace_s = functools.partial(_engine_grace_s, call.args, settings)
@@ -220,7 +221,8 @@ async def _run_episode(job: RolloutJob) -> EndedEpisode:
             async with open_context(settings, task, job.control, loop) as context:
                 question = job.start.question if resume else context.prompt
                 episode = await _choose_player(job, model, context, self_timed, journal).play()
-                if episode.stop_reason in sample_writer.TRAINED_REASONS:
+                is_trained = episode.stop_reason in sample_writer.TRAINED_REASONS
+                if is_trained:
                     score = await context.score()
                     state = await context.state() if settings.reward.has_evaluator else None
     models = (model, *sub_agents.created)
@@ -229,9 +231,9 @@ async def _run_episode(job: RolloutJob) -> EndedEpisode:
     await (asyncio.gather(*finishing) if len(finishing) > 1 else finishing[0])
     if score is None and episode.program is not None:
         score = episode.program.score
-    if episode.played is not None and episode.stop_reason in sample_writer.TRAINED_REASONS:
+    if episode.played is not None and is_trained:
         score = episode.played.score
-    is_evaluated = settings.reward.has_evaluator and episode.stop_reason in sample_writer.TRAINED_REASONS
+    is_evaluated = settings.reward.has_evaluator and is_trained
     return EndedEpisode(
         model,
         episode,

@@ -60,7 +60,7 @@ class RecordSink(Protocol):
 
 
 class EpisodeJournal:
-    """Writes the journal records of one episode; implements `agent.episode.Journal`.
+    """Writes the journal records of one episode; implements `agent.run.Journal`.
 
     Args:
         sink: Stores the records.

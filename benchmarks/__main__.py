@@ -58,9 +58,9 @@ def table(
 ) -> None:
     """Measure the table of docs/performance.md: ratios to other clients, gateway, workers, memory, lag and start.
 
-    Takes half an hour on two idle cores. Prints the medians and quartiles over the rounds. A row that needs something
-    that is missing here says so. Ctrl-C ends the run and prints what was measured; --out is written after each round.
-    Exits with 1 if a measurement failed, with 130 if it was interrupted.
+    Takes about 45 minutes on two idle cores. Prints the medians and quartiles over the rounds. A row that needs
+    something that is missing here says so. Ctrl-C ends the run and prints what was measured; --out is written after
+    each round. Exits with 1 if a measurement failed, with 130 if it was interrupted.
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from benchmarks.table import GROUPS, QUICK_SIZES, Sizes, as_markdown, measure_all, start_run

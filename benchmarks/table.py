@@ -26,6 +26,7 @@ _AT_ONCE: Final = 64
 _TURNS_PER_ROUND: Final = 640
 _GATEWAY_AT_ONCE: Final = 16
 _WORKERS: Final = "ours-2-workers"
+_WORKERS_AT_ONCE: Final = 256
 _TIMED_IMPORT: Final = "import time; start = time.perf_counter(); {}; print(time.perf_counter() - start)"
 _START: Final = Step("start", "ours", turns=0, concurrency=0, episodes=0)
 
@@ -87,7 +88,11 @@ def all_rows(sizes: Sizes) -> list[Row]:
     return [
         *found,
         _cpu_ratio(
-            "workers", "driver of 2 workers / in process, 20 tool turns", _cpu_step(_WORKERS, 20), ours[20], 0.1
+            "workers",
+            "driver of 2 workers / in process, 20 tool turns",
+            _cpu_step(_WORKERS, 20, _WORKERS_AT_ONCE),
+            _cpu_step("ours", 20, _WORKERS_AT_ONCE),
+            0.1,
         ),
         Row(
             "memory",
@@ -122,8 +127,8 @@ def all_rows(sizes: Sizes) -> list[Row]:
     ]
 
 
-def _cpu_step(variant: str, turns: int) -> Step:
-    return Step("cpu", variant, turns, _AT_ONCE, max(_AT_ONCE, _TURNS_PER_ROUND // turns))
+def _cpu_step(variant: str, turns: int, at_once: int = _AT_ONCE) -> Step:
+    return Step("cpu", variant, turns, at_once, max(at_once, _TURNS_PER_ROUND // turns))
 
 
 def _turns_step(variant: str, turns: int) -> Step:
@@ -199,8 +204,8 @@ class Run:
         return {**found, "median": median(values), "quartiles": quartiles(values), "values": values}
 
 
-def _compared_by(step: Step) -> tuple[str, int]:
-    return step.kind, step.turns
+def _compared_by(step: Step) -> tuple[str, int, int]:
+    return step.kind, step.turns, step.concurrency
 
 
 def start_run(groups: Sequence[str], *, sizes: Sizes, rounds: int, tokenizer_dir: Path) -> Run:

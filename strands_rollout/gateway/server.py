@@ -19,7 +19,7 @@ from strands_rollout.aio import LoopCache
 from strands_rollout.files.json_codec import decode_json, encode_json
 from strands_rollout.gateway.openai import ChatCompletions, Responses
 from strands_rollout.gateway.protocols import ApiProtocol, ItemCache, Messages, TurnRequest
-from strands_rollout.gateway.session import BusySessionError, Session, SessionEndedError
+from strands_rollout.gateway.session import BusySessionError, HistoryLimitError, Session, SessionEndedError
 from strands_rollout.model.context import token_count
 from strands_rollout.record.agent_request import AgentRequest
 
@@ -191,6 +191,7 @@ def problem_of(error: BaseException | None) -> Problem:
         (errors.TemplateError, 400, "invalid_request"),
         (errors.ConfigError, 400, "invalid_request"),  # for example, an image for a text model
         (errors.UnsendableTextError, 400, "unsendable_text"),
+        (HistoryLimitError, 400, "too_many_histories"),  # a 429 or 409 would be sent again by the clients' SDKs
         (BusySessionError, 429, "too_many_requests"),
         (SessionEndedError, 503, "episode_ended"),
         (errors.EngineError, 503, "engine_unavailable"),

@@ -50,7 +50,11 @@ class SessionEndedError(RolloutError):
 
 
 class BusySessionError(RolloutError):
-    """The session has reached its maximum number of concurrent requests or of histories."""
+    """The session has reached its maximum number of concurrent requests."""
+
+
+class HistoryLimitError(RolloutError):
+    """The session has reached its maximum number of histories, so it begins no new history."""
 
 
 @dataclass(slots=True)
@@ -229,7 +233,8 @@ class Session:
 
         Raises:
             SessionEndedError: The episode is over.
-            BusySessionError: There are too many concurrent requests, or too many histories.
+            BusySessionError: There are too many concurrent requests.
+            HistoryLimitError: There are too many histories.
             PromptError, TemplateError, ConfigError: The messages can't be rendered, or the session or the engine
                 refuses a field of the request.
             UnsendableTextError: A message, or the policy's turn, contains the placeholder of an image.
@@ -461,7 +466,7 @@ class Session:
         A request that begins a conversation, without any answer in its messages, is no fork.
 
         Raises:
-            BusySessionError: There are too many histories.
+            HistoryLimitError: There are too many histories.
         """
         histories = sum(
             not branch.is_new or conversation.is_sampling(branch)
@@ -469,7 +474,7 @@ class Session:
             for branch in conversation
         )
         if histories >= MAX_HISTORIES:
-            raise BusySessionError(
+            raise HistoryLimitError(
                 f"got a new history in addition to {MAX_HISTORIES} others; expected at most {MAX_HISTORIES} in one "
                 "session. Continue one of these"
             )

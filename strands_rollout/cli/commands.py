@@ -187,7 +187,12 @@ def gateway(
         str, typer.Option(help="Format of tool calls; auto detects it from the chat template.")
     ] = "auto",
     model_name: Annotated[str, typer.Option(help="Model name at /v1/models.")] = "policy",
-    idle: Annotated[float, typer.Option(help="Seconds without a request until a new session ends one.", min=1)] = 3600,
+    idle: Annotated[
+        float,
+        typer.Option(
+            help="Seconds without a request after which a session ends; checked when a new session begins.", min=1
+        ),
+    ] = 3600,
     key: Annotated[
         str | None,
         typer.Option(help="API key required to open and read sessions.", envvar="STRANDS_ROLLOUT_GATEWAY_KEY"),

@@ -262,7 +262,7 @@ def _refusal_reason(reward: RewardCall, answer: object, response: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RowFault:
-    """A row whose ground truth scores less than 1, whose settings or grading are invalid, or that can't be read."""
+    """A row that can't be read, whose settings or grading are invalid, or whose ground truth does not score 1."""
 
     line: int  # from 1
     label: Json  # None if the row can't be read

@@ -241,7 +241,10 @@ class Scheduler:
         self._release_held()
 
     def flush(self) -> bool:
-        """Empty the prefix cache; return False, and do nothing, while generations run or, unless paused, are queued."""
+        """Empty the prefix cache and return True; if generations run, do nothing and return False.
+
+        Queued generations prevent it too, except during a pause.
+        """
         if self.is_busy() or (self._waiting and not self.paused):
             return False
         self._cache.clear()

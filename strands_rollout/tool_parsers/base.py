@@ -6,9 +6,9 @@ A parser never raises because of the model's text, and never repairs it: text th
 1. Put a class into the file of its kind (`json_object.py`, `json_arguments.py`, `bare_values.py`, `literals.py`).
 2. If tags mark calls and reasoning, subclass `TaggedParser`: define the tags, and parse the call that follows a tag.
    Subclass `SectionParser` (`sections.py`) for calls in a section, `ArrayParser` (`json_object.py`) for calls in a JSON
-   array.
+   array. For formats without such tags, subclass `BaseParser`.
 3. If values are enclosed in tags, parse them with `ValueTags` (`sections.py`); if values are bare text whose type the
-   tools' schemas define, subclass `SchemaParser`. For other formats, implement `ToolParser`.
+   tools' schemas define, subclass `SchemaParser` (`bare_values.py`).
 4. Add the class to the table in `__init__.py`; outside of this package, call `register_parser`.
 5. Add a turn and a chat template to the tables in tests/support, and malformed calls to the tables in
    tests/tool_parsers.

@@ -153,7 +153,7 @@ def _reseed() -> None:
 
 
 class _PrivateMmap(mmap.mmap):
-    """A `mmap.mmap` whose anonymous memory is private: the filter refuses shared memory, and nothing would share it."""
+    """A `mmap.mmap` whose anonymous memory is private: seccomp refuses shared memory, and no process could share it."""
 
     def __new__(
         cls,
@@ -190,7 +190,7 @@ def _avoid_shared_memory() -> None:
 def _real_path(path: str | bytes | os.PathLike[str], *, strict: object = False) -> str | bytes:
     """Return the absolute path, with links unresolved.
 
-    Installed as `os.path.realpath`, which would fail at any link because the filter refuses to read links.
+    Installed as `os.path.realpath`, which would fail at any link because seccomp refuses to read links.
     """
     if strict is True:  # other values, in newer Pythons, permit missing files
         os.lstat(path)

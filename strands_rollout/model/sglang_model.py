@@ -11,7 +11,7 @@ import asyncio
 import functools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
 import httpx
 from pydantic import BaseModel
@@ -48,9 +48,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 T = TypeVar("T", bound=BaseModel)
-_CONCURRENT_TURN_MESSAGE: Final = (
-    'got a second turn while one is running; expected one at a time, or conversations="many"'
-)
 
 
 class SGLangModel(Model):
@@ -259,11 +256,13 @@ class SGLangModel(Model):
         is_sole = self.config["conversations"] == "one"
         arguments = messages, tool_specs, system_prompt, system_prompt_content, agent, signal
         request = AgentRequest(*arguments, is_sole=is_sole, only_grew=only_grew)
-        if is_sole and self.conversation.is_busy:
-            raise TrajectoryError(_CONCURRENT_TURN_MESSAGE)
         if self._replayed and agent is self.conversation.agent and (known := self._recorded_answer(messages)):
             return known
         await admit_to_loop()  # reading what is new in the history is the longest step of a turn
+        if is_sole and self.conversation.is_busy:
+            raise TrajectoryError(
+                'got a second turn while one is running; expected one at a time, or conversations="many"'
+            )
         place, head = self.record.place_of(request), request.head
         # bind even if the request is refused below, so that the agent's next request is refused too
         if isinstance(place.conversation, Conversation) and not is_sole:
@@ -273,13 +272,11 @@ class SGLangModel(Model):
             place.branch.append_answer(answer)
             place.conversation.has_unread_turn = False
             return answer
-        if is_sole and self.conversation.is_busy:
-            raise TrajectoryError(_CONCURRENT_TURN_MESSAGE)
         if isinstance(place, BeginBranch) and place.rewrites and not self._may_rewrite(place.rewrites):
             raise TrajectoryError(_refusal_message(place, len(messages), self.conversation.branch.covered))
         with self.record.entered(place, head) as conversation:
             if not is_sole:
-                self.record.bind(conversation, agent, signal)
+                self.record.bind(conversation, agent, signal)  # `enter` may have begun it
             return await self.answer_at(conversation, place, head, request=request)
 
     def _recorded_answer(self, messages: StrandsMessages) -> Answer | None:

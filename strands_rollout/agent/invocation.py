@@ -81,7 +81,9 @@ class DirectInvocation:
             state.setdefault("request_state", {})
             message = agent.messages[-1]
             try:
-                if not tool_uses(message):  # an earlier attempt may have been aborted before its calls had results
+                if not tool_uses(
+                    message
+                ):  # always, but after a resume, when the history may end with calls to run first
                     await self._notify(hooks.BeforeModelCallEvent(agent=agent, invocation_state=state))
                     # only this loop has changed the messages since the last answer, so the record need not compare
                     # them: the comparison would take about 3% of the CPU at 20 turns and 7% at 80

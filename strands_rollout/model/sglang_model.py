@@ -327,9 +327,9 @@ class SGLangModel(Model):
         may_rewrite = self._may_rewrite(conversation)
         client = self.client()
         await sampler.learn_context(client)
-        remaining = sampler.remaining_budget(config, trajectory)
-        if may_rewrite and remaining.budget == "context":
-            remaining = sampling.RemainingBudget(None, "context")  # the conversation manager decides what to drop
+        cut_to = sampler.remaining_budget(config, trajectory)
+        if may_rewrite and cut_to.budget == "context":
+            cut_to = sampling.RemainingBudget(None, "context")  # the conversation manager decides what to drop
         branch.new_images = ()
         read = place.new_messages  # what the policy reads in this turn
         continues_turn = branch.is_open and not read
@@ -338,7 +338,7 @@ class SGLangModel(Model):
         elif continues_turn:
             context_ids = []
         else:
-            context_ids = await turn_context(self.template, place, head, remaining, config["limits"].min_turn_tokens)
+            context_ids = await turn_context(self.template, place, head, cut_to, config["limits"].min_turn_tokens)
             if place.answer is not None:
                 read = (place.answer, *read)
         sampling_request = sampling.SamplingRequest(

@@ -455,8 +455,9 @@ def tasks(
 ) -> None:
     """Write the tasks of a verifiers taskset as rows.
 
-    Run slime with --prompt-data FILE --input-key prompt --label-key label --metadata-key metadata. The metadata of a
-    row names the task. The same seed gives the same rows. An endless taskset, such as a game, needs --limit.
+    To train on the rows, run slime with --prompt-data FILE --input-key prompt --label-key label --metadata-key
+    metadata. The metadata of a row names the task. The same seed gives the same rows. An endless taskset, such as a
+    game, needs --limit.
     """
     if find_spec("verifiers") is None:
         raise ConfigError(

@@ -190,9 +190,10 @@ def _turn_attributes(
 
 
 def _calls_by_turn(sample: FinishedSample, turns: Collection[int]) -> dict[int | None, list[Mapping[str, Any]]]:
-    """Return the calls by the number of their turn; None for calls of an unknown turn.
+    """Return the calls by the index of their turn in the sample; None for calls of an unknown turn.
 
-    Call ids count the turns of the whole episode from 1, including turns of a history that was rewritten.
+    A call's id has the number of its turn in the whole episode. If the episode has several segments, that does not tell
+    which turn of the sample it is.
     """
     is_whole = sample.facts.segments in (None, 1)
     by_turn: dict[int | None, list[Mapping[str, Any]]] = {}

@@ -248,7 +248,7 @@ async def _read_settings(options: TrainOptions, method: TrainingMethod, log: Con
 def _summary(
     options: TrainOptions, facts: dict[str, Any], records: Sequence[StepRecord], *, seconds: float
 ) -> dict[str, Any]:
-    """Return the summary of the run; `seconds` count from the start of this process."""
+    """Return the summary of the run; `seconds` count from its start, or from the last time it was resumed."""
     last = records[-1] if records else {}
     return {
         **{name: facts.get(name) for name in _SUMMARY_FACTS},

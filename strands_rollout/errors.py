@@ -22,7 +22,7 @@ class TemplateError(RolloutError):
 
 
 class TemplateDifferenceError(TemplateError):
-    """A template rendered other tokens than expected.
+    """A template rendered tokens other than expected.
 
     Attributes:
         got: The rendered tokens, from the start of the comparison.

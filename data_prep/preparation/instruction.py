@@ -121,7 +121,7 @@ _FORM_REQUESTS: Final = {
         "json": r"\b(?:return|output|respond|reply|answer|format|give|write|in|as)\b[^.\n]{0,60}?\bjson\b",
     }.items()
 }
-"""Patterns, for warnings, of prompts that seem to ask for another answer form than the system prompt does."""
+"""Patterns, for warnings, of prompts that seem to ask for a different answer form than the system prompt does."""
 
 
 @functools.lru_cache(maxsize=32_768)  # data sets repeat their problems, up to a hundred times

@@ -179,7 +179,7 @@ def load_weights(folder: Path, config: ModelConfig) -> ModelWeights:
     """Read the weights of the model in `folder`.
 
     Raises:
-        ConfigError: A file is missing or broken, or a tensor is missing or has another shape than in config.json.
+        ConfigError: A file is missing or broken, or a tensor is missing or has a different shape than in config.json.
     """
     tensors, c = _stored_tensors(folder), config
 

@@ -197,7 +197,7 @@ def _read_sets(given: Sequence[str], *, must_exist: bool) -> dict[str, Path]:
     for entry in given:
         name, _, path = entry.partition("=")
         if not path or not re.fullmatch(r"[\w.+-]+", name) or name in paths:
-            raise ConfigError(f"got {entry!r}; expected NAME=PATH, with another name for each data set")
+            raise ConfigError(f"got {entry!r}; expected NAME=PATH, with a different name for each data set")
         if must_exist and not Path(path).is_file():
             raise ConfigError(f"the data set {path} does not exist")
         paths[name] = Path(path)

@@ -587,7 +587,7 @@ def client_tools(tools: list[dict[str, Any]], tool_type: str) -> list[dict[str, 
     """Return the tools, all of which the client runs.
 
     Raises:
-        PromptError: A tool has another type than `tool_type`, the API's type of tools that the client runs.
+        PromptError: A tool's type is not `tool_type`, the API's type of tools that the client runs.
     """
     for tool in tools:
         if tool.get("type", tool_type) != tool_type:

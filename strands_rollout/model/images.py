@@ -219,7 +219,7 @@ class ImageTokens:
 
         Raises:
             PromptError: The bytes are not an image.
-            ConfigError: Pillow is not installed, or the processor refuses the image or returns other tokens than the
+            ConfigError: Pillow is not installed, or the processor refuses the image or returns tokens other than the
                 image's.
         """
         from transformers.utils import is_torch_available

@@ -130,7 +130,7 @@ def stale_spans(spans: Sequence[WeightSpan], max_staleness: int) -> list[WeightS
     """Return the spans whose weights are more than `max_staleness` versions older than the weights of the last span.
 
     Versions that are whole numbers, such as slime's, are subtracted; other versions are counted in their order of
-    appearance. A span with another numbering than the last span is always too old.
+    appearance. A span whose numbering differs from the last span's is always too old.
 
     Args:
         spans: The spans in order.

@@ -53,7 +53,7 @@ def generate_rollout_fully_async(
 def _start_worker(module: Any, args: SlimeArgs, data_source: object) -> None:  # noqa: ANN401 - slime's module
     """Start a worker that starts only the groups that `max_sample_staleness` allows, unless a worker runs already.
 
-    Without that setting, do nothing; if this slime's worker has another structure than expected, log a warning. In
+    Without that setting, do nothing; if this slime's worker has an unexpected structure, log a warning. In
     both cases, slime starts a worker of its own.
     """
     limit = settings_from_args(args).max_sample_staleness

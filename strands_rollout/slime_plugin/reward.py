@@ -84,7 +84,7 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
             `final_in_reasoning` and `tool_parser`; without that fact, from the end of `response`. An answer at the end
             of a cut turn does not count (see `grading.extract_answer`): a turn is cut if the fact `final_is_cut` says
             so or, without facts, if the status is TRUNCATED. `label` may be any value that `grading.label_texts` takes.
-            `metadata["strands_rollout_grading"]` may choose another grading than mathematics; see `Grading`.
+            `metadata["strands_rollout_grading"]` may choose a grading other than mathematics; see `Grading`.
         kwargs: Ignored; slime may pass more.
 
     Returns:
@@ -383,7 +383,7 @@ def answer_text(sample: object) -> str:
 def _remove_reasoning(turn: str, tool_parser: str | None, *, in_reasoning: bool) -> str:
     """Return a turn's text without reasoning and calls.
 
-    `spoken_text` finds the text, or the turn's parser if its reasoning has other tags than `<think>`.
+    `spoken_text` finds the text, or the turn's parser if its reasoning has tags other than `<think>`.
     """
     parser = get_parser(tool_parser) if tool_parser in parser_names() else None
     if parser is None or getattr(parser, "open_reasoning", "") == "<think>":

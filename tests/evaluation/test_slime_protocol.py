@@ -146,7 +146,7 @@ def test_main_keeps_labels_and_metadata(data: Path) -> None:
         ("=x.jsonl", "expected NAME=PATH"),
         ("a/b=x.jsonl", "expected NAME=PATH"),
         ("other=/nowhere.jsonl", "/nowhere.jsonl does not exist"),
-        ("aime-2024=/nowhere.jsonl", "another name for each"),
+        ("aime-2024=/nowhere.jsonl", "a different name for each"),
     ],
 )
 def test_main_refuses_wrong_sets(entry: str, words: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:

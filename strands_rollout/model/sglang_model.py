@@ -275,8 +275,8 @@ class SGLangModel(Model):
         if isinstance(place, BeginBranch) and place.rewrites and not self._may_rewrite(place.rewrites):
             raise TrajectoryError(_refusal_message(place, len(messages), self.conversation.branch.covered))
         with self.record.entered(place, head) as conversation:
-            if not is_sole:
-                self.record.bind(conversation, agent, signal)  # `enter` may have begun it
+            if isinstance(place.conversation, str) and not is_sole:  # the conversation has just begun
+                self.record.bind(conversation, agent, signal)
             return await self.answer_at(conversation, place, head, request=request)
 
     def _recorded_answer(self, messages: StrandsMessages) -> Answer | None:

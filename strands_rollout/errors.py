@@ -108,7 +108,7 @@ class EngineOverlongError(EngineRejectedError):
 
 
 class EngineResponseError(EngineError):
-    """The server answered 200 without a valid generation, or was too busy to report its model and limits."""
+    """The server answered 200 without a valid generation, or was busy or failing when asked for its limits."""
 
 
 class EngineAbortedError(EngineError):

@@ -134,7 +134,7 @@ def _team_of(built: object, model: SGLangModel, path: str) -> Team:
     of_policy = [agent for agent in everyone if isinstance(agent.model, SGLangModel)]
     for agent in of_policy:
         refuse_unplayable(agent, path)
-    for agent in everyone:  # agents on other models would block the same event loop
+    for agent in everyone:  # also agents on other models, since they run on the same event loop
         refuse_blocking(agent.conversation_manager, path)
     reused = [agent for agent in of_policy if agent in _USED_AGENTS]
     if reused:

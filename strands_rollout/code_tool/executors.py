@@ -216,7 +216,7 @@ def make_executor(setting: str | Mapping[str, Any]) -> CodeExecutor:
     options = {"name": setting} if isinstance(setting, str) else dict(setting)
     name = options.pop("name", None)
     if not isinstance(name, str):
-        raise ConfigError(f"got executor={setting!r}; expected a name, or a mapping with the key name and options")
+        raise ConfigError(f"got executor={setting!r}; expected a name, or a mapping with the key 'name' and options")
     make = _resolve_factory(name)
     try:
         bound = inspect.signature(make).bind(**options)

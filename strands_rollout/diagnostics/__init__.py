@@ -97,8 +97,8 @@ class DoctorOptions:
     gpus: Annotated[
         int | None,
         Option(
-            help="Number of GPUs required on this machine. Default: the command's GPUs per node with --training, else "
-            "$NUM_GPUS, else 8 with --training; 0 if $RAY_ADDRESS is set.",
+            help="Number of GPUs required on this machine. Default: 0 if $RAY_ADDRESS is set. Otherwise, with --training: "
+            "the command's GPUs per node, else $NUM_GPUS, else 8. Otherwise: $NUM_GPUS, else 0.",
             min=0,
         ),
     ] = None

@@ -251,7 +251,7 @@ class Preflight:
         return good(name, found)
 
     def _episode_tokens(self) -> int:
-        """Tokens that an unfinished episode holds on average: half of its context."""
+        """Return the tokens that an unfinished episode is assumed to hold on average: half of the context limit."""
         return max(self.command.context // 2, 1)
 
     def check_disk(self, _options: DoctorOptions) -> Iterator[Finding]:

@@ -60,7 +60,7 @@ def to_json(value: object, where: str) -> Json:
 
 
 def from_json(value: Json) -> Json:
-    """Return the value that `to_json` converted; raise ValueError if it is damaged."""
+    """Convert the JSON of `to_json` back to the value; raise ValueError if the JSON is damaged."""
     if isinstance(value, list):
         # fast path, since lists of numbers are most of a dump
         return value if set(map(type, value)) <= _JSON_SCALARS else [from_json(item) for item in value]

@@ -284,7 +284,7 @@ class Scheduler:
         self._abort_now(self.in_flight())
 
     def step(self) -> None:
-        """Compute one decode step of all running generations, then at least `prefill_chunk` prompt tokens, if any."""
+        """Decode a token of each running generation; then prefill `prefill_chunk` tokens, or fewer if fewer wait."""
         self._abort_now([generation for generation in self._prefilling() if generation in self._aborted])
         if len(self._batch):
             rows = slice(0, len(self._batch))

@@ -59,7 +59,7 @@ class HistoryLimitError(RolloutError):
 
 @dataclass(slots=True)
 class SessionFacts:
-    """Counts of a session's requests.
+    """Facts about a session's requests.
 
     Attributes:
         requests: Requests that could be parsed.
@@ -86,7 +86,7 @@ class SessionFacts:
     dropped_tokens: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return the counts as JSON values."""
+        """Return the facts as JSON values."""
         return {**asdict(self), "refused": dict(self.refused)}
 
 

@@ -43,8 +43,8 @@ def label_texts(label: object, depth: int = 0) -> tuple[str, ...]:
     Accepts what data sets contain: "42", 42, 42.0, "\boxed{42}", "... #### 42" (GSM8K), ["42", "forty-two"], "['42']".
 
     Raises:
-        ValueError: A list (not a text) contains itself or is nested too deeply, or has an integer of thousands of
-            digits.
+        ValueError: A list contains itself or is nested too deeply, or an integer has more than 4,300 digits. A text
+            that holds a list never raises.
     """
     if hasattr(label, "tolist"):  # a NumPy scalar or array
         label = label.tolist()

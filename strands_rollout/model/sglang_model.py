@@ -121,8 +121,8 @@ class SGLangModel(Model):
             raise ConfigError(f"got base_url={base_url!r} and client={client!r}; expected exactly one of them")
         if control is not None and should_abort is not never:
             raise ConfigError(
-                "got both control and should_abort; expected one of them: Control(should_abort) passes the function to "
-                "the control"
+                "got both control and should_abort; expected only one of them. To use both, pass "
+                "control=Control(should_abort)"
             )
         given = {name: value for name, value in model_config.items() if value is not None}
         self.config = sampling.updated_config(sampling.DEFAULT_CONFIG, given)

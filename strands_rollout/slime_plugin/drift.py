@@ -254,7 +254,7 @@ class RenderCheck:
         return _consists_of(self._encoder.decode(ids), ["", *parts] if has_free_start else parts)
 
     def _encoding_difference(self, context: Sequence[int]) -> _Difference | None:
-        """Find the first text between control tokens that the tokenizer would encode differently."""
+        """Find the texts between control tokens that the tokenizer would encode differently; count their tokens."""
         at, count, first, shown = 0, 0, None, ""
         for ids in self._split(context):
             if not self._encoder.is_control(ids[0]):

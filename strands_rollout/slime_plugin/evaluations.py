@@ -50,6 +50,8 @@ def samples_per_problem(args: SlimeArgs, name: str) -> int:
 def pass_rates(rewards: Iterable[tuple[int, Any]], size: int) -> dict[str, float]:
     """Return the mean of pass@k over problems, for each power of two k up to `size`, as slime does.
 
+    A `size` of 1 gives {}.
+
     A problem with missing samples counts with its other samples, for each k up to their number.
 
     Args:

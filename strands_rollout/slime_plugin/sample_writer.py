@@ -138,7 +138,7 @@ def write_episode(
         if status is statuses.ABORTED and rules.resume_conditions is not None:
             resume = _resume_state(ended, rules.resume_conditions())
     else:
-        # image tokens without their images stop a trainer
+        # a trainer fails on image tokens without their images
         prompt_ids = [] if model.conversation.branch.new_images else model.prompt_ids
         write_untrained(sample, prompt_ids, model.template.end_of_turn_id)
     sample.status = status

@@ -40,7 +40,7 @@ async def test_generate_survives_dead_worker_until_removed(
 ) -> None:
     router = "sglang-router"  # its default policy sends all of these to one worker, also after that worker died
     async with two_workers(sglang, sglang, shipped_tokenizer, router=router) as (stage, gateway, fronts):
-        await stage.play_one()  # with several first requests at once, each worker may get some
+        await stage.play_one()  # one request: several at once could be spread over both workers
         (busy,) = [front for front in fronts if front.passages]
         busy.passages.clear()
         playing = asyncio.create_task(stage.play(new_samples(EPISODES), SAMPLED))

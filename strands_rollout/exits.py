@@ -52,7 +52,9 @@ class exits_as_errors:  # noqa: N801 - used as a statement: `with exits_as_error
 
 def original_exception(error: BaseException) -> BaseException:
     """Return the exception that the user's code raised: the error itself, or its cause if `exits_as_errors` made it."""
-    return error.__cause__ if isinstance(error, ToolError) and error.__cause__ is not None else error
+    cause = error.__cause__
+    is_exit = isinstance(error, ToolError) and cause is not None and not isinstance(cause, Exception)
+    return cause if is_exit and cause is not None else error
 
 
 def function_name(function: Callable[..., Any]) -> str:

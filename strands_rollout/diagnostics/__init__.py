@@ -97,7 +97,7 @@ class DoctorOptions:
     gpus: Annotated[
         int | None,
         Option(
-            help="Number of GPUs required on this machine. Default: 0 if $RAY_ADDRESS is set. Otherwise, with --training: "
+            help="Number of GPUs required on this machine. Default: 0 if $RAY_ADDRESS is set. With --training: "
             "the command's GPUs per node, else $NUM_GPUS, else 8. Otherwise: $NUM_GPUS, else 0.",
             min=0,
         ),

@@ -267,9 +267,14 @@ class ProgramRun(EpisodeRun):
         """Return the ending due to a limit, or to an error of the endpoint: the program's requests failed then."""
         if self.limit is not None:
             return self.limit, None
-        return None if self.session.error is None else self._ending_of(self.session.error)
+        fault = self.session.error
+        # an image or another field that the client should not have sent: a timeout counts before it
+        is_client_fault = isinstance(fault, errors.ConfigError)
+        return None if fault is None or is_client_fault else self._ending_of(fault)
 
     def _ending_by_error(self, error: Exception) -> Ending:
+        if self.session.error is not None:
+            return self._ending_of(self.session.error)
         is_programs_own = not isinstance(error, errors.RolloutError) or isinstance(error, errors.ToolError)
         if is_programs_own:
             error = errors.ConfigError(describe_failure(self.program.name, error, self.task))
@@ -279,6 +284,8 @@ class ProgramRun(EpisodeRun):
         return self._ending_of(error)
 
     def _ordinary_end(self) -> Ending:
+        if self.session.error is not None:
+            return self._ending_of(self.session.error)
         if not self.model.conversation.turn_count:
             message = f"{self.program.name} ended without asking the policy; expected a request to the endpoint"
             return StopReason.SETUP_ERROR, errors.ConfigError(message)

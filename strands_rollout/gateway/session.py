@@ -16,6 +16,7 @@ from strands_rollout.errors import (
     EngineAbortedError,
     EngineOverlongError,
     EngineRejectedError,
+    EngineUnavailableError,
     PromptError,
     RolloutError,
     TemplateError,
@@ -342,7 +343,7 @@ class Session:
         end = len(place.new_messages) + (0 if branch.is_new else len(branch.messages))
         try:
             answer = await self.model.answer_at(conversation, place, client_request.head, params)
-        except (EngineAbortedError, asyncio.CancelledError):
+        except (EngineAbortedError, EngineUnavailableError, asyncio.CancelledError):
             self._main_was_interrupted |= bool(request.tools) and conversation is self.model.conversation
             raise
         except (EngineRejectedError, ConfigError) as e:

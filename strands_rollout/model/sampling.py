@@ -17,6 +17,7 @@ from strands_rollout.client.client import Flight, SGLangClient
 from strands_rollout.client.generate_api import EncodedIds, EncodedPrompt, FinishReason, Generation
 from strands_rollout.client.retry import Fault, FaultKind, Outage
 from strands_rollout.control import Control
+from strands_rollout.log_once import log_once
 from strands_rollout.model.images import PlacedImage, check_image_answer, collapsed_ids, image_fields
 from strands_rollout.model.replay_data import missing_replay_data, request_fields
 from strands_rollout.record.record import Record
@@ -210,7 +211,7 @@ class TurnSampler:
             error, self._unreachable_error = self._unreachable_error, None
             raise error
         client, control = request.client, request.control
-        empty_aborts: Outage | None = None  # consecutive aborts without a token
+        empty_aborts: Outage | None = None  # consecutive aborts without a usable token
         while True:
             if request.record.is_closed:
                 raise errors.EngineAbortedError("the episode ended before a request")
@@ -227,12 +228,13 @@ class TurnSampler:
                 request, empty_aborts = replace(request, context_ids=(), images=()), None
             else:
                 empty_aborts = empty_aborts or Outage(client.retry_policy)
-                empty_aborts.add(Fault(FaultKind.BUSY, "an abort without a token"), generation.latency_s)
-            # a paused engine holds the next request back, so the first request is repeated at once
-            is_repeated = empty_aborts is not None and len(empty_aborts.faults) > 1
-            _check_continuation(request, generation, empty_aborts if is_repeated else None)
+                message = f"the engine aborts requests without a usable token: {_abort_reason(generation)}"
+                empty_aborts.add(Fault(FaultKind.BUSY, message), generation.latency_s)
+            _check_continuation(request, generation, empty_aborts)
             self.engine_aborts += 1
-            if empty_aborts is not None and is_repeated:
+            if empty_aborts is not None and len(empty_aborts.faults) > 1:  # the first request is repeated at once
+                log_once(logger, logging.WARNING, "event=engine_aborts url=%s %s", client.url, message)
+                self.flight.fault = empty_aborts.faults[-1]  # if the time is up meanwhile, the engine is to blame
                 await client.wait_to_retry(empty_aborts, control)
 
     def _after_abort(self, generation: Generation, extra: Mapping[str, Any], params: Mapping[str, Any]) -> Generation:
@@ -354,29 +356,35 @@ def _check_continuation(request: SamplingRequest, generation: Generation, empty_
     Args:
         request: The turn.
         generation: The engine's aborted answer.
-        empty_aborts: At least two consecutive aborts without a token; None otherwise.
+        empty_aborts: The consecutive aborts without a usable token; None if the answer has such a token.
 
     Raises:
         EngineAbortedError: The rollout is aborted, or the settings give aborted turns back.
-        EngineUnavailableError: The engine aborted the turn because of an error, or aborts it again and again.
+        EngineRejectedError: The engine aborted the turn because of an error of the request (a status of 4xx).
+        EngineUnavailableError: The engine aborted the turn because of another error, or aborts it again and again.
     """
-    finish = generation.finish_reason
-    reason = finish.message or "no reason given"
+    status, reason = generation.finish_reason.status_code, _abort_reason(generation)
     if request.control.should_abort() or not request.config["continue_aborted"]:
         raise errors.EngineAbortedError(
             f"the engine aborted the turn after {len(generation.output_ids)} tokens: {reason}"
         )
-    if finish.status_code is not None:
-        raise errors.EngineUnavailableError(
-            f"the engine aborted the turn after {len(generation.output_ids)} tokens with the error "
-            f"{finish.status_code}: {reason}"
+    if status is not None:
+        message = (
+            f"the engine aborted the turn after {len(generation.output_ids)} tokens with the error {status}: {reason}"
         )
-    if empty_aborts is not None and empty_aborts.is_exhausted():
+        if 400 <= status < 500:
+            raise errors.EngineRejectedError(message, status_code=status)
+        raise errors.EngineUnavailableError(message)
+    if empty_aborts is not None and len(empty_aborts.faults) > 1 and empty_aborts.is_exhausted():
         raise errors.EngineUnavailableError(
-            f"the engine aborted {len(empty_aborts.faults)} consecutive requests before their first token, although "
+            f"the engine aborted {len(empty_aborts.faults)} consecutive requests without a usable token, although "
             f"the rollout was not aborted: {reason}. The client waited {empty_aborts.waited_s:.0f} s "
             "(engine_patience_s)"
         )
+
+
+def _abort_reason(generation: Generation) -> str:
+    return generation.finish_reason.message or "no reason given"
 
 
 def _append_turn(request: SamplingRequest, generation: Generation) -> None:

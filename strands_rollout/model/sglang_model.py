@@ -12,6 +12,7 @@ import functools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
+from weakref import WeakKeyDictionary
 
 import httpx
 from pydantic import BaseModel
@@ -143,7 +144,6 @@ class SGLangModel(Model):
         end_ids, encoder = [token for token in ends if isinstance(token, int)], self.template.encoder
         limit = vocab_size or encoder.vocab_size
         self._new_sampler = functools.partial(sampling.TurnSampler, limit, end_ids, encoder.decode)
-        self._samplers: dict[Conversation, sampling.TurnSampler] = {}
         self._control = control or Control(should_abort)
         self._request_span = request_span
         self.reset()
@@ -165,7 +165,8 @@ class SGLangModel(Model):
     def reset(self) -> None:
         """Start a new record; references to the old trajectory stay valid."""
         self.record = Record()
-        self._samplers = {}
+        # weak: a conversation that the record drops takes its sampler along
+        self._samplers: WeakKeyDictionary[Conversation, sampling.TurnSampler] = WeakKeyDictionary()
         self._replayed: StrandsMessages = ()
 
     @property
@@ -366,10 +367,8 @@ class SGLangModel(Model):
 
     def _sampler(self, conversation: Conversation) -> sampling.TurnSampler:
         """Return the sampler of a conversation's turns."""
-        sampler = self._samplers.get(conversation)
-        if sampler is None:
-            sampler = self._samplers[conversation] = self._new_sampler()
-        return sampler
+        # in one step, because other threads read the state of the engine
+        return self._samplers.get(conversation) or self._samplers.setdefault(conversation, self._new_sampler())
 
     def _may_rewrite(self, conversation: Conversation) -> bool:
         """Return whether a request may rewrite the history of a conversation."""

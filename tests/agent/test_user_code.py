@@ -124,6 +124,19 @@ def test_load_tools_error_is_one_line_with_the_remedy(project: Path, path: str, 
     assert "\n" not in str(caught.value)
 
 
+class HooksWithAReason:
+    def __init__(self) -> None:
+        try:
+            int("four")
+        except ValueError as e:
+            raise ToolError("the number of hooks is no number") from e
+
+
+def test_load_hooks_error_keeps_the_reason_of_a_constructor() -> None:
+    with pytest.raises(ToolError, match="raised ToolError: the number of hooks is no number"):
+        load_hooks([f"{__name__}.HooksWithAReason"])
+
+
 def test_load_hooks_error_names_the_exit_of_a_constructor() -> None:
     with pytest.raises(ToolError, match=r"^'user_exits.BrokenConstructor' raised SystemExit: 2; expected a class"):
         load_hooks(["user_exits.BrokenConstructor"])

@@ -94,7 +94,7 @@ async def test_engine_abort_with_an_error_is_an_engine_error(shipped_tokenizer: 
     done = await run(shipped_tokenizer, [aborted])
     assert (done.sample.status, done.facts["stop_reason"]) == (Sample.Status.FAILED, "engine_error")
     assert done.facts["error"] == (
-        "EngineUnavailableError: the engine aborted the turn after 2 tokens with the error 400: it can't be served"
+        "EngineRejectedError: the engine aborted the turn after 2 tokens with the error 400: it can't be served"
     )
     assert len(done.fake.requests) == 1
 
@@ -104,8 +104,18 @@ async def test_repeated_engine_aborts_are_an_engine_error(shipped_tokenizer: Any
     settings = {"engine_patience_s": 0.3}
     done = await run(shipped_tokenizer, lambda _body, _number: Reply.abort(), settings=settings)
     assert (done.sample.status, done.facts["stop_reason"]) == (Sample.Status.FAILED, "engine_error")
-    assert "consecutive requests before their first token" in done.facts["error"]
+    assert "consecutive requests without a usable token" in done.facts["error"]
     assert len(done.fake.requests) >= 2
+
+
+async def test_timeout_during_repeated_engine_aborts_is_an_engine_error(
+    shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"engine_patience_s": 1e6, "episode_timeout_s": 1.5}
+    done = await run(shipped_tokenizer, lambda _body, _number: Reply.abort(), settings=settings)
+    assert (done.sample.status, done.facts["stop_reason"]) == (Sample.Status.FAILED, "engine_error")
+    assert "the engine aborts requests without a usable token" in done.facts["error"]
+    assert "event=engine_aborts" in caplog.text
 
 
 async def test_repeated_engine_aborts_with_tokens_continue_the_turn(shipped_tokenizer: Any) -> None:

@@ -34,6 +34,7 @@ class _Abort:
         return self.is_up
 
 
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 abort = _Abort()
 column = ""  # the column of the table that the running test plays
 
@@ -269,6 +270,24 @@ async def test_program_stop_reason_of_several_causes(shipped_tokenizer: Any, row
     settings = {"agent_program": f"{__name__}.program"} | ({"episode_timeout_s": 0.8} if end == "hangs" else {})
     got = await _play(shipped_tokenizer, row, end, settings)
     assert _agrees(got, cell), got
+
+
+async def program_with_an_image(task: Any, endpoint: Any) -> None:
+    """Send an image to a model without images, then hang."""
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}}
+    messages = [{"role": "user", "content": [{"type": "text", "text": task.text}, image]}]
+    headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+    async with aiohttp.ClientSession() as http:
+        url = f"{endpoint.base_url}/chat/completions"
+        async with http.post(url, json={"messages": messages}, headers=headers) as response:
+            assert response.status == 400
+    await asyncio.sleep(600)
+
+
+async def test_program_timeout_counts_before_the_clients_own_fault(shipped_tokenizer: Any) -> None:
+    settings = {"agent_program": f"{__name__}.program_with_an_image", "episode_timeout_s": 1.0}
+    done = await run(shipped_tokenizer, [ANSWER], settings=settings)
+    assert done.facts["stop_reason"] == "episode_timeout"
 
 
 async def program_with_an_outage(task: Any, endpoint: Any) -> str:

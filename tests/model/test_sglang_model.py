@@ -1,6 +1,7 @@
 """SGLangModel as any Strands user meets it: an agent, its tools, and the trajectory afterwards."""
 
 import asyncio
+import gc
 import re
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from strands.types.exceptions import (
 from strands_rollout import SGLangClient, SGLangModel, TokenLimits, create_client
 from strands_rollout.control import Control
 from strands_rollout.errors import BudgetExhaustedError, ConfigError, PromptError, TrajectoryError
+from strands_rollout.record.record import Conversation
 
 
 @tool
@@ -284,6 +286,21 @@ async def test_structured_output_leaves_the_trajectory_unchanged(shipped_tokeniz
     assert events[-1] == {"output": City(name="Ulm", people=126000)}
     assert '"name": "City"' in shipped_tokenizer.decode(fake.requests[0].input_ids)
     assert model.trajectory.token_ids == []
+
+
+async def test_structured_output_keeps_no_side_conversation(shipped_tokenizer: Any) -> None:
+    def conversations() -> int:
+        gc.collect()
+        return sum(type(each) is Conversation for each in gc.get_objects())
+
+    async with FakeSGLang(lambda _body, _number: turn(shipped_tokenizer, "no idea<|im_end|>")) as fake:
+        model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url)
+        before = conversations()
+        for _ in range(3):
+            with pytest.raises(StructuredOutputException):
+                async for _ in model.structured_output(City, [{"role": "user", "content": [{"text": "Ulm"}]}]):
+                    pass
+    assert conversations() == before
 
 
 @pytest.mark.parametrize("text", ["no idea", "[" * 3000, "9" * 4301])

@@ -141,7 +141,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free port.", min=0, max=65535)] = 30000,
     served_model_name: Annotated[
-        str | None, typer.Option(help="Model name at /v1/models. Default: the model's folder.")
+        str | None, typer.Option(help="Model name at /v1/models. Default: the folder's path.")
     ] = None,
     context_length: Annotated[
         int | None, typer.Option(help="Maximum tokens of prompt plus answer. Default: the model's limit.", min=8)

@@ -46,9 +46,9 @@ def doctor(
 ) -> None:
     """Check this machine before a training run.
 
-    Reports errors and warnings with their remedies, within seconds. With --training, also checks the run's command
-    (--flags, or arguments after --; default: scripts/strands_qwen3_8b.sh), and says what the run will do. Exits with 1
-    if there is an error.
+    Reports errors and warnings with their remedies, within a minute, or a few minutes with --training. With --training,
+    also checks the run's command (--flags and arguments after --; default for Qwen3-8B: scripts/strands_qwen3_8b.sh),
+    and says what the run will do. Exits with 1 if there is an error, or with --strict a warning.
     """
     if (flags is not None or arguments) and not values["training"]:
         from strands_rollout.diagnostics.flag_check import report_flags
@@ -90,14 +90,15 @@ def check_template(
         str, typer.Option(help="Tool parser that must read the template's tool calls; auto picks a parser that does.")
     ] = "auto",
     episodes: Annotated[int, typer.Option(help="Number of random episodes to compare; 0 for none.", min=0)] = 20,
-    seed: Annotated[int, typer.Option(help="Seed of the first episode; each further episode adds 1.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the first episode; it grows by 1 per episode.", min=0)] = 0,
     as_json: options.JsonLine = False,
 ) -> None:
     """Check that a chat template is append-only.
 
     Reports which messages the template appends or rewrites, which tool parser reads its calls, and which tokens end a
     turn. Then renders random episodes and compares the tokens that would be sent with the template's own rendering.
-    Exits with 1, and prints the tokens around the first difference, if a rule is broken or a token differs.
+    Exits with 1 if a token differs, and prints the tokens around the first difference. Also exits with 1 if a rule is
+    broken; a rule that only some conversations need gives a warning instead.
     """
     from strands_rollout.diagnostics import template_check
 
@@ -115,13 +116,21 @@ def drift(
     config: Annotated[
         Path | None,
         typer.Option(
-            help="Settings file of the run, for tool_parser and enable_thinking. Default: detected from the template.",
+            help="Settings file of the run, for tool_parser and enable_thinking. Default: auto, and the "
+            "chat template's default.",
             exists=True,
             dir_okay=False,
         ),
     ] = None,
     changes: Changes = None,
-    show: Annotated[int, typer.Option(help="Number of episodes to list, most changed tokens first.", min=0)] = 10,
+    show: Annotated[
+        int,
+        typer.Option(
+            help="Number of episodes to list: most tokens that differ from the template first, then most off-policy "
+            "tokens.",
+            min=0,
+        ),
+    ] = 10,
     as_json: options.JsonLines = False,
 ) -> None:
     """Count tokens that re-encoding the text would change.
@@ -146,7 +155,8 @@ def replay(
     temperature: Annotated[
         float | None,
         typer.Option(
-            help="Sampling temperature. Default: the recorded value if a seed was recorded, 1 with --seed, else 0.",
+            help="Sampling temperature. Default: 1 with --seed; otherwise the recorded value if a seed was recorded, "
+            "else 0.",
             min=0.0,
         ),
     ] = None,
@@ -235,8 +245,8 @@ def validate(
 ) -> None:
     """Check that the reward gives 1 to each row's ground truth.
 
-    Prints the line, the label and the reason of each row that fails: no policy can get a reward for such a row. Exits
-    with 1 if a row fails.
+    Prints the line, the label and the reason of each row that fails: for such a row, even the correct answer gets less
+    than 1. Exits with 1 if a row fails.
     """
     from strands_rollout.diagnostics.rewards import ANSWER_FORMS, LABEL_PLACEHOLDER, load_reward, run_validate
 
@@ -333,7 +343,7 @@ def _name_dumps(dumps: Sequence[Path]) -> dict[str, Path]:
 def _load_retokenizer(folder: Path | None, dumps: Sequence[Path]) -> Retokenizer | None:
     """Return the object that marks drift, with the tokenizer in `folder` or else the recorded tokenizer.
 
-    Returns None if the recorded tokenizer is not on this machine, or no dump has tokens.
+    Without `folder`, returns None if the recorded tokenizer can't be used on this machine, or if no dump has tokens.
 
     Raises:
         ConfigError: The tokenizer in `folder` can't be loaded, or is another policy's.

@@ -220,7 +220,9 @@ Config: TypeAlias = Annotated[
         dir_okay=False,
     ),
 ]
-RewardKey: TypeAlias = Annotated[str | None, typer.Option(help="Key of the score in a reward that is a dict.")]
+RewardKey: TypeAlias = Annotated[
+    str | None, typer.Option(help="Key of the score in a reward that is a dict. Default: score and acc are tried.")
+]
 GroupRm: TypeAlias = Annotated[
     bool,
     typer.Option("--group-rm", help="Call the reward with a list of all samples of a group, as slime's --group-rm."),
@@ -310,7 +312,7 @@ def _format_fields(settings: BaseModel, indent: str) -> Iterator[str]:
     adapter = TypeAdapter[Any](Any)
     for name, field in type(settings).model_fields.items():
         value, default = getattr(settings, name), field.get_default(call_default_factory=True)
-        if isinstance(value, tuple | dict):  # MCP servers and reward parts: show only the fields that are set
+        if isinstance(value, tuple | dict):  # MCP servers and reward parts: without fields at their defaults
             value, default = (json.loads(adapter.dump_json(item, exclude_defaults=True)) for item in (value, default))
         description = wrap(str(field.description), _COMMENT_WIDTH - len(indent), break_on_hyphens=False)
         yield from (f"{indent}# {line}" for line in description)

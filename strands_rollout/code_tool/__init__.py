@@ -1,6 +1,6 @@
 """Execution of model-written code: the `CodeExecutor` protocol, its backends, and the code tool.
 
-Must not import agents or samples.
+This package must not import the code of agents or samples.
 """
 
 import importlib

@@ -6,11 +6,11 @@
 - `run(code, "python") -> str`.
 - The in-process interpreter raises `InterpreterError` for faults of the code; the other interpreters raise it for
   faults around the code (no Python, no Docker daemon).
-- `require_confirm` waits on stdin.
-- `SubprocessInterpreter` answers `stdout(stderr: ...)(Execution failed with return code N)` and ends that stderr with
-  "Process timed out after N seconds and was terminated.". It rewrites the code with astor (which supports neither
-  `match` nor `except*`), raises UnboundLocalError for code without statements, and leaves a temporary directory behind
-  at each call.
+- With `require_confirm=True`, an interpreter asks on stdin before it runs code.
+- `SubprocessInterpreter` answers `stdout(stderr: ...)(Execution failed with return code N)`, without the parts that do
+  not apply. At its time limit, the stderr ends with "Process timed out after N seconds and was terminated.". The
+  interpreter rewrites the code with astor (which supports neither `match` nor `except*`), raises UnboundLocalError for
+  code without statements, and leaves a temporary directory behind at each call.
 """
 
 import asyncio
@@ -63,10 +63,11 @@ def import_camel() -> ModuleType:
 
 
 def _make_factory(interpreter: object, options: Mapping[str, object] | None) -> Callable[[], Interpreter]:
-    """Return a function that makes the interpreter of a call.
+    """Return a function that makes the interpreter of a call, or always returns `interpreter` if that is an instance.
 
     Raises:
-        ConfigError: The interpreter does not exist, does not accept the options, or would wait on stdin.
+        ConfigError: camel-ai is not installed; or `interpreter` is neither an interpreter nor the name of one, does not
+            accept the options, or would wait on stdin.
     """
     base = import_camel().BaseInterpreter
     found = _load_interpreter(interpreter) if isinstance(interpreter, str) else interpreter
@@ -80,7 +81,10 @@ def _make_factory(interpreter: object, options: Mapping[str, object] | None) -> 
             raise ConfigError(f"{found.__name__} with require_confirm=True would wait on stdin; expected False")
         return functools.partial(found, **chosen)
     if options:
-        raise ConfigError(f"options {dict(options)!r:.200} were given with {found!r:.80}; expected a name or a class")
+        raise ConfigError(
+            f"got the options {', '.join(options)} and interpreter={found!r:.80}; expected an interpreter that is "
+            "given as a name or a class, which is made with the options"
+        )
     if isinstance(found, base):
         _check_no_confirmation(found)
         return lambda: found
@@ -88,7 +92,7 @@ def _make_factory(interpreter: object, options: Mapping[str, object] | None) -> 
         return found
     raise ConfigError(
         f"interpreter is {found!r:.80}; expected a class of {_CAMEL_MODULE} or its name, an instance, or a function "
-        "that returns one"
+        "that returns an instance"
     )
 
 
@@ -120,9 +124,9 @@ def _is_stateless(interpreter: Interpreter) -> bool:
 
 @contextlib.contextmanager
 def _with_time_limit(interpreter: Interpreter, timeout_s: float) -> Iterator[Interpreter]:
-    """Yield the interpreter of one call: itself, or a copy with the call's time limit if the interpreter is stateless.
+    """Yield the interpreter for one call: a copy with the call's time limit if it is stateless, else the original.
 
-    Temporary files of the copy are removed.
+    The copy's temporary files are removed afterwards.
     """
     if not _is_stateless(interpreter):
         yield interpreter
@@ -131,7 +135,7 @@ def _with_time_limit(interpreter: Interpreter, timeout_s: float) -> Iterator[Int
     limited.execution_timeout = timeout_s
     folders: list[Path] = []
     create = getattr(limited, "_create_temp_file", None)
-    if callable(create):  # a private method of camel; without it, only its temporary directories are not removed
+    if callable(create):  # a private method of camel; if it is gone, temporary directories stay behind
 
         def create_and_record(*args: object, **kwargs: object) -> str | Path:
             path: str | Path = create(*args, **kwargs)
@@ -169,7 +173,7 @@ def _parse_answer(interpreter: Interpreter, answer: object, timeout_s: float) ->
 
 
 def _result_of_error(interpreter: Interpreter, error: BaseException) -> ExecutionResult:
-    """Attribute an exception of `run` to the code, as its stderr, or to the interpreter, as an infra error."""
+    """Return the result of a call whose `run` raised: the error as the code's stderr, or as an `infra_error`."""
     message = f"{type(error).__name__}: {error}"
     if _is_stateless(interpreter):  # SubprocessInterpreter may raise any error when it rewrites unusual code
         if isinstance(error, UnboundLocalError):
@@ -224,21 +228,24 @@ class CamelExecutor(LoopExecutor):
 
     Cancelling `run` only stops waiting: camel can't end the code, which runs until the interpreter's own limit. Only
     `SubprocessInterpreter` receives the call's limit. Code that another interpreter does not end at the time limit is
-    abandoned in its thread; while `max_concurrency` threads are abandoned, calls end in an `infra_error`.
+    abandoned in its thread. While such code, or code of cancelled calls that is past its limit, occupies
+    `max_concurrency` threads, calls end in an `infra_error`.
 
     Args:
         interpreter: A class of `camel.interpreters` by name ("SubprocessInterpreter") or dotted path, a class, a
             function without arguments that makes an interpreter, or an instance.
-        options: The constructor's arguments, for a name, a path or a class. Defaults where the constructor accepts
-            them: require_confirm=False, print_stderr=False, raise_error=True.
+        options: Keyword arguments for the constructor; only if `interpreter` is a name, a path or a class. Defaults
+            where the constructor accepts them: require_confirm=False, print_stderr=False, raise_error=True.
         timeout_s: Default limit in wall-clock seconds, from the start of the interpreter's `run`; a call may set its
             own.
         max_output_chars: Characters kept of stdout and of stderr, half from each end.
-        max_concurrency: Calls that run at once; further calls wait. Must be 1 for code that runs in this process.
+        max_concurrency: Calls that run at once; more calls wait. Must be 1 for code that runs in this process. Ignored
+            (always 1) for an instance, except one of `SubprocessInterpreter`.
         reuse: Keep interpreters and their state between calls; for interpreters that are slow to start.
 
     Raises:
-        ConfigError: camel-ai is not installed, there is no such interpreter, or an argument is invalid.
+        ConfigError: camel-ai is not installed, there is no such interpreter, or an argument is invalid. `run` raises it
+            too, if a function makes an interpreter that would wait on stdin or that needs `max_concurrency=1`.
     """
 
     def __init__(
@@ -263,7 +270,10 @@ class CamelExecutor(LoopExecutor):
         self._abandoned: list[tuple[Future[Any], float]] = []  # threads, and when each should have ended
 
     async def _attempt(self, code: str, timeout_s: float) -> ExecutionResult:
-        """Make an interpreter and run the code on it, each in a thread of its own."""
+        """Make an interpreter, or take an idle one, and run the code on it, each in a thread of its own.
+
+        Before that, wait while threads of cancelled or abandoned calls occupy all places.
+        """
         while len(self._prune_abandoned()) >= self._max_concurrency:
             if all(due_at <= time.monotonic() for _, due_at in self._abandoned):
                 return infra_failure(
@@ -295,7 +305,11 @@ class CamelExecutor(LoopExecutor):
         return replace(result, stdout=stdout, stderr=stderr, truncated=truncated)
 
     async def _wait_or_abandon(self, future: Future[Any], limit_s: float) -> Any:  # noqa: ANN401 - of either thread
-        """Wait for a thread for a limited time; record the thread as abandoned if it has not ended by then."""
+        """Wait for a thread for a limited time; record it as abandoned if it runs on after the limit or a cancellation.
+
+        Raises:
+            TimeoutError: The thread has not ended within `limit_s`.
+        """
         due_at = time.monotonic() + limit_s
         try:
             return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), limit_s)

@@ -33,7 +33,7 @@ class ExecutionResult:
     Attributes:
         stdout: Decoded as UTF-8 (bad bytes become U+FFFD); only head and tail when `truncated`.
         stderr: As `stdout`; tracebacks show only the code's own frames.
-        exit_code: The process's exit status, -N if signal N ended it, None if it never started. In a session, where
+        exit_code: The process's exit status, -N if signal N ended it, None with an `infra_error`. In a session, where
             the process lives on: 1 after an uncaught exception, else 0 or the argument of `sys.exit`.
         timed_out: The time limit ended the code; `stdout` and `stderr` hold the output until then.
         truncated: At least one stream was longer than the backend keeps; a marker says how much was dropped.
@@ -65,7 +65,7 @@ class ExecutorFacts:
     Attributes:
         libraries: Libraries that can be imported besides the standard library.
         memory_mb: Memory of one call in mebibytes.
-        isolated: The code can reach neither the network nor other programs.
+        isolated: The code can neither use the network nor start other programs.
         keeps_sessions: `run` accepts the name of a session.
     """
 
@@ -87,7 +87,7 @@ class CodeExecutor(Protocol):
     - A fault of the backend itself is retried, where that is safe, before it is reported.
 
     A backend may have an attribute `facts` (an `ExecutorFacts`; without it the tool's description promises nothing),
-    and an async method `start`, awaited before an episode, that raises an error that would fail every call.
+    and an async method `start`. `start` is awaited before an episode and raises the errors that would fail every call.
     """
 
     async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
@@ -101,7 +101,7 @@ class CodeExecutor(Protocol):
         Raises:
             ConfigError: `code` is not a string, `timeout_s` is not a positive number, or `session` is given and the
                 backend keeps no sessions.
-            SandboxError: The executor has been closed.
+            SandboxError: The executor has been closed, or can't be started.
         """
         ...
 
@@ -198,11 +198,12 @@ def shared_executor(setting: str | Mapping[str, Any]) -> CodeExecutor:
     """Return this process's executor for a setting, making it on first use; a forked process makes its own.
 
     Args:
-        setting: A name from `EXECUTORS`, the dotted path of a class or function that makes an executor, or a mapping
-            with such a `name` whose other keys are the arguments.
+        setting: A name from `EXECUTORS`, the dotted path of a class or function that makes an executor, or a mapping.
+            The mapping's key `name` holds such a name or path; its other keys are the arguments.
 
     Raises:
-        ConfigError: There is no such executor, or it does not accept these arguments.
+        ConfigError: There is no such executor, its class or function does not accept these arguments, or what it makes
+            is no `CodeExecutor`.
     """
     key = (os.getpid(), json.dumps(setting, sort_keys=True, default=repr))
     if key not in _shared:
@@ -255,14 +256,16 @@ def _resolve_factory(name: str) -> Callable[..., object]:
 
 
 CALL_OWNER: contextvars.ContextVar[str | None] = contextvars.ContextVar("strands_rollout_call_owner", default=None)
-"""Owner of the current call in `FairQueue`, set by the episode; all calls without an owner share one turn."""
+"""Owner of the current call in `FairQueue`, set by the episode; all calls without an owner count as one owner's."""
 
 
 _RECLAIM_INTERVAL_S: Final = 1.0  # how often a waiting call looks for slots of closed event loops
 
 
 class FairQueue:
-    """A semaphore whose slots go to waiting owners round-robin, and in order of arrival within an owner.
+    """A semaphore whose slots go to the owners of waiting calls (`CALL_OWNER`) in turn.
+
+    Calls of one owner get slots in the order in which they arrived.
 
     An event loop may be closed with calls in flight, which then never release their slots. Waiting calls reclaim these
     slots.
@@ -279,7 +282,8 @@ class FairQueue:
         """Wait for a slot, and hold it while the context is open.
 
         Args:
-            on_reclaim: Called after slots of closed event loops were reclaimed, to end the code that still runs there.
+            on_reclaim: Called after slots of closed event loops were reclaimed, to end the code of the calls that held
+                these slots.
         """
         loop = asyncio.get_running_loop()
         ticket = _Ticket(loop, loop.create_future())
@@ -318,7 +322,7 @@ class FairQueue:
             on_reclaim()
 
     def _release(self, ticket: _Ticket) -> None:
-        """Pass the ticket's slot to the next owner's first ticket, or free it; do nothing if it holds no slot."""
+        """Release the slot that the ticket holds, if any: pass it to the next owner's first ticket, or free it."""
         with self._lock:
             if ticket not in self._holders:
                 return
@@ -366,7 +370,7 @@ def usable_cpus(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def _cpu_quota(cgroups: Path) -> float | None:
-    """Return the quota of the container's cgroup (v2, else v1) in CPUs, or None if there is no limit."""
+    """Return the quota of the container's cgroup (v2, else v1) in CPUs; None if there is none or it can't be read."""
     try:
         if (limit := cgroups / "cpu.max").exists():
             quota, period = limit.read_text().split()

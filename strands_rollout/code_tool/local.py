@@ -31,13 +31,13 @@ _REQUIREMENT_NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 
 
 def library_files(names: Iterable[str]) -> dict[str, list[str]]:
-    """Find the files that code needs to import these distributions or modules and their requirements.
+    """Find the files of these distributions or modules and of their requirements, which code must read to import them.
 
     Returns:
         Folder -> names of files and folders in it.
 
     Raises:
-        ConfigError: A library is not installed.
+        ConfigError: One of the `names` is not installed; a missing requirement is skipped.
     """
     found: dict[str, set[str]] = {}
     seen: set[str] = set()
@@ -65,7 +65,7 @@ def _distribution(name: str) -> metadata.Distribution:
     owners = metadata.packages_distributions().get(name)
     if not owners:
         raise ConfigError(
-            f"libraries names {name!r}, which is not installed for this Python; install it (pip install {name}) or "
+            f"libraries contains {name!r}, which is not installed for this Python; install it (pip install {name}) or "
             "remove it from the list"
         )
     return metadata.distribution(owners[0])
@@ -101,31 +101,34 @@ class LocalExecutor(CodeExecutor):
 
     The first call (or `start`) starts a supervisor process and a fork server, which keeps the libraries in memory and
     forks a child for each call. Code gets a clean environment, an empty stdin, a directory of its own, and limits on
-    time, memory, disk, files, threads and output. The code can read only Python's own files, the libraries and shared
-    objects, and write only in its directory. It can't use the network, start programs or processes, signal other
-    processes or raise its limits.
+    time, memory, disk, files, threads and output. With `isolation` "full", the code can read only Python's own files,
+    the libraries, shared objects, locales and time zones, and write only in its directory. It can't use the network,
+    start programs or processes, signal other processes or raise its limits.
 
     At the start, probes in a real child test what the kernel enforces; if that is less than `isolation` demands, no
     code is run. Kernel exploits are not covered: for deliberately hostile code, use a remote backend.
 
-    A supervisor that dies is replaced, and a stateless call that died with it is run once more.
+    A supervisor that dies is replaced, and a stateless call that died with it is run once more. A call in a session
+    instead ends in an `infra_error`, because the session died too.
 
     Args:
         timeout_s: Default limit in wall-clock seconds; a call may set its own.
-        memory_mb: Address space of a process in mebibytes.
+        memory_mb: Maximum address space of a process in mebibytes.
         disk_mb: Maximum mebibytes that a process may have on disk, and in one file.
         max_files: Maximum number of files and directories of a process.
         max_threads: Maximum number of threads of a process.
         max_output_chars: Characters kept of stdout and of stderr: half from the head, half from the tail.
-        max_output_mb: A process that writes more mebibytes than this is killed.
+        max_output_mb: Code that prints more mebibytes than this, on stdout and stderr together, is killed.
         max_concurrency: Calls that run at once; further calls wait in turn. None for the number of usable CPUs, at
             least 2.
         libraries: Distributions or modules that can be imported besides the standard library, with their
             requirements. Imported at the start.
-        isolation: Weakest mode that is accepted: "full"; "files", without a filter of system calls; "seccomp", without
-            confinement of files; "rlimits", limits only. Everything that the machine supports is enforced in any case.
-        programs: Allow code to start the machine's programs, such as a shell; "full" and "seccomp" refuse this.
-            Files, sockets and other runs stay out of the programs' reach; `memory_mb` holds for each program.
+        isolation: Weakest mode that is accepted: "full"; "files", without a filter of system calls; "seccomp", only the
+            limits and this filter; "rlimits", only the limits. Everything that the machine supports is enforced in any
+            case.
+        programs: Allow code to start the machine's programs, such as a shell; the start then fails if `isolation` is
+            "full" or "seccomp". Other files, sockets and other runs stay out of the programs' reach if `isolation` is
+            "files"; `memory_mb` holds for each program.
         scratch_dir: Folder for the code's directories; None for the temporary directory.
         disabled_layers: Layers to treat as missing in the kernel: "user", "files", "landlock", "chroot", "syscalls".
             For finding faults and for tests.
@@ -184,7 +187,10 @@ class LocalExecutor(CodeExecutor):
         self._lock = threading.Lock()
 
     def _session_slot(self, session: str | None) -> contextlib.AbstractAsyncContextManager[None]:
-        """Let one call of a session run at a time in the context; calls that wait for it hold no slot in the queue."""
+        """Return a context in which only one call of a session runs at a time; without a session, it changes nothing.
+
+        A call enters it before it waits for a slot, so that calls that wait for their session occupy no slots.
+        """
         return (
             contextlib.nullcontext()
             if session is None
@@ -201,7 +207,8 @@ class LocalExecutor(CodeExecutor):
         """Start the supervisor if it is not running, and return a report of what it enforces.
 
         Raises:
-            SandboxError: The supervisor can't be started, or would enforce less than `isolation`.
+            SandboxError: The supervisor can't be started, or would enforce less than `isolation`; or the executor is
+                closed.
             ConfigError: A library is not installed.
         """
         return (await self._ensure_started()).report
@@ -211,7 +218,8 @@ class LocalExecutor(CodeExecutor):
 
         Raises:
             ConfigError: An argument is invalid, or a library is not installed.
-            SandboxError: The executor is closed, or the sandbox would enforce less than `isolation`.
+            SandboxError: The executor is closed, or the sandbox can't be started or would enforce less than
+                `isolation`.
         """
         limit_s = self._limits["timeout_s"] if timeout_s is None else timeout_s
         executors.check_run_arguments("LocalExecutor", code, limit_s, session, keeps_sessions=True)
@@ -314,7 +322,7 @@ class LocalExecutor(CodeExecutor):
             return supervisor
 
     def _check_isolation(self, report: SandboxReport) -> None:
-        """Log what is enforced, and raise SandboxError if that is less than `isolation` demands."""
+        """Raise SandboxError if less is enforced than `isolation` demands; else log what is enforced and missing."""
         enforced = "; ".join(f"{layer}: {how}" for layer, how in report.enforced.items())
         missing = "; ".join(f"{layer}: {why}" for layer, why in report.missing.items()) or "nothing"
         lacking = [layer for layer in LAYERS[self._isolation] if layer in report.missing]

@@ -1,8 +1,8 @@
 """The parts that remote backends share: an event loop of their own, and code packed as a self-contained script.
 
 The script is for sandboxes that run plain Python scripts. It brings its own supervisor (`remote_supervisor.py`), so
-that results equal those of the local executor however the sandbox handles a script's output: the value of a last
-expression is printed, tracebacks show only the code's own frames, the time limit starts with the code, and output
+that results look like those of the local executor, no matter how the sandbox handles a script's output: the value of a
+last expression is printed, tracebacks show only the code's own frames, the time limit starts with the code, and output
 before a timeout is kept.
 
 `SubprocessExecutor`, the simplest backend, runs that script on this machine: limits, but NO isolation.
@@ -186,7 +186,9 @@ class RemoteProgram:
         )
 
     def result(self, stdout: str, stderr: str, exit_code: int | None, *, gave_up: bool = False) -> ExecutionResult:
-        """Parse the script's output, skipping lines that are not the supervisor's.
+        """Return the result that the script's output reports; lines that are not the supervisor's are skipped.
+
+        Without a report, the result has an `infra_error` if the code never started, or says how the code ended.
 
         Args:
             stdout: The script's whole stdout, as the sandbox returned it.
@@ -265,8 +267,8 @@ class SubprocessExecutor(LoopExecutor):
     Args:
         timeout_s: Default limit in wall-clock seconds; a call may set its own.
         max_output_chars: Characters kept of stdout and of stderr: half from the head, half from the tail.
-        max_output_mb: A child that writes more mebibytes than this is killed.
-        memory_mb: Address space of a child in mebibytes.
+        max_output_mb: Code that prints more mebibytes than this, on stdout and stderr together, is killed.
+        memory_mb: Maximum address space of a child in mebibytes.
         file_mb: Largest file that a child may write, in mebibytes.
         max_concurrency: Maximum number of children; None for the number of usable CPUs, at least 2.
 
@@ -298,7 +300,7 @@ class SubprocessExecutor(LoopExecutor):
             finally:
                 await asyncio.to_thread(scratch.delete, folder)
         except OSError as e:
-            return executors.infra_failure(f"can't run {sys.executable!r}: {e}")
+            return executors.infra_failure(f"can't make the code's folder or start {sys.executable!r}: {e}")
 
 
 async def _run_in_subprocess(program: RemoteProgram, folder: str) -> ExecutionResult:

@@ -41,7 +41,7 @@ INHERITED_VARIABLES = (
     "OPENBLAS_NUM_THREADS",
     "MKL_NUM_THREADS",
 )
-POLL_S = 0.05  # interval of checks for an end that closes no pipe
+POLL_S = 0.05  # how often to check whether the code has ended without closing its pipes
 DRAIN_TIMEOUT_S = 0.5  # a process that left the group may hold the pipes open forever
 CHUNK_BYTES = 65536
 FIRST_FREE_FD = 3
@@ -62,7 +62,7 @@ def run(job: dict[str, Any], sources: dict[str, str]) -> None:
     try:
         for descriptor in (go[0], stdout[1], stderr[1]):
             os.close(descriptor)
-        print_line(job["token"] + " start")  # before the code runs, which could suppress it
+        print_line(job["token"] + " start")  # before the code runs, since the code could suppress this line
         os.write(go[1], b"1")
         watch = CodeWatch(
             child, (stdout[0], stderr[0], lifeline), job, load_module("code_runner", sources["code_runner"])
@@ -74,7 +74,11 @@ def run(job: dict[str, Any], sources: dict[str, str]) -> None:
 
 
 def fork_watcher(scratch: str) -> int:
-    """Fork and return in the child; the parent waits and cleans up. The returned pipe ends when the parent dies."""
+    """Fork and return in the child; the parent waits for the child and cleans up.
+
+    Returns:
+        The reading end of a pipe, at whose end of file the parent has died.
+    """
     lifeline, parents_end = os.pipe()
     pid = os.fork()
     if pid:
@@ -115,8 +119,9 @@ def load_module(name: str, source: str) -> ModuleType:
 def set_up_child(go: tuple[int, int], stdout: int, stderr: int, scratch: str, job: dict[str, Any]) -> None:
     """Wait for a byte on the pipe `go`, then prepare this process for the code.
 
-    The process keeps its standard streams, the scratch directory and the `INHERITED_VARIABLES`, and gets the limits of
-    memory and file size.
+    The process gets an empty stdin, the two pipes as stdout and stderr, no other descriptors, the scratch directory as
+    working directory, HOME and TMPDIR, and the limits on memory and file size. Of its variables it keeps only the
+    `INHERITED_VARIABLES`. If the pipe `go` is closed without a byte, the process exits.
     """
     os.setsid()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -154,7 +159,7 @@ class CodeWatch:
         self.timed_out = False
 
     def report(self) -> str:
-        """Follow the code to its end, kill the rest of its process group, and return the encoded report."""
+        """Follow the code to its end or to a limit, kill its process group, and return the encoded report."""
         selector = selectors.DefaultSelector()
         for descriptor in (self.stdout_fd, self.stderr_fd, self.lifeline):
             selector.register(descriptor, selectors.EVENT_READ)
@@ -175,7 +180,7 @@ class CodeWatch:
         )
 
     def follow(self, selector: selectors.BaseSelector) -> None:
-        """Read output until the code has ended or reached a limit."""
+        """Read output until the code has ended, has reached a limit or is cancelled."""
         pause_s = 0.0005  # a process normally ends sooner than this after its pipes are closed
         while not self.has_ended() and not self.check_limits():
             if any(fd in selector.get_map() for fd in self.outputs):

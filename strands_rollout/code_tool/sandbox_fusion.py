@@ -89,21 +89,22 @@ class _Server:
 class SandboxFusionExecutor(LoopExecutor):
     """Runs each piece of code on one of several SandboxFusion servers.
 
-    A call goes to the server with the fewest requests in flight. A server that fails (unreachable, 429, 5xx, an answer
-    that is not SandboxFusion's, "SandboxError", no answer in time) is avoided for 5 s, up to a minute if it fails
-    repeatedly. The call is repeated once: on another server, or on the only server if a second attempt may succeed
-    there. Isolation depends on the servers' configuration.
+    A call goes to the server with the fewest requests in flight. A server that fails (unreachable, an HTTP status other
+    than 200, an answer that is not SandboxFusion's, "SandboxError", no answer in time) is avoided for 5 s, or for up to
+    a minute if it fails repeatedly or asks to wait (Retry-After). The call is repeated once: on another server, or on
+    the only server if a second attempt may succeed there. Isolation depends on the servers' configuration.
 
     Cancelling `run` closes the request, which a server does not notice: the code ends at its time limit. A result's
     `queued_s` is the time during which the code did not run: waiting for a slot, the network, the server's own delays,
     and a failed first attempt.
 
     Args:
-        urls: `http://host:port` of each server, or of a single server; a trailing `/run_code` is removed.
+        urls: A list with the `http://host:port` of each server, or a string for a single server; a trailing `/run_code`
+            is removed.
         timeout_s: Default limit in wall-clock seconds; a call may set its own.
         max_output_chars: Characters kept of stdout and of stderr, half from each end; fewer if the server's pipes
             can't carry that much.
-        memory_mb: Address space of one call in mebibytes; None for the server's own limit.
+        memory_mb: Maximum address space of one call in mebibytes; None for the server's own limit.
         max_concurrency: Requests in flight at once over all servers; further calls wait.
         headers: Sent with every request, for example for authorization; never logged.
 
@@ -150,7 +151,10 @@ class SandboxFusionExecutor(LoopExecutor):
         return replace(outcome, queued_s=max(0.0, time.monotonic() - began_at - outcome.duration_s))
 
     def _pick_server(self, *, failed: _Server | None) -> _Server:
-        """Choose a server other than the failed one, by shortest cooldown, fewest requests, longest unused."""
+        """Choose a server: the shortest cooldown, then the fewest requests in flight, then the longest unused.
+
+        The failed server is chosen only if there is no other.
+        """
         now = time.monotonic()
         others = [server for server in self._servers if server is not failed] or self._servers
         return min(others, key=lambda s: (max(0.0, s.cooldown_until - now), s.in_flight, s.last_used))
@@ -227,7 +231,7 @@ def _parse_response(response: httpx.Response, program: RemoteProgram) -> Executi
     if isinstance(answer, dict) and answer.get("status") == "SandboxError":
         return _Fault(f"SandboxError: {_one_line(str(answer.get('message')))}")
     if not isinstance(run_result, dict) or run_result.get("status") not in ("Finished", "TimeLimitExceeded"):
-        return _Fault(f"an answer without a run_result: {_one_line(response.text)}")
+        return _Fault(f"an answer without the run_result of a finished run: {_one_line(response.text)}")
     code = run_result.get("return_code")
     result = program.result(
         str(run_result.get("stdout") or ""),

@@ -70,7 +70,7 @@ class StrandsSandboxExecutor(LoopExecutor):
         language: The interpreter's name in the sandbox.
 
     Raises:
-        ConfigError: `sandbox` is not a `Sandbox`, or a limit is not a positive number.
+        ConfigError: `sandbox` can't be loaded or is not a `Sandbox`, or a limit is not a positive number.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ def _load_sandbox(sandbox: Sandbox | str) -> Sandbox:
         if not isinstance(found, Sandbox) and callable(found):
             found = found()
     if not isinstance(found, Sandbox):
-        raise ConfigError(f"sandbox is {found!r:.80}; expected a strands.sandbox.Sandbox")
+        raise ConfigError(f"sandbox is {found!r:.80}; expected a strands.sandbox.Sandbox, or the dotted path of one")
     return found
 
 
@@ -228,20 +228,20 @@ _SHELL_MARGIN_S: Final = 5.0  # extra time, so that a command that reaches its l
 class CodeExecutorSandbox(Sandbox):
     """Runs Python on a code executor, and shell commands if the executor's code may start programs.
 
-    A command or language that can't be run ends with exit code 127 and the reason on stderr. If the executor keeps
-    sessions, all calls share one session: variables are kept, and the file operations, code and commands see the same
-    files under the same paths. Without sessions each call starts a fresh interpreter, and every file operation raises
-    an OSError.
+    A call that can't be run (a command if code may start no programs, another language, or code with `cwd` or `env`)
+    ends with exit code 127 and the reason on stderr. If the executor keeps sessions, all calls share one session:
+    variables are kept, and the file operations, code and commands see the same files under the same paths. Without
+    sessions each call starts a fresh interpreter, and every file operation raises an OSError.
 
     Leaving the async context ends the session. A function that returns a `CodeExecutorSandbox` can therefore be a
-    resource of an episode, whose folder and processes end with it. No tool is included: add Strands' `shell` and
-    `python_repl`, or the code tool.
+    resource of an episode: the sandbox's folder and processes then end with the episode. No tool is included: add
+    Strands' `shell` and `python_repl`, or the code tool.
 
     Args:
         executor: The executor, which the caller closes.
         session: The session's name, if the executor keeps sessions; None for a random name.
         max_timeout_s: Upper bound in seconds for the limit that a call sets (a model may set a tool's timeout), and the
-            limit of a call without one; None for the executor's default and no upper bound.
+            limit of a call that sets none. None for no upper bound, and for the executor's default limit.
 
     Raises:
         ConfigError: `max_timeout_s` is not a positive number.
@@ -447,7 +447,12 @@ async def _refuse(reason: str) -> AsyncGenerator[StreamChunk | StrandsResult, No
 async def _stream(
     result: ExecutionResult, timeout_s: float | None
 ) -> AsyncGenerator[StreamChunk | StrandsResult, None]:
-    """Yield a result as Strands expects it: the streams, then the result or SandboxTimeoutError."""
+    """Yield a result as Strands expects it: the streams, then the result.
+
+    Raises:
+        SandboxTimeoutError: The time limit ended the code; raised after the streams.
+        SandboxError: The executor itself failed.
+    """
     if result.infra_error is not None:
         raise record_executor_fault(result.infra_error)
     stderr = result.stderr if result.stderr.endswith("\n") or not result.stderr else f"{result.stderr}\n"

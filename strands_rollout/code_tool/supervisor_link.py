@@ -36,8 +36,8 @@ _LOCK_DELAY_S: Final = 60.0  # a directory younger than this may not be locked b
 class ScratchRoot:
     """Owns the directory of an executor's files, locked while the executor lives.
 
-    The directory is made in `parent`, else in the temporary directory. For root, it is made in /tmp if other users
-    can't enter the temporary directory. Directories that dead executors left there are deleted.
+    The directory is made in `parent`. Without a `parent`, it is made in the temporary directory, or for root in /tmp if
+    other users can enter /tmp but not the temporary directory. Directories that dead executors left there are deleted.
 
     Raises:
         SandboxError: No directory can be made there, or the disk is almost full.
@@ -56,7 +56,9 @@ class ScratchRoot:
             ) from e
         if scratch.is_scarce(scratch.free_space(self.path)):
             self.delete()
-            raise SandboxError(f"the disk of {folder!r} is almost full; set scratch_dir to another folder")
+            raise SandboxError(
+                f"the disk of {folder!r} is almost full; free some space, or set scratch_dir to a folder elsewhere"
+            )
         _delete_abandoned(Path(folder))
 
     def delete(self) -> None:
@@ -145,7 +147,11 @@ class SupervisorLink:
         return result
 
     async def close_session(self, session: str) -> None:
-        """End a session's interpreter and delete its files."""
+        """End a session's interpreter and delete its files.
+
+        Raises:
+            SupervisorGoneError: The supervisor ended before it answered.
+        """
         await self._request({"do": "close_session", "session": session})
 
     def cancel_orphaned_calls(self) -> None:
@@ -214,6 +220,8 @@ class SupervisorLink:
         self._socket.settimeout(_START_TIMEOUT_S)
         try:
             message = self._messages.next()
+        except TimeoutError:
+            message = {"failure": f"no report came within {_START_TIMEOUT_S:g} s"}
         except OSError as e:
             message = {"failure": str(e)}
         self._socket.settimeout(None)

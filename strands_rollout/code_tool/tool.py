@@ -87,7 +87,7 @@ class CodeCalls:
     nonzero_exits: int = 0  # calls whose code ended with an error of its own, such as an exception
 
     def add(self, result: ExecutionResult) -> None:
-        """Count one result."""
+        """Add one result to the totals."""
         self.calls += 1
         self.queued_s += result.queued_s
         self.run_s += result.duration_s
@@ -97,10 +97,10 @@ class CodeCalls:
 
 
 def format_result(result: ExecutionResult, max_output_chars: int | None = None) -> str:
-    """Return the text that the model reads: stdout, stderr, and how the run ended if it failed.
+    """Return the text that the model reads: stdout, stderr, how a failed run ended, and whether a session was lost.
 
     Args:
-        result: Must have no `infra_error`, which the model is never shown; see `code_tool`.
+        result: Must have no `infra_error`; for such a result, the tool raises SandboxError instead.
         max_output_chars: Limit on stdout and stderr together, cut in the middle; None for no limit.
     """
     printed = "\n".join(stream.rstrip("\n") for stream in (result.stdout, result.stderr) if stream.strip())
@@ -226,7 +226,9 @@ execute_python_code: CodeTool = code_tool(_DefaultExecutor())
 
 @contextlib.asynccontextmanager
 async def episode_code_tool(settings: RolloutSettings, calls: CodeCalls) -> AsyncIterator[CodeTool | None]:
-    """Make the code tool of one episode, or None if the settings don't list it; its session ends with the episode.
+    """Make the code tool of one episode, whose session ends with the context.
+
+    Yields None if the settings don't list the tool, or if an environment plays the episodes.
 
     Args:
         settings: `tools`, `environment`, `executor`, `code_session` and `tool_timeout_s` are read.

@@ -66,8 +66,8 @@ class DoctorOptions:
     model_name: Annotated[
         str | None,
         Option(
-            help="Name or hub id of the model, such as Qwen/Qwen3-4B. Default: the model of the command with "
-            "--training, else $MODEL, else Qwen3-8B."
+            help="Name or hub id of the model, such as Qwen/Qwen3-4B. Default: with --training the command's model, "
+            "else $MODEL, else Qwen3-8B."
         ),
     ] = None
     config: Annotated[
@@ -81,8 +81,8 @@ class DoctorOptions:
     data: Annotated[
         list[Path] | None,
         Option(
-            help="Prompt data set to check; may be repeated. Default: the data sets of the command with --training, "
-            "else of the launch scripts."
+            help="Prompt data set to check; may be repeated. Default: with --training the command's data sets, else "
+            "those of the launch scripts."
         ),
     ] = None
     slime_dir: Annotated[
@@ -102,9 +102,13 @@ class DoctorOptions:
             min=0,
         ),
     ] = None
-    training: Annotated[bool, Option("--training", help="Report missing requirements of a training run as errors.")] = (
-        False
-    )
+    training: Annotated[
+        bool,
+        Option(
+            "--training",
+            help="Check the command of a training run too, and report missing requirements of the run as errors.",
+        ),
+    ] = False
     isolation: Annotated[
         Literal["full", "files", "seccomp", "rlimits"], Option(help="Isolation that the code sandbox must enforce.")
     ] = "full"
@@ -180,7 +184,7 @@ class Finding:
     status: Status
     found: str  # the result, with names and numbers
     remedy: str | None = None  # with a command to run if there is one; None if there is nothing to do
-    facts: Mapping[str, Json] = field(default_factory=dict)  # further values for programs, by name
+    facts: Mapping[str, Json] = field(default_factory=dict)  # values for programs that read the JSON, by name
 
 
 def good(name: str, found: str, **facts: object) -> Finding:
@@ -292,7 +296,7 @@ def run_checks(checks: Sequence[Check], options: DoctorOptions, timeout_s: float
 def _unfinished(check: Check, begun: Sequence[Check], timeout_s: float) -> Finding:
     within = f"did not end within {timeout_s:g} s"
     if check in begun:
-        remedy = "find the disk, mount or driver that hangs: see processes in state D in the output of ps aux"
+        remedy = "see whether a disk, mount or driver hangs: look for processes in state D in the output of ps aux"
         return error(check.name, f"the check {within}", remedy)
     blocker = next((other.name for other in reversed(begun) if not other.waits), "an earlier check")
     remedy = "follow the remedy of that check, then run strands-rollout doctor again"
@@ -357,7 +361,7 @@ def run_program(*command: str, env: Mapping[str, str], timeout_s: float) -> Prog
 
 
 def package_folders(name: str, find_package: FindPackage = importlib.util.find_spec) -> list[Path]:
-    """Return the folders of a package, or the file of a module, that an import would find; empty without either."""
+    """Return the folders of a package, or the file of a module, that an import would find; empty if none is found."""
     try:
         spec = find_package(name)
     except (ImportError, ValueError):

@@ -238,7 +238,7 @@ def _version_finding(info: ServerInfo, shown: str) -> Finding:
     version = str(info.raw.get("version") or "of unknown version")
     found = f"SGLang {version} at {shown}: {info.model_path}, weights {info.weight_version}"
     if _OLD_VERSION.match(version):
-        return warning("server", f"{found}; too old", "pip install 'sglang>=0.5'")
+        return warning("server", f"{found}; too old, expected 0.5 or newer", "pip install 'sglang>=0.5'")
     return good("server", found)
 
 
@@ -264,7 +264,7 @@ async def _check_tokens(http: httpx.AsyncClient, info: ServerInfo, options: Doct
     has_tokenizer = options.tokenizer is not None or folder != diagnostics.SHIPPED_TOKENIZER
     expected = _encode_test_text(folder) if has_tokenizer else None
     if expected is None:
-        return skipped(name, "no --tokenizer to compare with the server's")
+        return skipped(name, "no usable tokenizer to compare with the server's; name its folder with --tokenizer")
     model = info.raw.get("served_model_name") or info.model_path
     body = {"model": model, "prompt": _TEST_TEXT, "add_special_tokens": False}
     served = _json_object(await http.post("/tokenize", json=body)).get("tokens")
@@ -348,7 +348,7 @@ def installed_version(name: str) -> str | None:
 def _package_fault(package: Requirement, version: str | None, *, required: bool) -> Finding | None:
     """Return the problem of a package; None if there is none, or if an optional package is not installed.
 
-    It is an error if a required package is absent or too old, else a warning.
+    The problem is an error if a required package is absent or too old, else a warning.
     """
     from packaging.version import Version
 
@@ -405,7 +405,7 @@ def check_disk(options: DoctorOptions) -> Iterator[Finding]:
         if not os.access(existing, os.W_OK):
             yield error(name, f"{existing} can't be written to", remedy)
         elif free_gb < needed_gb:
-            yield warning(name, f"{found}; {_REFERENCE_MODEL} needs up to {needed_gb:g} GB there", remedy)
+            yield warning(name, f"{found}; a run with {_REFERENCE_MODEL} needs up to {needed_gb:g} GB there", remedy)
         else:
             sufficient.append(f"{what}: {found}")
     if sufficient:

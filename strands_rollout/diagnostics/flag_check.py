@@ -252,13 +252,14 @@ def probe_flags(
 ) -> Json:
     """Run the probe on a checkout of slime, with a Python that has SGLang and Megatron-LM's requirements.
 
-    Without `megatron_dir`, Megatron-LM is searched in MEGATRON_DIR, beside slime, and among the importable packages.
+    Without `megatron_dir`, Megatron-LM is searched in MEGATRON_DIR, or beside slime if this variable is not set; then
+    among the importable packages.
 
     Raises:
         ConfigError: There is no checkout, or the probe failed or took longer than `timeout_s` seconds.
     """
     if slime_dir is None:
-        raise ConfigError("no slime is importable")
+        raise ConfigError("no checkout of slime was found")
     megatron = megatron_dir or os.environ.get("MEGATRON_DIR") or slime_dir.resolve().parent / "Megatron-LM"
     paths = [str(megatron), str(slime_dir), os.environ.get("PYTHONPATH")]
     environment = {
@@ -292,13 +293,13 @@ def find_slime_checkout(named: Path | None) -> Path | None:
     folders = [wanted] if wanted else [package.parent for package in package_folders("slime")]
     found = next((folder for folder in folders if all((folder / name).is_file() for name in files)), None)
     if wanted and not found:
-        raise ConfigError(f"got slime at {wanted}; expected a checkout of THUDM/slime, which has {files[0]}")
+        raise ConfigError(f"got slime at {wanted}; expected a checkout of THUDM/slime, which has {' and '.join(files)}")
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class FlagFinding:
-    """A problem of a flag: an error if the run would stop or ignore it, else a warning."""
+    """A problem of a flag: an error if the flag would end the run or be ignored, else a warning."""
 
     severity: Literal["error", "warning"]
     flag: str  # as written in the command
@@ -437,7 +438,7 @@ def _explain_unknown(name: str, table: FlagTable) -> tuple[str, str | None]:
     meant = f"; nearest known: {nearest} ({owners})" if nearest else ""
     if longer:
         matches = ", ".join(longer[:3])
-        return f"it abbreviates {len(longer)} flags ({matches} ...), so SGLang's parser stops{meant}", nearest
+        return f"it abbreviates {len(longer)} flags ({matches} ...), so SGLang's parser ends the run{meant}", nearest
     return f"no parser knows it, and slime silently drops it{meant}", nearest
 
 
@@ -489,7 +490,7 @@ def _batch_faults(last: Mapping[str, _FlagUse], values: Mapping[str, str]) -> It
         return
     if world % replica:
         yield last["--actor-num-gpus-per-node"].fault(
-            f"got {world} GPUs for training; expected a multiple of the {replica} of a replica "
+            f"got {world} GPUs for training; expected a multiple of the {replica} GPUs of a replica "
             "(tensor x pipeline x context parallel sizes), or Megatron stops"
         )
         return

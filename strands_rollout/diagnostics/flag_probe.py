@@ -23,7 +23,7 @@ SGLANG_ARGUMENTS: Final = "slime/backends/sglang_utils/arguments.py"
 
 
 class RecordFailure:
-    """Context manager that suppresses any exception of another package, and records it in `failed`."""
+    """Context manager that suppresses an error or exit of another package's code, and records it in `failed`."""
 
     def __init__(self, system: str, failed: dict[str, str]) -> None:
         self._system, self._failed = system, failed

@@ -54,8 +54,8 @@ except AssertionError as e:
     print(e)
 """
 _REMEDY_MEMORY: Final = (
-    "raise --tensor-model-parallel-size or --context-parallel-size, or lower --max-tokens-per-gpu with "
-    "--rollout-max-context-len"
+    "raise --tensor-model-parallel-size or --context-parallel-size, or lower --max-tokens-per-gpu "
+    "together with --rollout-max-context-len"
 )
 
 
@@ -67,7 +67,7 @@ def _default_script(options: DoctorOptions) -> Path | None:
 
 
 def read_preflight(script: Path | None, arguments: Sequence[str], options: DoctorOptions) -> Preflight | None:
-    """Return the checks of a launch script's command with further arguments.
+    """Return the checks of a launch script's command, followed by `arguments`.
 
     Without a script and arguments, read Qwen3-8B's launch script; return None if the options name another model, or the
     script is missing.
@@ -109,7 +109,8 @@ class Preflight:
     def with_files(self, options: DoctorOptions) -> DoctorOptions:
         """Return the options with the command's model, files, GPUs per node and keys of rows as defaults.
 
-        The options `data`, `gpus` and `model_name` take precedence over the command; `config` does not.
+        The options `data`, `gpus` and `model_name` take precedence over the command. The command takes precedence over
+        `config`, over the keys of rows, and over the environment variables HF_CHECKPOINT, REF_LOAD and SAVE_DIR.
         """
         command = self.command
         variables = {"HF_CHECKPOINT": "--hf-checkpoint", "REF_LOAD": "--ref-load", "SAVE_DIR": "--save"}
@@ -153,12 +154,14 @@ class Preflight:
         command = self.command
         # --sglang-config has its own sizes of engines
         if command.rollout_gpus % command.engine_gpus and not command.has("--sglang-config"):
-            found = f"{command.rollout_gpus} GPUs generate; engines have {command.engine_gpus}, so some GPUs stay idle"
+            found = (
+                f"{command.rollout_gpus} GPUs generate; engines have {command.engine_gpus} GPUs each, so some are idle"
+            )
             remedy = "make --rollout-num-gpus a multiple of --rollout-num-gpus-per-engine"
             yield error("command: engines", found, remedy)
         batch, micro = command.optimizer_batch, max(command.number("--micro-batch-size", 1), 1)
         if not batch or command.training_gpus % command.replica_gpus:
-            return  # `check_flags` reports GPUs that no replica fits; without a batch size there is nothing to check
+            return  # `check_flags` reports GPUs that form no whole replicas; without a batch size nothing is checked
         if not command.training_gpus:
             yield error("command: batch", "no GPU trains", "set --actor-num-nodes and --actor-num-gpus-per-node")
             return
@@ -182,7 +185,10 @@ class Preflight:
             yield good("command: batch", f"{shown}: accepted by {rule}")
 
     def check_context(self, options: DoctorOptions) -> Iterator[Finding]:
-        """Check that the longest episode fits a micro batch and the model, and that responses leave prompts room."""
+        """Check that the longest episode fits a micro batch and the model, and that responses leave tokens for prompts.
+
+        Evaluated episodes are checked against the model, and their responses against their context.
+        """
         command, name = self.command, "command: context"
         context, response = command.context, command.number("--rollout-max-response-len")
         trainable, faults = command.trainable_context, False
@@ -194,7 +200,7 @@ class Preflight:
             yield error(name, f"{found}: a longer sample ends the run", "make the product at least as large")
         if context and response >= context:
             faults = True
-            found = f"--rollout-max-response-len is {response} of a context of {context}, which leaves no prompt"
+            found = f"--rollout-max-response-len is {response} of a context of {context}, leaving no tokens for prompts"
             yield error(name, found, "raise --rollout-max-context-len by the length of the longest prompt")
         evaluated, response_evaluated = command.evaluated_context, command.number("--eval-max-response-len")
         if evaluated and command.evaluations and response_evaluated >= evaluated:
@@ -246,7 +252,7 @@ class Preflight:
             return good(name, shown)
         if each * needed > cache.tokens:
             most = max(cache.tokens // needed, 1)
-            remedy = f"lower --sglang-server-concurrency to {most}, or SGLang stops episodes and reads them again"
+            remedy = f"lower --sglang-server-concurrency to {most}, or SGLang evicts requests and reads them again"
             return warning(name, found, remedy)
         return good(name, found)
 
@@ -271,7 +277,10 @@ class Preflight:
             return
         found = f"{kept} checkpoints of {each:.0f} GB at once: {kept * each:,.0f} GB; {free:,.0f} GB free at {folder}"
         if kept * each > free:
-            remedy = "free some space, save to a larger disk, or keep fewer: KEEP_ALL_CHECKPOINTS=0, a longer interval"
+            remedy = (
+                "free some space, save to a larger disk, or keep fewer checkpoints: KEEP_ALL_CHECKPOINTS=0, or "
+                "a larger --save-interval"
+            )
             yield error("command: disk", found, remedy)
         else:
             yield good("command: disk", found)
@@ -286,7 +295,7 @@ class Preflight:
         name, command = "command: prompts", self.command
         path = command.text("--prompt-data")
         if path is None or not _is_file(data_file(path)[0]):
-            return  # `check_data` of the files reports it
+            return  # `run_files.check_data` reports a missing file
         try:
             prompts = measure_prompts(path, options, command.text("--hf-checkpoint"))
         except RolloutError as e:
@@ -339,7 +348,7 @@ class Preflight:
         for name in ("episode_timeout_s", "engine_patience_s"):
             limit_s: float | None = getattr(settings, name)
             if limit_s is not None and limit_s < _OUTAGE_S:
-                found = f"{name} is {limit_s:g} s: an outage of all engines for that time fails the episodes in play"
+                found = f"{name} is {limit_s:g} s: a longer outage of all engines fails the episodes in play"
                 remedy = f"raise it to {_OUTAGE_S:g} s or more, so that an outage of a few minutes costs no step"
                 yield warning("command: outage", found, remedy)
 
@@ -379,7 +388,7 @@ class Preflight:
     def _lines(self, options: DoctorOptions) -> Iterator[tuple[str, str]]:
         command, size = self.command, self._size
         model = Path(command.text("--hf-checkpoint") or "the model").name
-        # layers of a --spec have further parameters
+        # layers of a --spec have parameters that are not counted
         at_least = "at least " if command.has("--spec") else ""
         parameters = f" ({at_least}{size.parameters / 1e9:.1f} billion parameters)" if size else ""
         yield "model", f"{model}{parameters}"
@@ -505,10 +514,10 @@ def measure_prompts(path: str, options: DoctorOptions, tokenizer: str | None = N
     Args:
         path: The data set, as in slime's --prompt-data.
         options: The doctor's options.
-        tokenizer: Folder of the tokenizer, if it has one; else that of the options.
+        tokenizer: Folder of the tokenizer; without a tokenizer.json in it, the options' `tokenizer_dir` is used.
 
     Raises:
-        RolloutError: A row, a tool, the tokenizer or its template can't be used.
+        RolloutError: The settings, a row, a tool, the tokenizer or its template can't be used; or there are no rows.
     """
     from strands_rollout.agent.tool_loading import load_tools
     from strands_rollout.diagnostics.template_check import load_tokenizer_folder
@@ -528,7 +537,7 @@ def measure_prompts(path: str, options: DoctorOptions, tokenizer: str | None = N
             raise row
         rows.append(row)
     if not rows:
-        raise PromptError(f"{path} selects no rows")
+        raise PromptError(f"{path} selects no rows; expected at least one")
     thinking = {} if settings.enable_thinking is None else {"enable_thinking": settings.enable_thinking}
     folder = Path(tokenizer) if tokenizer and _is_file(Path(tokenizer) / "tokenizer.json") else options.tokenizer_dir
     template = ChatTemplate(load_tokenizer_folder(folder), **thinking)

@@ -131,7 +131,7 @@ def _split_group_result(result: object, count: int) -> list[object]:
     if isinstance(result, Exception):
         return [result] * count
     if not isinstance(result, list | tuple) or len(result) != count:
-        got = f"{len(result)}" if isinstance(result, list | tuple) else f"{result!r:.200}"
+        got = f"{len(result)} rewards" if isinstance(result, list | tuple) else f"{result!r:.200}"
         return [TypeError(f"got {got} for a group; expected a list of {count} rewards")] * count
     return list(result)
 
@@ -160,7 +160,7 @@ def load_reward(
         check_reward(settings.reward)
     except ToolError as e:
         raise ConfigError(str(e)) from e
-    values = settings.model_dump(mode="json") | {"max_failed_groups": None}  # each sample is graded
+    values = settings.model_dump(mode="json") | {"max_failed_groups": None}  # failures don't end the grading
     args = SimpleNamespace(strands_rollout=values, reward_key=keys[0], eval_reward_key=keys[0])
     grades_labels = function is reward_func and settings.needs_labels
     return RewardCall(function, args, tuple(keys), takes_groups, grades_labels, settings)
@@ -179,7 +179,7 @@ class GroundTruth:
 async def check_ground_truths(
     ground_truths: Sequence[GroundTruth], reward: RewardCall, answer_forms: Sequence[str] = ANSWER_FORMS
 ) -> list[str]:
-    """Return, for each ground truth, the reason why the reward gives it less than 1; "" if it gives 1 or more.
+    """Return, for each ground truth, the reason why its reward is less than 1; "" if its reward is 1 or more.
 
     Scores each text in each of the `answer_forms`, all in one call of `RewardCall.rewards`.
     """
@@ -327,7 +327,7 @@ async def run_validate(
     for _, text in sorted(messages):
         print(printable(text))
     for note in notes:
-        similar = "" if note.rows == 1 else f" ({note.rows} labels like it)"
+        similar = "" if note.rows == 1 else f" ({note.rows} such labels)"
         print(printable(f"{path}:{note.line}: note: label {json.dumps(note.label)} {note.meaning}{similar}"))
     for group in _group_by_reason(unscored, lambda fault: fault.reason):
         numbers = _list_numbers([fault.line for fault in group])
@@ -360,7 +360,7 @@ def _row_fault(row: Row, reward: RewardCall) -> str:
 def _row_settings_fault(row: Row, settings: RolloutSettings | None) -> str:
     """Return the reason why the settings in a row would fail its episode; "" if they are valid.
 
-    Without a configuration that has tools, the row's tools are not checked.
+    If the configuration sets neither `tools` nor `row_tools`, the row's tools are not checked.
     """
     given, own = row.metadata, row.metadata.get(ROW_SETTINGS_KEY)
     if settings is None or (own is None and not given.get(SLIME_TOOLS_KEY)):

@@ -124,7 +124,7 @@ def settings_or_defaults(options: DoctorOptions) -> RolloutSettings:
 
 
 def check_config(options: DoctorOptions) -> Iterator[Finding]:
-    """Check the settings, that everything that they name can be loaded, and the needs of workers and the journal."""
+    """Check that the settings are valid, and that what they name can be loaded; check workers and the journal too."""
     path = options.config_file
     if path is None and not options.changes:
         yield skipped("config", "no --config, and no configs/math_code.yaml here: runs use the default settings")
@@ -186,7 +186,7 @@ def _check_names(path: Path | None, settings: RolloutSettings) -> Iterator[Findi
 def check_data(options: DoctorOptions) -> Iterator[Finding]:
     """Check the data files of --data, else the data files of the launch scripts.
 
-    A missing file is an error only if --data names it, or if a training run needs it.
+    A missing file is an error only if --data names it, or if a training run needs it and --training is given.
     """
     if options.data:
         for path in options.data:

@@ -55,7 +55,7 @@ _QUESTION: Final = "What is the perimeter of a rectangle with sides 781 and 435?
 _ANSWER: Final = "2432"
 _REMEDY: Final = (
     "see the log: python -m strands_rollout.diagnostics.slime_episode CHECKOUT; this package is tested with slime "
-    "0.2.4 to 0.3.1 and the newest commit"
+    f"0.2.4 to 0.3.1 and with commit {TESTED_COMMIT[:8]}"
 )
 
 
@@ -111,9 +111,10 @@ def check_megatron(
 def find_megatron(
     options: DoctorOptions, find_package: diagnostics.FindPackage = importlib.util.find_spec
 ) -> Path | None:
-    """Return the folder of Megatron-LM: the named folder, else the one beside slime's checkout or of the package.
+    """Return the folder of Megatron-LM; None if there is none with megatron/core.
 
-    The launch scripts look in the same places. Return None if the folder has no megatron/core.
+    A folder that `megatron_dir` or MEGATRON_DIR names is the only candidate. Otherwise, the candidates are Megatron-LM
+    beside slime's checkout, then the importable package. The launch scripts look in the same places.
     """
     named, slime = _named_megatron(options), _find_checkout(options, find_package)
     importable = (package.parent for package in diagnostics.package_folders("megatron", find_package))

@@ -41,7 +41,8 @@ class ModelSize:
     Attributes:
         shared: Parameters outside of the experts.
         experts: Parameters of all experts; 0 for a dense model.
-        query_groups: Parts of the KV cache that GPUs can share; 1 for latent attention, which each GPU holds.
+        query_groups: Parts into which GPUs can split the KV cache; 1 for latent attention, whose whole cache each GPU
+            holds.
         cache_bytes: Bytes of a token in the KV cache of a whole engine; None if the model has layers of its own
             (`--spec`).
     """
@@ -62,7 +63,7 @@ class ModelSize:
 
 @dataclass(frozen=True)
 class TrainingCommand:
-    """The arguments of slime's train.py or train_async.py; of a flag that is given twice, the last one counts."""
+    """The arguments of slime's train.py or train_async.py; if a flag is given twice, its last use counts."""
 
     words: tuple[str, ...]
 
@@ -202,7 +203,10 @@ class TrainingCommand:
 
     @property
     def kept_saves(self) -> int:
-        """Saves that exist at once: the newest, the one that it replaces, and those that Megatron retains."""
+        """Saves that exist at once: the newest, the save that it replaces, and those that Megatron retains.
+
+        Without --save-retain-interval, Megatron retains all saves.
+        """
         retained = self.number("--save-retain-interval")
         if self.saves and retained:
             return min(self.saves, 2 + self.number("--num-rollout") // retained)
@@ -210,7 +214,10 @@ class TrainingCommand:
 
     @property
     def evaluations(self) -> int:
-        """Evaluations of the whole run: at each interval; train.py also evaluates before the first step."""
+        """Evaluations of the whole run: at each interval; train.py (colocated) also evaluates before the first step.
+
+        A run without steps evaluates once.
+        """
         interval, steps = self.number("--eval-interval"), self.number("--num-rollout")
         if not interval:
             return 0
@@ -297,9 +304,9 @@ class EngineCache:
     """The KV cache of an engine.
 
     Attributes:
-        weights_gb: GB of weights on each of its GPUs.
-        tokens: Tokens that the cache holds; negative if the weights leave no room.
-        parts: Parts of the cache, each for other episodes (SGLang's attention with data parallelism).
+        weights_gb: GB of weights on each GPU of the engine.
+        tokens: Tokens that the cache holds; negative if the weights leave no memory for it.
+        parts: Parts of the cache, each for different episodes (SGLang's attention with data parallelism).
     """
 
     weights_gb: float
@@ -312,7 +319,8 @@ def engine_cache(
 ) -> EngineCache | None:
     """Return the KV cache of an engine; None if its size is unknown.
 
-    SGLang's --mem-fraction-static covers weights and cache. A GPU holds the heads of its share, and at least one.
+    SGLang's --mem-fraction-static covers weights and cache; without it in the command, the size is unknown. Each GPU
+    holds the cache of its share of the query groups, and of at least one group.
 
     Args:
         command: The command.

@@ -42,7 +42,8 @@ class EngineSettings:
 
     Attributes:
         model_dir: A Qwen3 folder in Hugging Face layout.
-        served_model_name: Name at /v1/models; None for the folder's path, as in SGLang.
+        served_model_name: Name at /v1/models until weights are updated, which makes their folder's path the name; None
+            for the path of `model_dir`, as in SGLang.
         context_length: Maximum tokens of prompt plus output; None for the model config's value.
         max_running_requests: Maximum generations that decode together; further generations are queued.
         prefill_chunk_tokens: Maximum prompt tokens in one forward pass; fewer than twice as many are computed between
@@ -96,14 +97,15 @@ async def running_engine(
         model_dir: A Qwen3 folder in Hugging Face layout; None for the shipped model.
         host: Address to listen on.
         port: Port to listen on; 0 for a free port.
-        routes: Further aiohttp routes of the server.
+        routes: Additional aiohttp routes of the server.
         **options: Limits and names; see `EngineSettings`.
 
     Yields:
         The base URL, such as "http://127.0.0.1:43211".
 
     Raises:
-        ConfigError: The model folder is missing or can't be used, a setting is invalid, or the port can't be used.
+        ConfigError: The model folder is missing or can't be used, a setting is invalid, or the host and port can't be
+            used.
     """
     from aiohttp import web
 
@@ -140,12 +142,13 @@ def serve(
     routes: Sequence[AbstractRouteDef] = (),
     **options: Unpack[EngineOptions],
 ) -> None:
-    """Serve an engine until SIGINT or SIGTERM; if it doesn't stop within 4 s, the process is killed.
+    """Serve an engine until SIGINT or SIGTERM; if it doesn't stop within 4 s of the signal, the process is killed.
 
-    Sets the process's number of BLAS threads (in environment variables that are not set) and thread switch interval.
+    This function sets the process's thread switch interval and, by environment variables that are not set yet, its
+    number of BLAS threads.
 
-    `on_ready` is called with the base URL when requests are accepted; None logs the URL. For the other arguments, see
-    `running_engine`.
+    `on_ready` is called with the base URL when requests are accepted; None logs the URL. For the other arguments and
+    for errors, see `running_engine`.
     """
     # One BLAS thread: a small model's matrices are too small to split, and the HTTP server needs a core.
     if "numpy" in sys.modules:
@@ -164,7 +167,7 @@ async def _serve(running: AbstractAsyncContextManager[str], on_ready: Callable[[
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def stop(*_: object) -> None:
-        # Threads can't be stopped: if a step or a request takes longer, SIGALRM kills the process.
+        # Threads can't be stopped: if a step or a request takes longer than this, SIGALRM kills the process.
         signal.alarm(_SELF_KILL_TIMEOUT_S)
         loop.call_soon_threadsafe(stopping.set)
 
@@ -188,7 +191,8 @@ async def engine_process(model_dir: Path | None = None, *, start_timeout_s: floa
     """Start `strands-rollout serve` on a free port of 127.0.0.1, yield its URL, and stop it when the block ends.
 
     Raises:
-        EngineUnavailableError: The process exited or was not ready in time; the message ends with its output.
+        EngineUnavailableError: The process exited or was not ready in time. The message ends with the last part of its
+            stderr.
     """
     model = [] if model_dir is None else ["--model", str(model_dir)]
     command = [sys.executable, "-m", "strands_rollout.cli", "serve", "--port", "0", "--stop-with-stdin", *model]

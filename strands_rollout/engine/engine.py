@@ -153,8 +153,9 @@ class Engine:
 
     Attributes:
         model_path: Folder of the weights of the last successful update; at first the model's folder.
-        weight_version: Version of the last successful update. If an update changes the weights but can't empty the
-            cache, the old version stays, as in SGLang; generations report the version that sampled them.
+        weight_version: Version that the last successful update or renaming set; "default" at first. If an update
+            changes the weights but can't empty the cache, the old version stays, as in SGLang, but finished
+            generations report the version that sampled them.
         is_paused: True between `pause` and `resume`; new generations wait then.
     """
 
@@ -238,9 +239,10 @@ class Engine:
         await self.worker.call(Scheduler.resume)
 
     async def update_weights(self, folder: Path, version: str | None, *, flush: bool) -> bool:
-        """Load the weights of another folder of the same shape; with `flush`, empty the prefix cache.
+        """Load the weights of a folder, whose model must have the same shape; with `flush`, empty the prefix cache.
 
-        Unless paused, this waits until all generations in flight have ended; new ones are held back until then.
+        Unless the engine is paused, this waits until all generations in flight have ended; new generations are held
+        back until then.
 
         Returns:
             False if the cache could not be emptied, because generations are in flight (paused in place). The new

@@ -356,8 +356,9 @@ def _draw_tokens(weights: Floats, uniforms: Doubles) -> Ints:
 def _narrow(weights: Floats, top_k: Ints, top_p: Doubles, min_p: Doubles) -> Floats:
     """Set the [n, vocab_size] weights outside top-k, top-p and min-p ([n] each) to zero, and return them.
 
-    Each of the three is applied to the whole distribution, as in SGLang: a token stays if the tokens ranked before it
-    have a total probability of at most top-p, and if its own probability is at least min-p times the greatest.
+    Each of the three is applied to the whole distribution, as in SGLang: a token stays if fewer than top-k tokens are
+    ranked before it, if these have a total probability of at most top-p, and if its own probability is at least min-p
+    times the greatest.
     """
     ranked = -np.sort(-weights, axis=1)
     shares = ranked.astype(np.float64)

@@ -101,7 +101,7 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
 
 
 def _refusal_body(error: RequestRefusedError) -> dict[str, object]:
-    """Return the body of a refusal, which depends on the part of SGLang that refuses: JSON schema or validation."""
+    """Return the body of a refusal; as in SGLang, its form differs for a SchemaError, a ContractError, and others."""
     message = str(error)
     if isinstance(error, SchemaError):
         return {"object": "error", "message": message, "type": "Bad Request", "param": None, "code": 400}

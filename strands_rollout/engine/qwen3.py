@@ -1,7 +1,7 @@
 """A Qwen3 causal LM in NumPy, fp32: config and weights of a Hugging Face folder, forward pass, keys and values.
 
-Reads fp32, fp16 and bf16 safetensors files itself (https://github.com/huggingface/safetensors#format), since NumPy has
-no bf16.
+The module itself parses safetensors files with fp32, fp16 and bf16 (https://github.com/huggingface/safetensors#format),
+since NumPy has no bf16.
 """
 
 from __future__ import annotations
@@ -395,8 +395,9 @@ _TRIED_LENGTH = 2048
 _MASKED = np.float32(-1e30)
 _FIRST_CAPACITY = 512
 # A token's attention is bit for bit the same in any batch and chunk, so that a seed gives the same tokens whatever else
-# runs. BLAS orders its sums by the shapes of the operands. Therefore each token has products of its own, over runs of
-# tokens that end at a multiple of _TOKEN_STEP, and values are mixed _MIX_TOKENS at a time.
+# runs. BLAS orders its sums by the shapes of the operands. Therefore each token has products of its own (unless
+# `find_tokens_per_product` finds that shared ones have the same bits), over runs of tokens that end at a multiple of
+# _TOKEN_STEP, and values are mixed _MIX_TOKENS at a time.
 _TOKEN_STEP = 64
 _MIX_TOKENS = 256
 # A stride of a power of two would map all dimensions of a token to the same few cache sets.
@@ -409,7 +410,7 @@ _RAGGED_WASTE = 1.25
 
 
 def find_tokens_per_product(group: int, head_dim: int) -> int:
-    """Return how many tokens' queries BLAS can multiply in one product with the same bits as in separate products.
+    """Return how many tokens' queries (4 or 1) BLAS multiplies in one product with the same bits as in separate ones.
 
     Some BLAS kernels sum a row's products in an order that depends on the number of rows, and BLAS chooses the kernel.
     So this function tries products of attention's shapes: `group` queries of `head_dim` dimensions per key and token.
@@ -432,9 +433,9 @@ def find_tokens_per_product(group: int, head_dim: int) -> int:
 class KvRows:
     """Keys and values of `rows` sequences of up to `context_length` tokens.
 
-    The token capacity doubles when a sequence needs more. Rows 0..n-1 decode together, so the owner keeps the decoding
-    rows at the front (`move`). Tokens are the last axis of all arrays: a decode step then multiplies few queries by
-    long contiguous runs, which BLAS does three times faster.
+    The token capacity at least doubles when a sequence needs more, up to `context_length`. Rows 0..n-1 decode together,
+    so the owner keeps the decoding rows at the front (`move`). Tokens are the last axis of all arrays: a decode step
+    then multiplies few queries by long contiguous runs, which BLAS does three times faster.
     """
 
     def __init__(self, config: ModelConfig, rows: int, context_length: int) -> None:

@@ -55,7 +55,7 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {"i64": (int,), "f64": (int, float)
 
 
 class RequestRefusedError(RolloutError):
-    """A request that can't be served; the client gets the message with status 400."""
+    """A request that can't be served; the client gets the message with status 400, or in an event of its stream."""
 
 
 class ContractError(RequestRefusedError):
@@ -98,7 +98,9 @@ class SamplingParams:
 
 
 def read_sampling_params(raw: dict[str, Any]) -> SamplingParams:
-    """Turn the JSON object `sampling_params` of a request into checked parameters; null means the default.
+    """Turn the JSON object `sampling_params` of a request into checked parameters.
+
+    A null means the default, except for `max_new_tokens`: there, only the context is the limit.
 
     Raises:
         ContractError: A name is unknown, or a type is wrong.
@@ -367,7 +369,10 @@ def _samples_per_prompt(raw_params: list[dict[str, Any]]) -> int:
 
 
 def _request_ids(body: dict[str, Any], prompts: int, copies: int, *, is_batch: bool) -> list[str]:
-    """Return a rid for each generation: the request's rid, numbered for a batch; new rids for n > 1."""
+    """Return a rid for each generation: the request's, where a batch's single rid is numbered; new rids for n > 1.
+
+    A generation for which the request has no rid gets a new one, too.
+    """
     rid = body.get("rid")
     rids: list[Any] = rid if isinstance(rid, list) else [rid] * prompts
     if not all(isinstance(item, str | None) for item in rids):

@@ -222,8 +222,9 @@ class Scheduler:
     def pause(self, mode: PauseMode) -> None:
         """Stop computing until `resume`.
 
-        "abort" ends running and queued generations with their output so far. "retract" moves running generations to the
-        end of the queue; they are prefilled again with their output. "in_place" freezes them.
+        "abort" ends running and queued generations: those that decode with their output so far, the others with the
+        tokens that SGLang would have sent (see `drop_unsent_tokens`). "retract" moves running generations to the end of
+        the queue; they are prefilled again with their output. "in_place" freezes them.
         """
         if mode == "abort":
             self._abort_now([*self._running(), *self._waiting])
@@ -284,7 +285,10 @@ class Scheduler:
         self._abort_now(self.in_flight())
 
     def step(self) -> None:
-        """Decode a token of each running generation; then prefill `prefill_chunk` tokens, or fewer if fewer wait."""
+        """Decode a token of each generation of the batch, then prefill chunks of prompts.
+
+        The chunks end once they have at least `prefill_chunk` tokens together, or when no prompt can be prefilled.
+        """
         self._abort_now([generation for generation in self._prefilling() if generation in self._aborted])
         if len(self._batch):
             rows = slice(0, len(self._batch))
@@ -321,7 +325,7 @@ class Scheduler:
         return self._prefill
 
     def _compute_chunk(self, prefill: _Prefill) -> int:
-        """Compute the next chunk of a prompt and return its length; other prompts of the step don't change it."""
+        """Compute the next chunk of a prompt; return its length, which does not depend on the step's other prompts."""
         chunk = prefill.tokens[prefill.done : prefill.done + self._prefill_chunk]
         logits = self._model.prefill(self._kv, prefill.row, prefill.done, chunk)
         prefill.done += len(chunk)
@@ -331,7 +335,10 @@ class Scheduler:
         return len(chunk)
 
     def _start_decoding(self, prefill: _Prefill, logits: Floats) -> None:
-        """Add a prefilled generation to the batch, and sample its first token from the [vocab_size] logits."""
+        """Add a prefilled generation to the batch, and sample its next token from the [vocab_size] logits.
+
+        A generation with `max_new_tokens` 0 ends instead.
+        """
         generation, length = prefill.generation, len(prefill.tokens)
         self._cache.insert(prefill.tokens, partial(self._kv.copy_out, prefill.row))
         if generation.request.max_new_tokens == 0:
@@ -351,7 +358,10 @@ class Scheduler:
             self._end_row(row, endings[row])
 
     def _abort_now(self, generations: list[InFlightGeneration]) -> None:
-        """Abort generations immediately, in any state; running generations keep their output."""
+        """Abort generations immediately, in any state; those that decode keep all of their output.
+
+        The others keep the tokens that SGLang would have sent; see `drop_unsent_tokens`.
+        """
         for row in reversed(range(len(self._batch))):
             if self._batch.generations[row] in generations:
                 self._end_row(row, abort_finish())

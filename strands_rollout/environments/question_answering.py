@@ -21,18 +21,18 @@ def exact_match(sample: Any) -> dict[str, float | str]:  # noqa: ANN401 - slime'
     `label_answers` lists the forms of labels; `final_answer` finds the final answer.
 
     Raises:
-        ValueError: The label has no answer.
+        ValueError: See `label_answers`.
     """
     return _compare(sample, "em")
 
 
 def f1(sample: Any) -> dict[str, float | str]:  # noqa: ANN401 - slime's Sample
-    """Score the F1 of the final answer's words against the nearest of the label's answers.
+    """Score the F1 of the final answer's words against those of the label's answer for which the F1 is highest.
 
     The result has the same keys as that of `exact_match`; `score` is the F1.
 
     Raises:
-        ValueError: The label has no answer.
+        ValueError: See `label_answers`.
     """
     return _compare(sample, "f1")
 
@@ -50,7 +50,7 @@ def label_answers(label: object) -> list[str]:
     A list or mapping may also be JSON in a text.
 
     Raises:
-        ValueError: The label has no answer.
+        ValueError: The label has no answer, or an answer that is not a text.
     """
     if isinstance(label, str) and label.lstrip().startswith(("[", "{")):
         with contextlib.suppress(ValueError):
@@ -63,7 +63,7 @@ def label_answers(label: object) -> list[str]:
 
 
 def normalize_answer(text: str) -> str:
-    """Return a text as SQuAD's evaluation compares it: lower case, no punctuation, articles or repeated spaces."""
+    """Return a text as SQuAD's evaluation compares it: lower case, without punctuation, articles or double spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 

@@ -2,8 +2,8 @@
 
 `data_prep/reasoning_gym.py` writes the rows; `reasoning_gym_row` is their format. Needs the extra `reasoning-gym`.
 
-The scorers run in the code tool's sandbox: several of them evaluate the policy's answer as Python (such as those of
-`n_queens` and `countdown`), which could otherwise act in the trainer.
+The scorers run in the code tool's sandbox: several of them, such as those of `n_queens` and `countdown`, evaluate the
+policy's answer as Python, and this code could otherwise do anything in the process that scores.
 """
 
 import functools
@@ -66,7 +66,7 @@ async def score(args: Any, sample: Any) -> dict[str, float | str]:  # noqa: ANN4
 
     Raises:
         ConfigError: reasoning-gym isn't installed.
-        EnvironmentFaultError: The scorer raises an error on the row's own answer, too.
+        EnvironmentFaultError: The scorer can't be found, or it raises an error on the row's own answer, too.
         PromptError: The row's metadata has no entry of reasoning-gym.
         SandboxError: The sandbox failed.
     """

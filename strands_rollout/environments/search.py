@@ -1,7 +1,7 @@
 """A search tool: `tools: [strands_rollout.environments.search.search]`.
 
 The tool asks a retrieval server that speaks Search-R1's protocol, or a BM25 index in this process (extra `search`).
-Used by `configs/search.yaml`; a configuration may also name a tool of its own file:
+Used by `configs/search.yaml`; a configuration may also name a tool from a file of yours:
 
     from strands_rollout.environments.search import search_tool
 
@@ -46,10 +46,10 @@ class Passage:
     def from_document(cls, document: object) -> "Passage":
         """Return the passage of a document with `title` and `text`, or with Search-R1's `contents`.
 
-        `contents` has the title in its first line.
+        The first line of `contents` is the title, if another line follows.
 
         Raises:
-            ValueError: The document has neither `contents` nor `text`.
+            ValueError: The document has no string as `contents` or `text`.
         """
         found = document if isinstance(document, Mapping) else {}
         if isinstance(contents := found.get("contents"), str):
@@ -57,7 +57,7 @@ class Passage:
             return cls(title.strip('" '), rest) if newline else cls("", contents)
         if isinstance(text := found.get("text"), str):
             return cls(str(found.get("title") or ""), text)
-        raise ValueError(f"got {document!r:.200}; expected an object with contents, or with title and text")
+        raise ValueError(f"got {document!r:.200}; expected an object with contents, or with text and an optional title")
 
 
 Retrieve = Callable[[str], Awaitable[Sequence[Passage]]]
@@ -139,7 +139,8 @@ class _RetrievalServer:
         """Return the passages for a query.
 
         Raises:
-            SandboxError: The server did not answer within `patience_s`, or its answer isn't in Search-R1's format.
+            SandboxError: The server gave no answer within `patience_s`, refused the request, or answered in another
+                format than Search-R1's.
         """
         return await self._batchers.get("batcher", lambda: _Batcher(self._ask)).submit(query)
 
@@ -234,7 +235,7 @@ class _Batcher:
         try:
             answers = await self._ask([query for query, _ in batch]) if batch else []
             for (_, future), passages in zip(batch, answers, strict=True):
-                if not future.done():  # its tool call was cancelled
+                if not future.done():  # it is done if its tool call was cancelled
                     future.set_result(passages)
         except Exception as e:  # the failure is the result of every query of the request
             for _, future in batch:
@@ -242,7 +243,7 @@ class _Batcher:
                     future.set_exception(e)
         finally:
             for _, future in batch:
-                future.cancel()  # without effect on futures that are done, so only after a cancellation
+                future.cancel()  # has no effect on futures that are done: others are left only by a cancellation
 
 
 def _check_corpus(corpus: str | Path) -> Path:
@@ -315,4 +316,4 @@ def _tool_from_environment() -> AgentTool:
 
 
 search: Final = _tool_from_environment()
-"""The tool for the server at SEARCH_URL, or for the corpus in the file SEARCH_CORPUS."""
+"""The tool for the corpus in the file SEARCH_CORPUS or for the server at SEARCH_URL; for `DEFAULT_URL` without both."""

@@ -56,12 +56,12 @@ class StrandsEnvironment:
 
     Args:
         task: The episode's task, which becomes a `Task` of the environment's `task_cls`.
-        factory: Dotted path of a hook file (a module with `create_env_factory`), of a function like
+        factory: Path (see `user_code.resolve`) of a hook file (a module with `create_env_factory`), of a function like
             `create_env_factory`, of a function that returns an environment, or of an environment class.
         config: Keyword arguments of the factory, or the path of a YAML or JSON file with them.
 
     Raises:
-        ConfigError: The file can't be read, or does not hold a mapping.
+        ConfigError: The file of `config` can't be read, or does not hold a mapping.
     """
 
     def __init__(self, task: Task, factory: str, config: Mapping[str, Any] | str | None) -> None:
@@ -162,7 +162,10 @@ class StrandsEnvironment:
         return {name: sub_agent_model for name in _MODEL_FACTORIES if name in named} | self._config
 
     def _arguments(self, create: Callable[..., Any], model: SGLangModel) -> list[dict[str, Any]]:
-        """Return the positional arguments: the policy as strands-env's model configuration, if there is a parameter."""
+        """Return the positional arguments: the policy as strands-env's model configuration, if a function requires one.
+
+        A function does so if it has a positional parameter without default that no keyword argument sets.
+        """
         named = [
             parameter
             for parameter in inspect.signature(create).parameters.values()
@@ -290,7 +293,7 @@ def _import_library() -> Any:  # noqa: ANN401 - a module of an optional library
         from strands_env import core
         from strands_env.core import models
     except ImportError as e:
-        raise ConfigError(f"environment strands_env needs the package strands-env ({e}): {_INSTALL}") from e
+        raise ConfigError(f"environment strands_env needs the package strands-env ({e}); run: {_INSTALL}") from e
     original_factory = models.sglang_model_factory
 
     def sglang_model_factory(**given: Any) -> Callable[[], Model]:  # noqa: ANN401 - strands-env's arguments

@@ -1,8 +1,9 @@
 """Environments of the library `verifiers` (v1), played unchanged: set `agent_program` to the path of `play`.
 
-A row names a task of a taskset. verifiers owns the episode: its harness plays the task in its runtime, with its tools
-and its simulated user, and its rewards score the trace. A seat is an agent of the environment. Each model call of a
-seat that is the policy goes to the episode's endpoint, which records the exact tokens.
+A row names a task of a taskset. verifiers runs the episode: one of its harnesses plays the task in a runtime, with the
+environment's tools and simulated user, and the environment's rewards score the trace. A seat is an agent of the
+environment. Each model call of a seat that is the policy goes to the episode's endpoint, which records the exact
+tokens.
 """
 
 from __future__ import annotations
@@ -214,7 +215,7 @@ class _Source:
 
 
 class _Seats:
-    """The runs of one episode whose model is the policy."""
+    """Those runs of one episode whose model is the policy."""
 
     def __init__(self, slot: Any, base_url: str) -> None:  # noqa: ANN401
         self.error: errors.ConfigError | None = None
@@ -240,14 +241,19 @@ class _Seats:
             raise self.error
 
     def score(self, episode: Any) -> dict[str, Any]:  # noqa: ANN401
-        """Return the episode's reward as `score`, with the rewards and metrics of its seats as further numbers.
+        """Return the episode's reward as `score`, and the finite rewards and metrics of the policy's seats by name.
+
+        With several such seats, each name has its seat's name as prefix.
 
         Raises:
             ConfigError: No seat is the policy, or the policy's seats got different rewards.
         """
         traces = [trace for trace in episode.traces if self._is_policy(trace)]
         if not traces:
-            raise errors.ConfigError("no seat of the environment is the policy: each has a `client` of its own")
+            raise errors.ConfigError(
+                "no seat of the environment is the policy: each has a `client` of its own; remove that of the seat "
+                "to train"
+            )
         rewards = {trace.agent.name: float(trace.reward) for trace in traces}
         if len(set(rewards.values())) > 1:
             raise errors.ConfigError(

@@ -47,9 +47,9 @@ class Protocol:
 
     Attributes:
         source: Origin of the conditions.
-        sampling: Sampling of data sets without an entry in `own_sampling`.
-        own_sampling: By benchmark: fields of `Sampling` that differ.
-        settings: Settings of the agent; all others have their defaults.
+        sampling: Sampling of every data set, apart from the fields in `own_sampling`.
+        own_sampling: By benchmark: fields of `Sampling` that differ from `sampling`.
+        settings: Settings of the agent; the other settings that a protocol fixes have their defaults.
         instructions: By grading: the text that is appended to the last message of the prompt.
         excluded: By grading: the reason why the protocol can't measure such rows.
         published: By benchmark: numbers that were reported under these conditions, in percent, by model.
@@ -110,20 +110,27 @@ class Protocol:
 def settings_identity(settings: RolloutSettings) -> dict[str, Any]:
     """Return all settings that results depend on, without secrets.
 
-    The options of executors and tools are hashed, and secrets in `reward` are masked.
+    Secrets in `reward` are masked. Of executors, tools, `agent_command` and `environment_config`, the options are
+    hashed.
     """
 
-    def hash_options(entry: object) -> object:
+    def hash_options(entry: object, shown: str = "name") -> object:
         if not isinstance(entry, dict):
             return entry
         options = json.dumps({key: value for key, value in entry.items() if key != "name"}, sort_keys=True)
-        return {"name": entry.get("name"), "options_sha256": hashlib.sha256(options.encode()).hexdigest()}
+        checksum = hashlib.sha256(options.encode()).hexdigest()
+        return {shown: mask_settings(entry.get(shown)), "options_sha256": checksum}
 
     without_effect = {"dump_dir", "dump_samples", "episode_workers", "journal_dir", "mismatch_check"}
     values = settings.model_dump(mode="json", exclude=without_effect)
     values["reward"] = mask_settings(values["reward"])
     tools = {name: [hash_options(tool) for tool in values[name]] for name in ("tools", "row_tools")}
-    return {**values, "executor": hash_options(values["executor"]), **tools}
+    hashed = {
+        "executor": hash_options(values["executor"]),
+        "agent_command": hash_options(values["agent_command"], "command"),
+        "environment_config": hash_options(values["environment_config"]),
+    }
+    return {**values, **hashed, **tools}
 
 
 def _fixed_values(settings: RolloutSettings) -> dict[str, Any]:
@@ -198,7 +205,7 @@ class Measurement:
 
     @property
     def comparability(self) -> str:
-        """A sentence that names the published numbers with which the result may be compared."""
+        """A text that names the published numbers with which the result may be compared, or says why there are none."""
         name = self.benchmark.name if self.benchmark else None
         published = self.protocol.published.get(name or "")
         if self.changes:

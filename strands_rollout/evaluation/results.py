@@ -45,7 +45,7 @@ _DIGITS: Final = 6  # decimal places of shares and means in the report
 _WITHOUT_ANSWERS: Final = frozenset({"environment", "function", "parts", "instructions"})
 _NO_ANSWERS: Final = frozenset({"", NO_ANSWER})
 FINISHED_STATUSES: Final = frozenset({"completed", "truncated"})
-"""Statuses of samples that measure the policy; all other statuses are faults of the infrastructure."""
+"""Statuses of samples that measure the policy; with any other status, something other than the policy failed."""
 
 
 def run_identity(
@@ -154,7 +154,7 @@ class SampleResult(_ResultModel):
 
     @property
     def fault(self) -> str | None:
-        """Reason why the sample has no score; None if it has one, or if the reason is unknown."""
+        """For a sample without a score, the reason; None if the reason is unknown."""
         return f"not graded: {self.grading_error}" if self.grading_error else self.error
 
     @property
@@ -243,7 +243,7 @@ class ResultsFile:
         """Write the run's identity into a folder without results; otherwise check that the results are this run's.
 
         Raises:
-            ConfigError: The results belong to another run, or the file that says so is missing.
+            ConfigError: The results belong to another run, or the file that identifies their run is missing.
         """
         if self._log.is_empty:
             # an earlier run without results may be replaced

@@ -158,7 +158,7 @@ async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) 
 
 
 def check_response_fits(sets: Sequence[EvalSet], context_tokens: int | None) -> None:
-    """Raise a ConfigError if a protocol's responses leave no room for a prompt; None stands for an unknown context."""
+    """Raise a ConfigError if a protocol's responses may fill the whole context; None stands for an unknown context."""
     for eval_set in sets:
         length = eval_set.sampling.max_new_tokens
         if eval_set.measurement and context_tokens is not None and length >= context_tokens:
@@ -272,7 +272,7 @@ class EvaluationSession:
         return result
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts that depend on the clock or on interruptions, which are not results."""
+        """Return facts about the session; they are not results, since they depend on the clock and on interruptions."""
         durations = [result.seconds for result in self.scored]
         return {
             "stopped": self.stopped,
@@ -317,10 +317,10 @@ class _TooManyFailuresError(Exception):
 async def run_samples(
     keys: Iterable[SampleKey], run: Callable[[SampleKey], Awaitable[SampleResult]], *, concurrency: int
 ) -> str | None:
-    """Call `run` once with each key, in order, `concurrency` at a time.
+    """Call `run` once with each key, in order, `concurrency` at a time; stop after consecutive failures.
 
-    Stop after 8 consecutive failures for the same reason, or `concurrency` of them if that is more. By then all samples
-    that ran at once have failed, each after its own retries.
+    These are 8 failures for the same reason, or `concurrency` of them if that is more: at least as many as samples run
+    at once, each of which failed only after its own retries.
 
     Returns:
         The reason for stopping early, in which case the running samples were cancelled; None if all keys were run.

@@ -37,8 +37,8 @@ class ProtocolSet:
     """A data set under a protocol, as slime evaluates it.
 
     Attributes:
-        name: Name with the protocol, and with `+modified` if its conditions differ.
-        rows: Rows as JSON objects; empty in a dry run without the file.
+        name: Name with the protocol, and with `+modified` if the conditions differ from the protocol's.
+        rows: Rows as JSON objects; empty if the file does not exist, as a dry run allows.
     """
 
     name: str
@@ -119,7 +119,7 @@ def model_positions(model: Path) -> int | None:
     configuration names the original number (SGLang's srt/utils/hf_transformers, `get_context_length`).
 
     Raises:
-        ConfigError: The file is not JSON.
+        ConfigError: The file can't be read as JSON.
     """
     file = model / "config.json"
     try:
@@ -144,11 +144,11 @@ def check_context(sets: Sequence[ProtocolSet], room: int, model: Path | None) ->
 
     Args:
         sets: The data sets.
-        room: Tokens for a prompt.
-        model: Folder of the model; None, or without a `config.json`, for no check.
+        room: Maximum tokens of a prompt.
+        model: Folder of the model. Nothing is checked if it is None, or if its `config.json` does not tell the context.
 
     Raises:
-        ConfigError: The model has fewer positions.
+        ConfigError: The model's context is shorter than both together.
     """
     longest = max(each.sampling.max_new_tokens for each in sets)
     positions = model_positions(model) if model else None
@@ -199,13 +199,13 @@ def _read_sets(given: Sequence[str], *, must_exist: bool) -> dict[str, Path]:
         if not path or not re.fullmatch(r"[\w.+-]+", name) or name in paths:
             raise ConfigError(f"got {entry!r}; expected NAME=PATH, with a different name for each data set")
         if must_exist and not Path(path).is_file():
-            raise ConfigError(f"the data set {path} does not exist")
+            raise ConfigError(f"got {entry!r}, but {path} is not a file; expected the file of a data set")
         paths[name] = Path(path)
     return paths
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print slime's arguments for an evaluation under a protocol, one per line; without --dry-run, write its files."""
+    """Write the files for an evaluation under a protocol, unless --dry-run; print slime's arguments, one per line."""
     parser = argparse.ArgumentParser(
         prog="python -m strands_rollout.evaluation.slime_protocol", description=main.__doc__
     )
@@ -213,13 +213,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, help="settings file of the training run")
     parser.add_argument("--out", type=Path, required=True, help="folder for the data sets and slime's configuration")
     parser.add_argument("--model", type=Path, help="folder of the model, whose context is checked")
-    parser.add_argument("--prompt-room", type=int, default=2048, help="tokens for a prompt")
+    parser.add_argument("--prompt-room", type=int, default=2048, help="maximum tokens of a prompt")
     parser.add_argument("--samples", type=int, help="samples per problem instead of the protocol's")
     parser.add_argument("--temperature", type=float, help="sampling temperature instead of the protocol's")
     parser.add_argument("--top-p", type=float, help="top-p instead of the protocol's")
     parser.add_argument("--top-k", type=int, help="top-k instead of the protocol's")
     parser.add_argument("--max-new-tokens", type=int, help="maximum tokens of a response instead of the protocol's")
-    parser.add_argument("--dry-run", action="store_true", help="print the arguments, and write nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print the arguments, but write no files")
     parser.add_argument("sets", nargs="+", metavar="NAME=PATH", help="data sets")
     given = parser.parse_args(arguments)
     names = ("samples", "temperature", "top_p", "top_k", "max_new_tokens")

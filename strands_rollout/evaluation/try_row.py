@@ -2,7 +2,7 @@
 
 Start reading at `run_try`. The policy may also be a script, a person or an OpenAI-compatible API. Instead of an engine,
 a local server then answers requests to `/generate` with that policy's turns, written in the chat template's format, so
-that template, tokens, tool parser, tools and reward run as in training.
+that template, tokenizer, tool parser, tools and reward are used as in training.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Transcript(HookProvider):
                 self.show(label if message["role"] == "assistant" else "user", shown)
 
     def show_result(self, outcome: Outcome, *, has_tokens: bool) -> None:
-        """Print the reward, the status and the counts of tokens at the end of the episode."""
+        """Print reward, status, counts of tokens and errors; if the episode failed without a turn, only an error."""
         sample, facts = outcome.sample, outcome.facts
         if sample.status is Sample.Status.FAILED and not facts.turns:
             self.show("error", _list_errors(outcome)[0])

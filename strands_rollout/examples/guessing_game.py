@@ -13,7 +13,7 @@ HIGHEST: Final = 100
 
 
 class GuessingGame:
-    """A game whose number is the row's label; each guess after the first lowers the score by 0.1."""
+    """A game whose number is the row's label; each guess after the first lowers the score by 0.1, down to 0.1."""
 
     def __init__(self, task: Task) -> None:
         self.number = int(task.label)

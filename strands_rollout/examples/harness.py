@@ -13,7 +13,7 @@ from strands_rollout.code_tool.executors import shared_executor
 from strands_rollout.code_tool.strands_sandbox import CodeExecutorSandbox
 
 EXECUTOR = {"name": "local", "isolation": "files", "programs": True}
-"""The kernel confines file access; programs may be started, as a shell must."""
+"""The kernel confines file access; code may start programs, which a shell needs."""
 
 # load skills from disk with Skill.from_directory(path): the agent itself can read the episode's folder only
 SKILLS = [

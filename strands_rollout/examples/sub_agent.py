@@ -13,7 +13,7 @@ def build(model: SGLangModel, task: Task) -> Agent:
     """Build the main agent of one episode, with the expert as a tool.
 
     Args:
-        model: Model of the main agent, whose tokens become the sample.
+        model: Model of the main agent, whose tokens become the first sample.
         task: The row; its `tools` are the configured tools, which the expert gets here.
     """
     expert = Agent(

@@ -111,7 +111,10 @@ def _chat_head(request: TurnRequest, kind: str) -> dict[str, Any]:
 
 def _chat_tool(tool: Item) -> dict[str, Any]:
     if tool.get("type", "function") != "function" or not isinstance(tool.get("function"), dict):
-        raise PromptError(f"got the tool {tool!r:.100}; expected a tool of type function; no other type is supported")
+        raise PromptError(
+            f"got the tool {tool!r:.100}; expected a tool of type 'function' with an object in its field 'function'; "
+            "no other type is supported"
+        )
     function = tool["function"]
     return tool_spec(function.get("name"), function.get("description"), function.get("parameters"))
 
@@ -161,7 +164,7 @@ def _chat_part(part: Item) -> Block | None:
         return {"text": str(part.get(kind, ""))}
     if kind == "image_url":
         return image_of_url(field_of(part, "image_url", dict, "an object").get("url"))
-    raise PromptError(f"got a content part of type {kind!r:.100}; expected text or image_url")
+    raise PromptError(f"got a content part of type {kind!r:.100}; expected text, refusal or image_url")
 
 
 class Responses(ApiProtocol):
@@ -250,9 +253,10 @@ class Responses(ApiProtocol):
 
 
 def _join_items(earlier: Sequence[Item], new: Sequence[Item]) -> list[Item]:
-    """Return the items of an earlier response, then the new items, without duplicates.
+    """Return the history up to an earlier response, and then the new items, without items that both contain.
 
-    Strands' agents send their whole history in each request, also if the request refers to an earlier response.
+    Strands' agents send their whole history in each request, even if the request refers to an earlier response. Such a
+    history is recognized only if it contains one of the earlier calls.
     """
     known = {item.get("call_id") for item in earlier if item.get("type") == "function_call"}
     end = len(earlier)
@@ -347,4 +351,7 @@ def _response_part(part: Item) -> Block | None:
         return {"text": str(part.get("refusal" if kind == "refusal" else "text", ""))}
     if kind == "input_image":
         return image_of_url(part.get("image_url"))
-    raise PromptError(f"got a content part of type {kind!r:.100}; expected input_text, output_text or input_image")
+    raise PromptError(
+        f"got a content part of type {kind!r:.100}; expected input_text, output_text, text, summary_text, refusal or "
+        "input_image"
+    )

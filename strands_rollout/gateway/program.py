@@ -105,7 +105,7 @@ class ProcessEnd:
     Attributes:
         exit_code: Exit code of the process.
         output: The last 4096 bytes of its stdout and stderr, as text.
-        escaped: Number of killed descendants that had left the process group.
+        escaped: Number of killed descendants that had left the process group, as `_kill_marked` returns it.
     """
 
     exit_code: int
@@ -114,7 +114,7 @@ class ProcessEnd:
 
 
 class ProgramRun(EpisodeRun):
-    """An episode that a program plays at the gateway. It observes the session, and ends the program at a limit.
+    """An episode that a program plays at the gateway. The run observes the session, and stops the program at a limit.
 
     Args:
         program: The program.
@@ -181,7 +181,7 @@ class ProgramRun(EpisodeRun):
             if status == "success":
                 self.stats.succeeded.add(use_id)
         self.stats.waited_s += (waited_s or 0.0) if new else 0.0
-        # a user turn brings new messages without results; a repeated request of an interrupted turn has no message
+        # a user turn brings new messages without results; a repeated request of an interrupted turn has no new message
         if waited_s is not None and messages and not results and conversation is self.session.main:
             limit = self.limits.max_user_turns
             if limit is not None and self.user_turns >= limit:
@@ -210,7 +210,7 @@ class ProgramRun(EpisodeRun):
         self.tool_names |= {call["toolUseId"]: call["name"] for call in reply.calls}
 
     def _record_turn(self, journal: Journal) -> None:
-        """Add the main conversation's last turn to the journal, or close the journal if it can't be replayed."""
+        """Add the main conversation's last turn to the journal; close the journal if the episode can't be continued."""
         main = self.model.conversation
         if len(main.branches) > 1:
             journal.close(SEVERAL_SEGMENTS)
@@ -264,7 +264,10 @@ class ProgramRun(EpisodeRun):
                 self.process = outcome if isinstance(outcome, ProcessEnd) else getattr(outcome, "process", None)
 
     def _root_cause(self) -> Ending | None:
-        """Return the ending due to a limit, or to an error of the endpoint: the program's requests failed then."""
+        """Return the ending due to a limit or to an error of the endpoint, which makes the program's requests fail.
+
+        None if there was neither, or if the error is a ConfigError: a timeout takes precedence over that.
+        """
         if self.limit is not None:
             return self.limit, None
         fault = self.session.error
@@ -278,7 +281,7 @@ class ProgramRun(EpisodeRun):
         is_programs_own = not isinstance(error, errors.RolloutError) or isinstance(error, errors.ToolError)
         if is_programs_own:
             error = errors.ConfigError(describe_failure(self.program.name, error, self.task))
-        # clients raise on a cut answer, which is the policy's fault
+        # clients may raise an error for a cut answer, although the cut is the policy's fault
         if self._is_cut and (is_programs_own or isinstance(error, CommandError)):
             return LENGTH_REASONS[self.model.cut_by or "turn"], error
         return self._ending_of(error)

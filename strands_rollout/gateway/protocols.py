@@ -41,7 +41,7 @@ _SAMPLING_FIELDS: Final = (
     "stop_token_ids",
     "ignore_eos",
 )
-# names of the minimum length of a turn: SGLang's, and that of SGLang's and vLLM's chat endpoints
+# names of the field for a turn's minimum length: in SGLang's `/generate`, and in SGLang's and vLLM's chat endpoints
 _MIN_LENGTHS: Final = ("min_new_tokens", "min_tokens")
 # fields of the APIs, and of SGLang's and vLLM's endpoints, that are applied
 APPLIED: Final = frozenset(
@@ -67,7 +67,7 @@ APPLIED: Final = frozenset(
         "previous_response_id",
         "thread",
         "chat_template_kwargs",
-        # applied with the default value only; see `refuse_unsupported`
+        # only the default value is applied: others are refused by `refuse_unsupported`, or ignored
         "n",
         "response_format",
         "text",
@@ -105,7 +105,7 @@ HARMLESS: Final = frozenset(
         "priority",
     }
 )
-# fields that are refused unless they are empty or false; see `refuse_unsupported`
+# fields that are refused unless they are null, false, 0 or empty; see `refuse_unsupported`
 REFUSED: Final = (
     "logit_bias",
     "logprobs",
@@ -153,7 +153,7 @@ REFUSED: Final = (
     "thinking_token_budget",
     "mm_processor_kwargs",
 )
-# fields of a tool that would show more to the model, or constrain how its arguments are sampled
+# fields of a tool that, in other servers, change what the model reads of the tool or constrain how calls are sampled
 _IGNORED_TOOL_FIELDS: Final = ("strict", "input_examples", "defer_loading", "allowed_callers", "output_schema")
 # grammars that are written in JSON
 _JSON_GRAMMARS: Final = ("json_schema", "structural_tag")
@@ -171,10 +171,11 @@ class TurnRequest:
         params: Sampling parameters by SGLang's names.
         model: The model's name, which the answer repeats.
         streams: True if the answer is to be streamed.
-        with_usage: True if the stream is to end with the usage, in an API with that choice.
-        body: The fields that a later request inherits if that request refers to this request's answer.
+        with_usage: True if a stream of Chat Completions is to end with the usage; the other APIs always report it.
+        body: What the API's class needs to build and remember the answer, such as the history that a later request
+            continues if it refers to this answer.
         template_kwargs: Arguments of the chat template, which must be equal to the policy's.
-        ignored_fields: Further fields that would change tokens in other servers; they are ignored here.
+        ignored_fields: See `find_ignored_fields`.
     """
 
     messages: list[Message]
@@ -190,7 +191,11 @@ class TurnRequest:
 
     @property
     def grammar(self) -> Mapping[str, Any]:
-        """The parameters that constrain the turn by a grammar; a recorded answer is reused for this grammar only."""
+        """The parameters that constrain the turn by a grammar, {} for none.
+
+        A repeated request gets the recorded turn only if that turn had the same grammar, or if its grammar is unknown,
+        as for a turn of an earlier attempt.
+        """
         return {name: self.params[name] for name in GRAMMARS if name in self.params}
 
     def is_repeated_by(self, other: TurnRequest) -> bool:
@@ -205,7 +210,7 @@ class _Body:
     Attributes:
         raw: The body.
         parsed: The parsed JSON of the body.
-        end: Position in `raw` at which the list of items ends; 0 until a longer body has revealed the position.
+        end: Position in `raw` after the last item of the list of items; 0 until a longer body has revealed it.
     """
 
     raw: bytes
@@ -213,7 +218,10 @@ class _Body:
     end: int = 0
 
     def extended(self, raw: bytes, name: str) -> _Body | None:
-        """Parse `raw` if it differs from this body only by items added to the list `name`; otherwise return None."""
+        """Return the parsed body `raw` if it only appends items to this body's list `name`; otherwise return None.
+
+        Once `end` is known, only the new items are parsed.
+        """
         end = self.end or _first_difference(self.raw, raw)
         tail, items = self.raw[end:], self.parsed.get(name)
         if raw[end : end + 1] != b"," or not raw.endswith(tail) or not raw.startswith(memoryview(self.raw)[:end]):
@@ -245,7 +253,7 @@ class _ReadItems:
     Attributes:
         items: The request's items.
         pieces: The pieces of each item.
-        system: Texts of system messages.
+        system: Texts of the system messages that come before any other message.
         messages: The messages, made of the other pieces.
         last: Role of the last piece among `messages`.
     """
@@ -257,10 +265,11 @@ class _ReadItems:
     last: str = ""
 
     def add(self, pieces: Sequence[Sequence[Piece]]) -> None:
-        """Add pieces to the messages; consecutive pieces of the assistant become one message, and so do tool results.
+        """Add pieces to the system texts and the messages.
 
-        System messages after the first message of another role become user messages, since templates have no place for
-        them.
+        Consecutive pieces of the assistant become one message, and so do consecutive tool results. System messages
+        after the first message of another role become user messages, since many templates render a system message only
+        at the beginning.
         """
         messages = self.messages
         for role, blocks in (piece for item in pieces for piece in item):
@@ -283,9 +292,10 @@ class ItemCache:
         self._bodies: list[_Body] = []
 
     def parsed(self, raw: bytes, name: str) -> object:
-        """Return a body's JSON. If the body adds items to the list `name` of an earlier body, parse only the new items.
+        """Return a body's JSON; parse only the new items if it appends items to the list `name` of an earlier body.
 
-        Without this, an episode takes 4% more CPU at 20 tool turns, and 10% more at 80; see docs/performance.md.
+        The first such body is parsed completely, too, to find out where the list ends. Without this cache, an episode
+        takes 4% more CPU at 20 tool turns, and 10% more at 80; see docs/performance.md.
 
         Raises:
             ValueError: The body is not JSON.
@@ -303,11 +313,10 @@ class ItemCache:
     def read(
         self, items: Sequence[Item], convert: Callable[[Item], list[Piece]], system: Sequence[str] = ()
     ) -> tuple[str | None, list[Message]]:
-        """Convert a request's items; return the system prompt, or None if it is empty, and the messages.
+        """Convert a request's items to the system prompt (None if it is empty) and the messages.
 
-        The system prompt begins with the texts of `system`.
-
-        Messages that an earlier request also had are the same objects, so that comparisons are fast.
+        The system prompt begins with the texts of `system`. Messages that one of the last requests also had consist of
+        the same objects, so that comparisons are fast.
 
         Raises:
             PromptError: The history does not end with a user's message or a tool's result, or an item can't be
@@ -337,7 +346,7 @@ class ItemCache:
 class ApiProtocol(ABC):
     """An API's format of requests and answers, for one session.
 
-    A request may refer to an earlier answer of the session, to continue the history of that answer.
+    In some APIs, a request may refer to an earlier answer of the session, to continue the history of that answer.
 
     Attributes:
         items_name: Name of the field with the history.
@@ -365,7 +374,8 @@ class ApiProtocol(ABC):
         """
         if not isinstance(answer_id, str) or answer_id not in self._remembered:
             raise PromptError(
-                f"got {field_name}={answer_id!r:.100}; expected the id of one of this session's last answers"
+                f"got {field_name}={answer_id!r:.100}; expected the id of one of this session's last answers. Send the "
+                "whole history instead"
             )
         return self._remembered[answer_id]
 
@@ -439,12 +449,13 @@ def refuse_unsupported(body: Item, **choices: Sequence[object]) -> None:
     """Refuse a request with a field, or a value of a field, that is not supported.
 
     Args:
-        body: The request. Each field of `REFUSED` must be absent, empty or false, and `context_management` may only
-            clear reasoning.
-        **choices: Fields with the supported values.
+        body: The request. Each field of `REFUSED` must be absent, null, false, 0 or empty, and `context_management`
+            may only clear reasoning.
+        **choices: The supported values of each of these fields, which may also be absent or null. Of a value that is an
+            object, the `type` is compared.
 
     Raises:
-        PromptError: A field is not supported.
+        PromptError: A field or its value is not supported.
     """
     for name in REFUSED:
         if body.get(name):
@@ -463,15 +474,18 @@ def refuse_unsupported(body: Item, **choices: Sequence[object]) -> None:
     )
     if edits and not only_clears_thinking:
         raise PromptError(
-            f"got context_management={management!r:.200}; expected none, since the policy reads the history as it is "
-            "sent. Shorten it in the client"
+            f"got context_management={management!r:.200}; expected none, or only edits of type {_CLEARS_THINKING!r}, "
+            "since the policy reads the history as it is sent. Shorten the history in the client"
         )
 
 
 def find_ignored_fields(body: Item, tools: Iterable[Item] = ()) -> dict[str, Any]:
-    """Return the fields that are ignored here although they would change tokens in other servers.
+    """Return the fields that are ignored here although they may change tokens in other servers.
 
-    Unknown fields are among them. Fields of objects and tools have dotted names.
+    Unknown fields are among them. Fields of objects and tools have dotted names, such as `text.verbosity`.
+
+    Raises:
+        PromptError: `text` or `output_config` is not an object.
     """
     known = APPLIED | HARMLESS
     found = {name: value for name, value in body.items() if name not in known and value not in (None, "", [], {})}
@@ -495,11 +509,12 @@ def sampling_params(body: Item, *limits: str) -> dict[str, Any]:
         *limits: The API's names for the maximum length of a turn.
 
     Raises:
-        PromptError: A parameter has the wrong type.
+        PromptError: A parameter has the wrong type, is too small, or can't be sent to the engine; or the request has
+            several grammars.
     """
     for name in (*_SAMPLING_FIELDS, *_MIN_LENGTHS, *limits, "seed", "stop", "stop_sequences"):
         try:
-            orjson.dumps(body.get(name))  # `SGLangClient` sends the value with orjson
+            orjson.dumps(body.get(name))  # `SGLangClient` encodes its requests with orjson
         except TypeError as e:
             raise PromptError(f"got {name}={body[name]!r:.100}, which can't be sent to the engine: {e}") from e
     params = {name: body[name] for name in _SAMPLING_FIELDS if body.get(name) is not None}
@@ -512,7 +527,7 @@ def sampling_params(body: Item, *limits: str) -> dict[str, Any]:
     stop = body.get("stop") or body.get("stop_sequences") or []
     stops = [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
-        raise PromptError(f"got the stop strings {stop!r:.100}; expected a string or a list of strings")
+        raise PromptError(f"got the stop strings {stop!r:.100}; expected a string or a list of non-empty strings")
     further = {
         "stop": stops or None,
         "max_new_tokens": _whole_number(body, limits, at_least=1),
@@ -528,7 +543,7 @@ def _is_number(value: object) -> bool:
 
 
 def _whole_number(body: Item, names: Sequence[str], *, at_least: int | None = None) -> int | None:
-    """Return the first of these fields that is given, as a whole number; None if none is given."""
+    """Return the value of the first of these fields that is given, None if none is; refuse all but whole numbers."""
     name = next((name for name in names if body.get(name) is not None), None)
     if name is None:
         return None
@@ -551,7 +566,8 @@ def _grammar(body: Item) -> dict[str, str]:
         except ValueError as e:
             raise PromptError(f"got a {name} that can't be written as JSON: {e}") from e
         if not isinstance(text, str):
-            raise PromptError(f"got {name}={value!r:.100}; expected a string")
+            expected = "a string or an object" if name in _JSON_GRAMMARS else "a string"
+            raise PromptError(f"got {name}={value!r:.100}; expected {expected}")
         try:
             text.encode()
         except UnicodeEncodeError as e:
@@ -564,10 +580,13 @@ def tool_spec(name: object, description: object, schema: object) -> dict[str, An
     """Return a Strands tool specification.
 
     Raises:
-        PromptError: The name is missing, or the schema is no object or is nested too deeply.
+        PromptError: The name is missing or no string, or the schema is no object or is nested too deeply.
     """
     if not isinstance(name, str) or not name or not isinstance(schema, dict | None):
-        raise PromptError(f"got a tool named {name!r:.100}; expected a name, and parameters as a JSON schema")
+        raise PromptError(
+            f"got a tool with the name {name!r:.100} and parameters of type {type(schema).__name__}; expected a name, "
+            "and parameters that are an object with a JSON schema"
+        )
     _check_depth(schema, f"the parameters of the tool {name!r:.100}")
     return {"name": name, "description": str(description or ""), "inputSchema": {"json": schema or {}}}
 
@@ -584,7 +603,7 @@ def system_texts(blocks: Sequence[Block]) -> list[str]:
 
 
 def client_tools(tools: list[dict[str, Any]], tool_type: str) -> list[dict[str, Any]]:
-    """Return the tools, all of which the client runs.
+    """Check that the client runs all of these tools, and return them.
 
     Raises:
         PromptError: A tool's type is not `tool_type`, the API's type of tools that the client runs.
@@ -615,7 +634,10 @@ def image_of_url(url: object) -> Block:
     """
     found = _DATA_URL.fullmatch(url) if isinstance(url, str) else None
     if found is None:
-        raise PromptError(f"got the image {url!r:.80}; expected a data URL: images at other locations are not fetched")
+        raise PromptError(
+            f"got the image {url!r:.80}; expected a data URL of an image in base64, such as data:image/png;base64,...; "
+            "images at other locations are not fetched"
+        )
     return image_block(found["format"], found["data"])
 
 
@@ -628,13 +650,13 @@ def _check_depth(value: object, what: str) -> None:
 
 
 def call_block(use_id: object, name: object, arguments: object) -> Block:
-    """Return the block of a call in a history; the call's arguments are an object or JSON text.
+    """Return the block of a call in a history; the call's arguments are an object, its JSON text, or None for {}.
 
     Raises:
-        PromptError: The name is missing, or the arguments are not a JSON object or are nested too deeply.
+        PromptError: The name is missing or no string, or the arguments are not a JSON object or are nested too deeply.
     """
     if not isinstance(name, str) or not name:
-        raise PromptError(f"got a tool call of the tool {name!r:.100}; expected a name")
+        raise PromptError(f"got a tool call with the name {name!r:.100}; expected the name of a tool")
     if isinstance(arguments, str):
         try:
             arguments = decode_json(arguments or "{}", is_finite=False)
@@ -658,7 +680,7 @@ def reasoning_block(text: str) -> Block:
 
 
 def blocks_of(content: object, convert: Callable[[Item], Block | None]) -> list[Block]:
-    """Return the blocks of a message's content, which is a string or a list of parts.
+    """Return the blocks of a message's content: a string, a list of parts, or None for an empty content.
 
     Raises:
         PromptError: The content is something else, or `convert` refuses a part.
@@ -670,7 +692,8 @@ def blocks_of(content: object, convert: Callable[[Item], Block | None]) -> list[
     return [block for part in content if (block := convert(part)) is not None]
 
 
-# prefix of a note to Anthropic's server that Claude Code adds to the system prompt; the note differs in each request
+# prefix of a note to Anthropic's server that Claude Code adds to the system prompt; since the note differs in each
+# request, it is left out
 _BILLING_NOTE: Final = "x-anthropic-billing-header"
 
 
@@ -681,7 +704,7 @@ class Messages(ApiProtocol):
 
     def read(self, body: dict[str, Any], cache: ItemCache) -> TurnRequest:
         """See `ApiProtocol.read`."""
-        # a request that continues a thread has new messages only
+        # a request that continues a thread contains only its new messages
         thread = field_of(body, "thread", dict, "an object")
         if thread.get("type") == "continue":
             earlier = self.recall("thread.previous_message_id", thread.get("previous_message_id"))
@@ -766,7 +789,7 @@ def _content_blocks(reply: Reply) -> list[dict[str, Any]]:
 
 
 def _start_and_deltas(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the block with which a stream begins, and the deltas that follow it."""
+    """Return a content block as a stream begins it, and the deltas that complete it."""
     if block["type"] == "text":
         return {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
     if block["type"] == "tool_use":
@@ -810,5 +833,6 @@ def _messages_part(part: Item) -> Block | None:
     if source.get("type") == "base64":
         return image_block(str(source.get("media_type", "")).removeprefix("image/"), str(source.get("data", "")))
     raise PromptError(
-        f"got a content block of type {kind!r:.100}; expected text, thinking, tools, or an image in base64"
+        f"got a content block of type {kind!r:.100}; expected text, thinking, redacted_thinking, tool_use or "
+        "tool_result, or an image whose source has the type base64"
     )

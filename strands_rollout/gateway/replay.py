@@ -46,7 +46,7 @@ class Replay:
                 node.reply = reply_of_turn(message["content"], turn, usage)
 
     def note_repeat(self, node: Node) -> None:
-        """Record the position of a turn that was answered again."""
+        """Set `position` to that of a turn that was answered from the record, unless a later turn was before."""
         self.position = max(node.position, self.position or 0)
 
     @property

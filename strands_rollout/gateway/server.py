@@ -110,9 +110,10 @@ class Gateway:
         return _json_response(card if requested else models)
 
     async def not_found(self, request: web.Request) -> web.Response:
-        """Answer a request to an unknown path."""
+        """Answer a request with an unknown path, or with a method that its path does not support."""
         paths = ", ".join(_PROTOCOLS)
-        message = f"{request.method} {request.path} is not supported; expected POST to one of {paths}"
+        expected = f"POST to one of {paths}, or GET /v1/models"
+        message = f"{request.method} {request.path} is not supported; expected {expected}"
         return _error_response(ChatCompletions(), (404, "not_found", message))
 
     async def _serve(
@@ -177,7 +178,7 @@ _NO_KEY: Final[Problem] = (401, "invalid_api_key", "got no key of a running sess
 def problem_of(error: BaseException | None) -> Problem:
     """Return the status, code and message for an error, and log an error that only a bug can cause.
 
-    A client may send the request again after a 429 only.
+    Only after a status of 429 should a client send the request again.
     """
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return 413, "request_too_large", f"got a body of more than {MAX_BODY_BYTES} bytes; expected a shorter one"
@@ -191,7 +192,7 @@ def problem_of(error: BaseException | None) -> Problem:
         (errors.TemplateError, 400, "invalid_request"),
         (errors.ConfigError, 400, "invalid_request"),  # for example, an image for a text model
         (errors.UnsendableTextError, 400, "unsendable_text"),
-        (HistoryLimitError, 400, "too_many_histories"),  # a 429 or 409 would be sent again by the clients' SDKs
+        (HistoryLimitError, 400, "too_many_histories"),  # after a 429 or 409, SDKs would retry
         (BusySessionError, 429, "too_many_requests"),
         (SessionEndedError, 503, "episode_ended"),
         (errors.EngineError, 503, "engine_unavailable"),
@@ -229,7 +230,8 @@ def _json_response(body: object, status: int = 200) -> web.Response:
 def _error_response(protocol: ApiProtocol, problem: Problem) -> web.Response:
     response = _json_response(protocol.error(*problem), problem[0])
     if problem[0] >= web.HTTPInternalServerError.status_code:
-        # the engine was already retried for the whole patience; this header keeps SDKs from retrying again
+        # retrying can't help: requests to the engine were already sent again for `engine_patience_s`, and other errors
+        # with these statuses would recur; this header keeps SDKs from retrying
         response.headers["x-should-retry"] = "false"
     return response
 
@@ -237,10 +239,10 @@ def _error_response(protocol: ApiProtocol, problem: Problem) -> web.Response:
 async def start(
     gateway: Gateway, host: str = "127.0.0.1", port: int = 0, routes: Sequence[web.RouteDef] = ()
 ) -> web.AppRunner:
-    """Serve a gateway and further routes on this event loop, until the runner's `cleanup` is awaited.
+    """Serve a gateway and the additional `routes` on this event loop, until the runner's `cleanup` is awaited.
 
     Raises:
-        ConfigError: The port is taken, or the host is no address of this machine.
+        ConfigError: The host and port can't be used, for example because the port is taken.
     """
     app = web.Application(client_max_size=MAX_BODY_BYTES)
     models = [web.get(path, gateway.models) for path in ("/v1/models", "/v1/models/{name:.+}")]

@@ -63,7 +63,8 @@ class SessionFacts:
     """Facts about a session's requests.
 
     Attributes:
-        requests: Requests that could be parsed.
+        requests: Requests for a turn that could be parsed, apart from those that were refused since the session had
+            ended or had too many requests in flight.
         repeats: Repeated requests, which got the turn of the earlier request.
         forks: Requests that continue a conversation, but whose history, system prompt or tools match no branch.
         changed_calls: Calls that the client gave back with changed values under their own ids, for instance with
@@ -71,6 +72,7 @@ class SessionFacts:
         differences: Descriptions of where the first forks and changed calls differ from the record.
         refused: Requests that were answered with an error, by the error's code.
         overridden: Request fields that the session fixes or that have no effect: the first value sent, by field name.
+            At most 64 fields are listed; of a long value, the beginning of its JSON is kept.
         diverged: Description of how a restarted program departed from the record of its earlier attempt; "" if it did
             not depart from the record.
         dropped_tokens: Sampled tokens of the earlier attempt that were dropped because the program departed.
@@ -108,7 +110,7 @@ class SessionObserver(Protocol):
     """
 
     def on_request(self, conversation: Conversation, messages: StrandsMessages, waited_s: float | None) -> None:
-        """Handle a request with these new messages, `waited_s` seconds after the last answer; None before the first."""
+        """Handle a request with these new messages, `waited_s` seconds after its branch's last answer, if any."""
 
     def on_turn(self, conversation: Conversation, reply: Reply) -> None:
         """Handle a sampled turn."""
@@ -128,10 +130,12 @@ class Session:
         observer: Follows the session.
 
     Attributes:
-        facts: Counts of the requests.
+        facts: Facts about the requests.
         protocols: By class name of an API's protocol: its instance for this session, and the cache of parsed requests.
-        error: The last error of the episode itself; None after a request that succeeded.
-        last_used_at: Time of the last request, by `time.monotonic`.
+        error: The error of the turn that ended last, None if that turn succeeded. A `PromptError` or `TemplateError`,
+            which is the client's fault, and a cancellation leave it unchanged.
+        last_used_at: Time of the last request, or of the session's start before the first request, by
+            `time.monotonic`.
         context: The episode's context variables, in which the server's handlers answer requests.
     """
 
@@ -156,7 +160,10 @@ class Session:
 
     @property
     def main(self) -> Conversation:
-        """The main conversation: the first conversation with tools; until there is one, the first conversation."""
+        """The main conversation: the first conversation with tools; until there is one, the first conversation.
+
+        A main conversation whose first turn was interrupted remains the main conversation.
+        """
         record = self.model.record
         if self._main_was_interrupted and not record.main.turn_count:
             return record.main
@@ -177,7 +184,7 @@ class Session:
         self._replay = Replay(self.model, messages)
 
     def end(self, error: Exception) -> None:
-        """Refuse further requests, and cancel requests in progress; all of them get this error."""
+        """Refuse all later requests, and cancel requests in flight; all of them get the error of the first `end`."""
         self._ended = self._ended or error
         for task in self._tasks:
             task.cancel()
@@ -293,7 +300,7 @@ class Session:
         place: ExtendBranch | BeginBranch,
         is_gone: Callable[[], bool],
     ) -> asyncio.Task[Reply]:
-        """Enter the place of a request, count the request, and start the task that samples its turn."""
+        """Enter the place of a request, count its fork or changed calls, and start the task that samples its turn."""
         record, match = self.model.record, place.match
         if isinstance(place, ExtendBranch) and isinstance(match, ClientMatch):
             self.facts.changed_calls += len(match.changed_calls)
@@ -365,7 +372,11 @@ class Session:
         return reply
 
     async def _result_of(self, task: asyncio.Task[Reply]) -> Reply:
-        """Wait for the reply of a turn; if the waiting handler is cancelled, the turn continues."""
+        """Wait for the reply of a turn; if the waiting handler is cancelled, the turn continues.
+
+        Raises:
+            SessionEndedError: The turn was cancelled since the session has ended.
+        """
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:

@@ -1,1 +1,1 @@
-"""Conversions of finished samples for other trainers and tools, a file for each; none of these is a dependency."""
+"""Samples and sessions for other trainers and tools, a file for each; this package requires none of these."""

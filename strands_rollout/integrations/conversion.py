@@ -1,7 +1,7 @@
 """Code that the integrations share: the check of finished samples, and the conversion of sampling parameters.
 
-Other engines' sampling parameters are converted to SGLang's names; a parameter without an equivalent is refused, never
-dropped silently.
+Other engines' sampling parameters are converted to SGLang's names. A parameter without an equivalent is refused, unless
+its value is None or changes nothing.
 """
 
 from collections import defaultdict
@@ -32,10 +32,12 @@ class FinishedEpisode:
     The lists are copies; `response_ids`, `loss_mask` and `logprobs` have one entry per response token.
 
     Attributes:
+        sample: The sample itself.
         prompt_ids: Prompt tokens, at least one.
         response_ids: Sampled tokens and the context between them, at least one.
         loss_mask: 1 for tokens to train on; all 0 if the sample is not trained.
         logprobs: Log probabilities at the sampling temperature; 0.0 for context.
+        reward: The reward; if it is a dict, its number at the reward key.
         status: "completed", "truncated" or "failed".
         facts: The episode's facts; empty for a sample of another program.
     """
@@ -66,8 +68,8 @@ def finished_episodes(
         allow_images: Accept samples with images; no export includes the images themselves.
 
     Raises:
-        ExportError: A sample is unfinished, has no number as reward, has images, or its tokens, mask and logprobs
-            disagree. The message lists all faults of the first such sample.
+        ExportError: A sample is unfinished, has no number as reward, has images that are not allowed, or its tokens,
+            mask and logprobs disagree. The message lists all faults of the first such sample.
     """
     episodes = [_convert_sample(sample, number, reward_key) for number, sample in enumerate(samples)]
     for number, episode in enumerate(episodes):
@@ -110,7 +112,8 @@ def compared_rewards(episodes: Sequence[FinishedEpisode]) -> list[float]:
     """Return rewards for a trainer that compares all samples of a prompt, even samples that are not trained.
 
     A sample that is not trained gets the mean reward of its group's trained samples, so that it does not shift the
-    baseline; 0.0 if its group has no trained sample. The samples with one `group_index` are a group.
+    baseline; 0.0 if its group has no trained sample, or if it has no group. Samples with the same `group_index` are a
+    group.
     """
     trained: dict[Hashable, list[float]] = defaultdict(list)
     for episode in episodes:

@@ -50,8 +50,8 @@ class SessionOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     sampling_params: dict[str, Any] = {}
     """SGLang's sampling parameters, fixed for all requests of the session. A request may set other parameters, a token
-    limit for its turn, and stop strings, which are added to these. `max_new_tokens` limits each conversation of the
-    session, not one request: all tokens after its first prompt, tool results included."""
+    limit for its turn, and stop strings, which are added to the session's. `max_new_tokens` limits each conversation of
+    the session, not one request: all tokens after the conversation's first prompt, tool results included."""
     max_context_tokens: int | None = Field(default=None, ge=1)
     """Maximum tokens of prompt plus response. Default: the engine's context length."""
     index: int | None = None
@@ -81,11 +81,12 @@ class SessionServer:
         tokenizer: The policy's tokenizer.
         base_url: The URL of the engine or router.
         owner_key: The bearer token of the owner's requests; None accepts them from all local clients.
-        idle_s: Seconds without a request after which the next `POST /sessions` ends a session.
-        **model: Further arguments of `SGLangModel`.
+        idle_s: Seconds without a request after which a session is idle. Each `POST /sessions` ends the idle sessions.
+        **model: More arguments of `SGLangModel`.
 
     Raises:
-        TemplateError: The tokenizer's chat template can't be used.
+        ConfigError: Arguments of `SGLangModel` contradict each other, or one is unknown.
+        TemplateError: The tokenizer or its chat template can't be used.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class SessionServer:
         opened = self._open[request.match_info["id"]]
         opened.session.last_used_at = time.monotonic()
         if opened.session.is_busy:
-            return _error_response(409, "a request of this session is in flight; request the samples after it ends")
+            return _error_response(409, "a request of this session is in flight; ask for the samples after its answer")
         lines = [record_line(DumpRecord.from_sample(sample, self._texts)) for sample in samples_of(opened)]
         return web.Response(body=b"".join(lines), content_type="application/jsonl")
 
@@ -204,7 +205,7 @@ async def serve_sessions(sessions: SessionServer, host: str, port: int, on_ready
     """Serve until cancelled; call `on_ready` with the URL as soon as requests are accepted.
 
     Raises:
-        ConfigError: The host or port can't be used, or would be open to the network without an owner's key.
+        ConfigError: The host and port can't be used, or the host is not a local one and there is no owner's key.
     """
     if not sessions.has_owner_key and host not in ("127.0.0.1", "localhost", "::1"):
         raise ConfigError(
@@ -220,7 +221,7 @@ async def serve_sessions(sessions: SessionServer, host: str, port: int, on_ready
 
 
 def chat_endpoint(model_dir: Path) -> Gateway:
-    """Return a gateway without sessions for an engine on the same port: each request is a conversation of its own."""
+    """Return a gateway that an engine serves on its own port; it needs no keys: each request is a new conversation."""
 
     async def new_session(request: web.Request) -> Session:
         host, port = request.transport.get_extra_info("sockname")[:2] if request.transport else ("127.0.0.1", 80)

@@ -82,7 +82,7 @@ class StrandsGenerator:
         reward_key: The key of the number in a reward that is a dict.
 
     Raises:
-        ConfigError: A setting is unknown, or `fan_out` is on, since SkyRL takes one response per prompt.
+        ConfigError: A setting is unknown or invalid, or `fan_out` is on, since SkyRL takes one response per prompt.
     """
 
     def __init__(
@@ -113,8 +113,10 @@ class StrandsGenerator:
             disable_tqdm: Ignored; no progress bar is shown.
 
         Raises:
-            ExportError: Lists of the input differ in length, or a row has no ground truth.
-            ConfigError: A sampling parameter has no equivalent in SGLang, or the engine's URL can't be used.
+            ExportError: Lists of the input differ in length, a prompt has no ground truth, or a finished sample can't
+                be exported; see `finished_episodes`.
+            ConfigError: A sampling parameter has no equivalent in SGLang, or the engine's URL or the tokenizer can't be
+                used.
         """
         samples = _new_samples(input_batch)
         params = VLLM.to_sglang(input_batch.get("sampling_params") or {})

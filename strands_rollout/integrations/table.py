@@ -1,7 +1,7 @@
-"""Samples as rows of a table: Parquet or datasets.Dataset for other trainers (lossless in both directions), or wandb.
+"""Samples as rows of a table: Parquet or datasets.Dataset for other trainers, or wandb.
 
-Parquet and datasets need the extra `data`, wandb needs the extra `wandb`. This module neither reads nor writes wandb's
-API key.
+Fields that have a column in Parquet are read back unchanged. Parquet and datasets need the extra `data`, wandb needs
+the extra `wandb`. This module reads wandb's API key only to check that it is set, and to mask it in texts.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def to_rows(samples: Iterable[Any], *, reward_key: str = REWARD_KEY) -> list[dic
     at the beginning of `tokens`. `loss_mask` and `rollout_log_probs` have a value for each token after the prompt.
 
     Raises:
-        ExportError: A sample is unfinished, has no reward, its lengths disagree, or a value can't be written as JSON.
+        ExportError: A sample is unfinished, has no number as reward, or its lengths disagree; or a value can't be
+            written as JSON and read back unchanged.
     """
     episodes = finished_episodes(samples, reward_key=reward_key, allow_images=True)
     return [_row(episode, number) for number, episode in enumerate(episodes)]
@@ -143,7 +144,7 @@ _KEYLESS_MODES: Final = frozenset({"offline", "dryrun", "disabled"})
 
 
 def check_wandb(option: str = "--wandb") -> None:
-    """Check that wandb can log, before anything runs; messages name the command-line `option` that needs it.
+    """Check that wandb is installed and has a key if it needs one; messages name the `option` that asks for wandb.
 
     Raises:
         ConfigError: wandb is not installed, or needs a key and WANDB_API_KEY is not set (a key in ~/.netrc does not

@@ -92,11 +92,12 @@ def _containers(
 
 
 def chat_history(row: TokenRow, tokenizer: PreTrainedTokenizerBase) -> ChatHistory:
-    """Return the conversation, split at the template's control tokens, so that no text of a message can forge a turn.
+    """Return the conversation, split at ChatML's control tokens, so that no text of a message can forge a turn.
 
-    The roles are those of the rendered template (Qwen renders tool results as user messages). Tool calls stay in the
-    assistant's content and have no field, since a template would render them twice. If the tokenizer or the prompt has
-    no such control tokens, the prompt is one user message and the response one assistant message.
+    These control tokens are `<|im_start|>` and `<|im_end|>`. The roles are those of the rendered template (Qwen renders
+    tool results as user messages). Tool calls stay in the assistant's content and have no field, since a template would
+    render them twice. If the tokenizer or the prompt lacks `<|im_start|>`, the prompt is one user message and the
+    response one assistant message.
     """
     start_id, end_id = (tokenizer.convert_tokens_to_ids(token) for token in (_TURN_START, _TURN_END))
     ids, prompt_length = [*row.prompt_ids, *row.response_ids], len(row.prompt_ids)
@@ -218,7 +219,9 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not insta
         history_key: Key of the conversation; None leaves it out.
 
     Raises:
-        ConfigError: A sampling parameter has no equivalent in SGLang, or another argument is out of range.
+        ConfigError: A sampling parameter has no equivalent in SGLang, or `input_mode`, `num_samples` or `generate` has
+            a value that is not allowed.
+        TemplateError: With `input_mode="history"`, the chat template can't be used.
     """
 
     def __init__(
@@ -321,14 +324,17 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not insta
             try:
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(generate(number, prompt)) for number, prompt in enumerate(prompts)]
-            except ExceptionGroup as e:  # several errors have the same cause, an outage
+            except ExceptionGroup as e:  # several errors usually have one cause, an outage
                 raise e.exceptions[0] from e
             return [task.result() for task in tasks]
 
     def _prompt_ids(self, tensordict: TensorDictBase) -> list[list[int]]:
         (key,) = self.in_keys
         if key not in tensordict.keys(include_nested=True):
-            raise ExportError(f"got a TensorDict without {key}, which input_mode={self.input_mode!r} reads")
+            raise ExportError(
+                f"got a TensorDict without {key}; expected the prompts there, as input_mode={self.input_mode!r} or "
+                "input_key says"
+            )
         if self.input_mode == "tokens":
             return self._strip_padding(tensordict, key)
         if self.input_mode == "history":

@@ -86,7 +86,7 @@ class DumpSpan:
         start_s: The start of the span, in seconds since the start of the episode.
         end_s: The end of the span, in seconds since the start of the episode.
         is_request: True if the span is a request to the engine.
-        error: The class of an error, or a stop reason; None if the span's work succeeded.
+        error: The class of an error, a stop reason, or the status of a call; None if the span's work did not fail.
     """
 
     name: str
@@ -136,7 +136,7 @@ def episode_spans(
 
 
 def _recorded_turn_times(steps: Sequence[Step], number: int) -> tuple[float, float] | None:
-    """Return a turn's start and end, or None if not recorded; a turn that was aborted has several requests."""
+    """Return a turn's start and end, None if not recorded; a turn that was aborted and resumed has several requests."""
     requests = [step for step in steps if step.kind == "generate" and step.turn == number]
     if not requests:
         return None
@@ -192,8 +192,8 @@ def _turn_attributes(
 def _calls_by_turn(sample: FinishedSample, turns: Collection[int]) -> dict[int | None, list[Mapping[str, Any]]]:
     """Return the calls by the index of their turn in the sample; None for calls of an unknown turn.
 
-    A call's id has the number of its turn in the whole episode. If the episode has several segments, that does not tell
-    which turn of the sample it is.
+    A call's id contains the number of its turn in the whole episode. If the episode has several segments, this number
+    does not tell to which turn of the sample the call belongs.
     """
     is_whole = sample.facts.segments in (None, 1)
     by_turn: dict[int | None, list[Mapping[str, Any]]] = {}
@@ -360,12 +360,12 @@ def send_dump(
 ) -> tuple[int, int]:
     """Send a trace for each sample of a dump; return the numbers of samples and spans.
 
-    Only a few episodes are in memory at a time. The traces begin at `start_s`, in seconds since 1970, or at their
-    file's modification time. The caller shuts down the exporter.
+    Only a few episodes are in memory at a time. The traces begin at `start_s`, in seconds since 1970, or if it is None,
+    at the modification time of their file. The caller shuts down the exporter.
 
     Raises:
         DumpError: The dump can't be read.
-        ExportError: The collector refuses spans.
+        ExportError: Spans can't be sent to the collector.
     """
     sender, samples, secrets = _Sender(exporter), 0, find_secrets(os.environ)
     for file in dump_files(dump) or [dump]:  # `read_dump` refuses an empty folder
@@ -395,12 +395,12 @@ class _Sender:
         self.sent = 0  # number of spans
 
     def send(self, spans: Sequence[DumpSpan], start_ns: int) -> None:
-        """Record an episode, whose root span is the first; send a batch if it is full.
+        """Record an episode, whose root span is the first; send all recorded spans once they fill a batch.
 
         A sibling of a fan-out is linked to the main agent's trace, if the main agent's episode was recorded before.
 
         Raises:
-            ExportError: The collector refuses spans.
+            ExportError: Spans can't be sent to the collector.
         """
         attributes = spans[0].attributes
         rollout, part = attributes.get(f"{PREFIX}rollout_id"), attributes.get(f"{PREFIX}fan_out.part")
@@ -432,15 +432,15 @@ class _Sender:
         """Send all recorded spans.
 
         Raises:
-            ExportError: The collector refuses spans.
+            ExportError: Spans can't be sent to the collector.
         """
         spans = self._unsent.get_finished_spans()
         self._unsent.clear()
         for batch in (spans[start : start + _BATCH_SPANS] for start in range(0, len(spans), _BATCH_SPANS)):
             if self._exporter.export(batch) is not SpanExportResult.SUCCESS:
                 raise ExportError(
-                    f"the collector accepted {self.sent} spans and refused the next {len(batch)}; fix the error in the "
-                    "message above, and export again"
+                    f"the collector accepted {self.sent} spans, and the next {len(batch)} could not be sent; fix the "
+                    "error in the message above, and export again"
                 )
             self.sent += len(batch)
 

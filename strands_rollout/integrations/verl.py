@@ -18,7 +18,7 @@ def to_agent_loop_outputs(samples: Iterable[Any], *, reward_key: str = REWARD_KE
     """Return the fields of verl's AgentLoopOutput for each sample, in order; nothing is padded or cut.
 
     A sample that is not trained has a response mask of zeros, and the reward of `compared_rewards`. The episode's facts
-    and status are in `extra_fields`; a reward's further entries are in `extra_fields["reward_extra_info"]`.
+    and status are in `extra_fields`; the entries of a reward that is a dict are in `extra_fields["reward_extra_info"]`.
 
     Raises:
         ExportError: See `finished_episodes`.

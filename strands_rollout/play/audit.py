@@ -32,9 +32,10 @@ class Exchange:
     Attributes:
         input_ids: The ids of the request.
         output_ids: The ids of the answer; None without a generation (an error, a cut connection).
-        logprobs: One value per output id; empty if the request asked for none.
+        logprobs: One value per output id; empty if the request asked for none, and without a generation.
         has_images: True if the request held images, which the engine expands to further tokens.
-        read_tokens: The number of input tokens that the engine reports, if it is not the length of `input_ids`.
+        read_tokens: The number of input tokens that the engine reports, if it differs from the length of `input_ids`;
+            else None.
     """
 
     input_ids: list[int]
@@ -164,7 +165,7 @@ def tito_violations(exchanges: Sequence[Exchange], sample: Sample) -> list[str]:
       unchanged.
     - A sample with trained tokens holds the ids of the last answered request and its output. It trains all sampled ids
       and nothing else, at the engine's logprobs.
-    - The engine read all tokens of each request.
+    - The engine read all tokens of each answered request, in an episode with trained tokens.
 
     In an episode with images, which the engine expands to further tokens, only the sample's trained ids and their
     logprobs are compared with the answers.
@@ -178,7 +179,7 @@ def _extension_violations(exchanges: Sequence[Exchange]) -> Iterator[str]:
         if previous.output_ids is None and got != expected:
             yield f"request {number} changes the failed request that it repeats{_difference(got, expected)}"
         elif got[: len(expected)] != expected:
-            yield f"request {number} does not extend the last request and its output{_difference(got, expected)}"
+            yield f"request {number} does not extend the previous request and its output{_difference(got, expected)}"
 
 
 def _sample_violations(exchanges: Sequence[Exchange], sample: Sample) -> Iterator[str]:

@@ -19,7 +19,7 @@ from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.inputs import read_checked_config
 
 SHIPPED_MODEL_EXECUTOR: Final = {"name": "local", "isolation": "rlimits"}
-"""Executor for the shipped model's code. It runs on every system: it demands the weakest isolation only."""
+"""Executor for the shipped model's code; it requires only the weakest isolation, which more systems support."""
 
 
 @asynccontextmanager
@@ -30,8 +30,8 @@ async def served_engine(base_url: str | None, model_dir: Path | None) -> AsyncIt
     `engine_patience_s`.
 
     Raises:
-        ConfigError: The URL is not the URL of an HTTP server, or the embedded engine can't serve the model.
-        EngineUnavailableError: No server answers at the URL.
+        ConfigError: The URL is not the URL of an HTTP server.
+        EngineUnavailableError: No server answers at the URL, or the embedded engine can't start or serve the model.
     """
     if base_url is None:
         async with engine_process(model_dir) as url:
@@ -112,7 +112,11 @@ async def start_executor(setting: str | Mapping[str, Any]) -> str:
 async def load_settings(
     config: Path | None, changes: Sequence[str] | None, base_url: str | None, model: Path | None
 ) -> RolloutSettings:
-    """Read the settings of --config and --set; without an executor, the shipped model gets `SHIPPED_MODEL_EXECUTOR`."""
+    """Read the settings of --config and --set; without an executor, the shipped model gets `SHIPPED_MODEL_EXECUTOR`.
+
+    Raises:
+        ConfigError: The file can't be read, or a setting is unknown or invalid.
+    """
     settings = await read_checked_config(config, changes)
     if base_url is None and model is None and "executor" not in settings.model_fields_set:
         return settings.model_copy(update={"executor": SHIPPED_MODEL_EXECUTOR})
@@ -131,8 +135,9 @@ def shipped_model_note(
     if not changed or base_url is not None or model not in (None, SHIPPED_MODEL):
         return None
     code_tool = "which it recognizes by the name" if settings.has_code_tool else "which your agent does not have"
+    shown_config = "" if config is None else f"{config} "
     return (
         f"note: the shipped model was trained on math with the tool execute_python_code(code), {code_tool}, and not "
-        f"with your {' and '.join(changed)}. Play without a model (strands-rollout try {config} --script FILE, or "
+        f"with your {' and '.join(changed)}. Play without a model (strands-rollout try {shown_config}--script FILE, or "
         "--you), or with another model (--base-url URL)"
     )

@@ -131,7 +131,7 @@ class DemoOptions:
     max_new_tokens: Annotated[int, Option(help="Maximum tokens of a response, tool results included.", min=1)] = 1024
     seed: Annotated[
         int | None,
-        Option(help="Seed of the first episode; each further episode adds 1. Default: random.", min=0),
+        Option(help="Seed of the first episode; it grows by 1 per episode. Default: random.", min=0),
     ] = None
     dump_dir: Annotated[Path, Option("--dump", help="Folder to write the samples to.", file_okay=False)] = Path(
         "demo_dump"
@@ -338,8 +338,8 @@ class UpdateSettings:
         LossMean,
         Option(
             "--loss-mean",
-            help="sample: average the loss over each sample's tokens, then over samples, like slime; token: over all "
-            "tokens.",
+            help="sample: average the loss over each sample's trained tokens, then over samples, as slime does by "
+            "default; token: average it over all trained tokens.",
         ),
     ] = "sample"
     tis_clip: Annotated[
@@ -376,8 +376,8 @@ class TrainOptions:
     Attributes:
         rollout: Name of the `TrainingMethod`.
         ablation: Name of the deliberate fault in the training method; "none" without a fault.
-        gap_limit: Largest allowed difference between the trainer's and the rollout's logprob of a token, at the first
-            step.
+        gap_limit: Largest allowed difference between the trainer's and the rollout's logprob of a token. It is checked
+            at the first step; in a resumed run, at the first step with tokens that the current weights sampled.
         checks: Stop at a difference above `gap_limit`, or at a sample that violates slime's contract.
     """
 
@@ -437,8 +437,8 @@ class TrainOptions:
     extra_prompts: Annotated[
         int,
         Option(
-            help="Number of prompts started beyond --prompts; unfinished ones are aborted and resumed in the next "
-            "step, as in slime's partial rollouts.",
+            help="Number of prompts that a step starts in addition to --prompts; unfinished episodes are aborted and "
+            "resumed in the next step, as in slime's partial rollouts.",
             min=0,
         ),
     ] = 0

@@ -81,7 +81,7 @@ class Player:
     async def play(self, sample: Sample, sampling_params: Mapping[str, Any]) -> Outcome:
         """Play a new sample, grade it with its siblings unless it was aborted, and check them if `audited`.
 
-        With this package's own functions, only CancelledError is raised: faults are in the sample.
+        If `generate` and `reward` are this package's own, only CancelledError is raised: the sample records faults.
         """
         sample.session_id = sample.session_id or uuid.uuid4().hex
         returned = await (self.generate or generate)(self.args, sample, sampling_params, evaluation=self.evaluation)
@@ -135,13 +135,14 @@ async def open_player(
     Args:
         base_url: The engine's URL.
         tokenizer_dir: The folder of the served model's tokenizer.
-        settings: The mapping under `strands_rollout:` of a custom config.
+        settings: The mapping under `strands_rollout:` of a settings file.
         audited: Check each sample against slime's contract and against the recorded traffic.
         evaluation: Call `generate` with `evaluation=True`.
         max_context_tokens: slime's `eval_max_context_len`; None for the engine's own limit.
         generate: The function that plays episodes; None for `strands_rollout.generate`.
         reward: The function that grades samples; None for `strands_rollout.reward_func`.
-        workers: The number of processes that play the episodes; 0 plays them in this process.
+        workers: The number of processes that play the episodes. 0 plays them in this process, or, if it is connected to
+            Ray, in as many processes as the setting `episode_workers` says.
 
     Raises:
         ConfigError: The URL or the tokenizer can't be used.

@@ -42,8 +42,8 @@ class Row:
     line: int = field(default=0, compare=False)
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
-    def sample(self, **fields: Any) -> Sample:  # noqa: ANN401 - further fields of a sample
-        """Return a new sample of this row, with further fields; it shares no values with other samples."""
+    def sample(self, **fields: Any) -> Sample:  # noqa: ANN401 - fields of a sample
+        """Return a new sample of this row that has these `fields`, too; its prompt and metadata are copies."""
         return Sample(
             prompt=copy.deepcopy(self.prompt), label=self.label, metadata=copy.deepcopy(dict(self.metadata)), **fields
         )
@@ -104,7 +104,7 @@ def iter_rows(
         raise PromptError(f"can't read the data file {path}: {getattr(e, 'strerror', None) or e}") from e
     if is_empty:
         expected_csv = "a first line with the columns' names, and one line per row"
-        expected = expected_csv if path.suffix == ".csv" else "one JSON object per line"
+        expected = expected_csv if path.suffix == ".csv" else "at least one row, in JSONL a JSON object per line"
         raise PromptError(f"the data file {path} has no rows; expected {expected}")
 
 
@@ -203,7 +203,7 @@ def _parse_row(
         else f"expected a JSON object like {example}"
     )
     try:
-        # like slime; other parsers convert integers above 64 bits to floats
+        # with the same parser as slime; others, such as orjson, don't read integers above 64 bits exactly
         value = json.loads(found.decode()) if isinstance(found, bytes) else found
         if isinstance(found, bytes) and rb"\u" in found:
             json.dumps(value, ensure_ascii=False).encode()  # refuse half a surrogate pair, which is not valid text

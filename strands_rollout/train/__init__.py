@@ -1,5 +1,5 @@
 """GRPO on one machine through this package's own `generate` and `reward_func`: `strands-rollout train`.
 
-A small trainer, which shows that a policy learns from the samples and tests them end to end. Train large models with
-slime.
+This small trainer shows that a policy learns from the samples, and so tests the samples end to end. Train large models
+with slime.
 """

@@ -333,7 +333,10 @@ class Policy:
         return (losses / _repeat_per_token(divisors, counts)).sum()
 
     def _micro_batches(self, sequences: Sequence[TrainingSequence]) -> Iterator[list[int]]:
-        """Yield the indices of sequences, sorted by length, in batches of similar memory use."""
+        """Yield the indices of sequences, sorted by length, in batches whose logits fit the bound on memory.
+
+        A single sequence may exceed the bound.
+        """
         max_tokens = _MAX_MICRO_BATCH_LOGITS // self._model.config.vocab_size
         batch: list[int] = []
         for index in sorted(range(len(sequences)), key=lambda index: len(sequences[index].tokens)):

@@ -5,8 +5,9 @@ the order of prompts to restore that order.
 
 A batch holds the samples as sequences for the loss, and their metrics; nothing here needs torch. This module also
 checks the invariant of a run: under the same weights, the trainer's logprobs of sampled tokens equal the rollout's,
-because both compute the same function of the same tokens. A difference means that the trainer sees other tokens or
-other positions than the policy did, or that the rollout's logprobs are wrong.
+because both compute the same function of the same tokens. A difference beyond rounding means that the trainer sees
+other tokens or other positions than the policy did, that the rollout's logprobs are wrong, or that trainer and engine
+compute differently, for example with another precision.
 """
 
 from __future__ import annotations
@@ -114,11 +115,11 @@ class Group:
 
 
 class RolloutCollector:
-    """Plays groups, and keeps unfinished groups from step to step.
+    """Plays groups, and keeps the groups that a step does not use for the next step.
 
     Attributes:
         next_position: The position of the first prompt that has no group yet.
-        waiting: The groups that an abort interrupted.
+        waiting: The groups that an abort interrupted, or that finished in excess; the next call of `collect` uses them.
 
     Args:
         player: Plays the episodes; they end early once `abort_flag` is set.
@@ -152,8 +153,8 @@ class RolloutCollector:
         """Play until a step's groups are finished; abort the other groups, which the next call resumes.
 
         Returns:
-            The groups in the order of their prompts, each as a flat list of samples, and the number of resumed
-            episodes.
+            The finished groups (with `trains_aborted`, all groups that were begun) in the order of their prompts, each
+            as a flat list of samples; and the number of resumed episodes.
 
         Raises:
             RolloutError: The engine refused the abort, or did not answer it.
@@ -190,7 +191,7 @@ class RolloutCollector:
         return [group.samples() for group in chosen], resumed
 
     async def play_all(self, rows: Sequence[Row], name: str) -> list[Sample]:
-        """Play one episode of each row, with seeds that depend on row and name; return the main agents' samples."""
+        """Play one episode of each row, seeded by the run's seed, `name` and index; return the main agents' samples."""
 
         async def play(index: int, row: Row) -> Sample:
             sample = row.sample(index=index, group_index=index)
@@ -463,10 +464,10 @@ class TrainingMethod:
     generate: Generate | None = None
 
     def check(self, options: TrainOptions, settings: RolloutSettings) -> None:
-        """Raise ConfigError for options that this method does not support; this method supports all options."""
+        """Raise ConfigError for options that the training method does not support; this base class supports all."""
 
     async def prepare(self, samples: Sequence[Sample], player: Player) -> None:
-        """Change a step's samples in place before they are dumped, checked and batched; this method changes nothing."""
+        """Change a step's samples in place before they are dumped, checked and batched; this class changes nothing."""
 
     def batch(
         self,
@@ -507,7 +508,8 @@ class LogprobGap:
     def between(cls, sequences: Sequence[TrainingSequence], trainer: Sequence[Sequence[float]]) -> LogprobGap:
         """Return the gap over all trained tokens whose sampling logprob is known.
 
-        `trainer` holds the trainer's logprobs of each sequence's trained tokens, under the weights that sampled them.
+        `trainer` holds the trainer's logprobs of each sequence's trained tokens under its current weights. For tokens
+        that older weights sampled, the gap includes the change of the weights.
         """
         log_ratios = [
             trainer_log_probs[index] - sampled
@@ -577,7 +579,7 @@ def _describe_token(tokens: Sequence[int], position: int, decode: Callable[[Sequ
 
 
 def _staleness(samples: Iterable[Sample], version: int) -> dict[str, float]:
-    """Return the share of tokens that older weights sampled, and the largest age in versions, from the spans."""
+    """Return the share of tokens that older weights sampled, and the largest staleness in versions, from the spans."""
     tokens_by_age: Counter[int] = Counter()
     for sample in samples:
         for _, start, end, span_version in facts_of(sample).spans or []:

@@ -1,8 +1,8 @@
 """The folder of a training run (log, checkpoints, weights), and the run's reports: progress, wandb, curves.
 
-A folder belongs to one run: a run with other options is refused, so that steps are never mixed. A checkpoint is written
-atomically, and then earlier checkpoints are removed. Only the environment configures wandb (WANDB_MODE, WANDB_PROJECT
-...).
+A folder with a checkpoint belongs to one run: a run that differs in `TrainOptions.identity` is refused, so that steps
+are never mixed. A checkpoint is written atomically, and then earlier checkpoints are removed. The user configures wandb
+by environment variables only (WANDB_MODE, WANDB_PROJECT ...).
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 StepRecord: TypeAlias = dict[str, float | int | str | None]
-"""The metrics of one step. None stands for a value that is not finite; a missing key was not measured."""
+"""The metrics of one step. None stands for a value that is not finite or unknown; a missing key was not measured."""
 
 STEPS_FILE: Final = "steps.jsonl"
 OPTIONS_FILE: Final = "options.json"
 SUMMARY_FILE: Final = "summary.json"
 POLICY_FILE: Final = "policy.pt"
 HELD_OUT_PARTS: Final = f"held_out_{PART_PREFIX}"
-"""The prefix of keys in a step's record: the parts of the reward on held-out problems."""
+"""The prefix of those keys of a step's record that hold the parts of the reward on held-out problems."""
 _CHECKPOINT: Final = re.compile(r"step-\d{6}")
 
 
@@ -130,7 +130,7 @@ def nulls_for_nonfinite(record: Mapping[str, float | int | str | None]) -> StepR
 
 
 def with_final_evaluation(steps: Sequence[StepRecord], summary: Mapping[str, Any] | None) -> list[StepRecord]:
-    """Return the records of a run and, at the end, a record with the last weights' results on held-out problems.
+    """Return the records of a run and, if its summary has them, a record of the last weights' held-out results.
 
     A step's own record has the results of the weights before its update. `summary` is None for an unfinished run.
     """
@@ -152,7 +152,7 @@ class RunState:
     Attributes:
         step: The next step.
         next_position: The position of the first prompt without a group.
-        waiting: The groups that an abort interrupted.
+        waiting: The groups that an abort interrupted, or that finished in excess; the next step uses them.
         facts: Facts of earlier steps for the summary, by name.
     """
 
@@ -317,8 +317,8 @@ class TrainingProgress:
     def show_phase(self, name: str) -> None:
         """Show the name of the phase that begins, such as "rollout".
 
-        Without a terminal, print the name only before this process's first step and after the last step; `show_step`
-        prints a line for each step.
+        Without a terminal, print the name only until this process's first step ends, and after the last step;
+        `show_step` prints a line for each step.
         """
         self._phase = name
         if not self._console.is_interactive and (self._done == self._done_at_start or self._done == self._total):
@@ -344,7 +344,10 @@ class TrainingProgress:
         self._refresh()
 
     def _warn_without_spread(self, record: Mapping[str, float | int | str | None]) -> None:
-        """Warn if all rewards of each group are equal, so that the step taught nothing."""
+        """Warn if all rewards of each group are equal, so that the step taught nothing.
+
+        In a row of such steps, warn only after the numbers of steps in `_WARN_AFTER_STEPS`.
+        """
         has_no_spread = self._groups is not None and record.get("dropped_groups") == self._groups
         self._steps_without_spread = self._steps_without_spread + 1 if has_no_spread else 0
         if self._steps_without_spread in _WARN_AFTER_STEPS:
@@ -395,7 +398,7 @@ class WandbLog:
         self._run.finish(exit_code=0 if kind is None else 1)
 
     def append(self, record: Mapping[str, float | int | str | None]) -> None:
-        """Log a step without numbers that are not finite."""
+        """Log a step's record, without numbers that are not finite."""
         self._run.log({name: value for name, value in nulls_for_nonfinite(record).items() if value is not None})
 
     def log_summary(self, summary: Mapping[str, Any]) -> None:

@@ -349,7 +349,7 @@ class Trainer:
         """Train to the last step; log a record of each step and call `on_step` with it.
 
         Raises:
-            RolloutError: The engine, the samples or the disk fail. Finished steps are kept.
+            RolloutError: The engine, the samples or the disk fail. A resumed run continues from the last checkpoint.
         """
         await self._load_weights(self.first_step)
         pending: asyncio.Task[Rollouts] | None = None

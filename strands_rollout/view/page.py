@@ -72,8 +72,8 @@ class SampleView:
 class DumpView:
     """A dump, or several dumps (`runs`) side by side: a row per sample, in order, and its details.
 
-    In addition to the values of `view_sample`, a row has `run` and `file`, both counted from 0, `set` and `step` from
-    the name of the file, and the sample's `advantage`.
+    In addition to the values of `view_sample`, a row has `run` and `file`, both counted from 0, `step` from the name of
+    the file, and the sample's `advantage`. `set` comes from the file's name if the sample names no data set.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)

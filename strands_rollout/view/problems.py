@@ -30,7 +30,7 @@ _CONTRACT_KINDS: Final = {
 
 
 class Problem(NamedTuple):
-    """A problem of a sample: its kind in a word or two, and the tokens start..end-1 that it concerns, if any."""
+    """A problem of a sample: its kind in a word or two, a description, and the tokens start..end-1, if any."""
 
     kind: str
     text: str

@@ -123,6 +123,7 @@ async def test_camel_finds_interpreter_by_name(name: str) -> None:
         ),
         ("SubprocessInterpreter", {"timeout": 3}, "takes no option 'timeout'"),
         ("SubprocessInterpreter", {"require_confirm": True}, "wait on stdin"),
+        (3, {"api_key": "secret"}, "^got the options api_key and interpreter=3; expected"),
         (3, None, "expected a class of camel.interpreters or its name"),
     ],
 )

@@ -61,7 +61,7 @@ def test_make_executor_from_dotted_path() -> None:
     ("setting", "message"),
     [
         ("lokal", "unknown executor 'lokal'; did you mean 'local'?"),
-        ({"memory_mb": 1}, "expected a name, or a mapping with the key name"),
+        ({"memory_mb": 1}, "expected a name, or a mapping with the key 'name'"),
         ("ray", "got the executor 'ray', which was removed; set episode_workers instead"),
         ({"name": "ray", "address": "auto"}, "set episode_workers instead"),
         ("strands_rollout.code_tool.RayExecutor", "set episode_workers instead"),

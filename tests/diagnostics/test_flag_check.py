@@ -34,7 +34,7 @@ def faults(words: str) -> list[FlagFinding]:
         ("--router-polcy random", "--router-policy", "(SGLang's router)"),
         ("--zzzqqq 1", None, "no parser knows it"),
         ("--sglang-mem-fraction 0.7", "--sglang-mem-fraction-static", "reads it as"),
-        ("--sglang-disable 1", ..., "parser stops"),
+        ("--sglang-disable 1", ..., "parser ends the run"),
         ("--sglang-model-path 4", "--hf-checkpoint", "drops yours"),
         ("--", None, "argparse reads no flag after this word"),
     ],

@@ -137,7 +137,7 @@ def test_table_of_uses_the_record_for_missing_packages(tmp_path: Path) -> None:
     [
         ({**FILES, **NEVER_IMPORTED}, 0.5, "could not be read within 0.5 s"),
         ({**FILES, MAIN: "raise RuntimeError('half written')"}, 60.0, "half written"),
-        ({}, 60.0, "no slime is importable"),
+        ({}, 60.0, "no checkout of slime was found"),
     ],
     ids=["too slow", "half written", "no slime"],
 )

@@ -194,9 +194,9 @@ def test_validate_notes_labels_that_look_like_containers(tmp_path: Path) -> None
     *notes, total = result.stdout.splitlines()
     assert (result.exit_code, total) == (0, "6 of 6 ground truths are right")
     assert [note.split(": ")[0] for note in notes] == [f"{path}:{line}" for line in (2, 3, 5)]
-    assert notes[0].endswith("is the text of a list, read as '34' (2 labels like it)")
+    assert notes[0].endswith("is the text of a list, read as '34' (2 such labels)")
     assert "is read as mathematics" in notes[1]
-    assert notes[1].endswith("(2 labels like it)")
+    assert notes[1].endswith("(2 such labels)")
     assert "can't be read" in notes[2]
     first, *_ = found(path)["notes"]
     assert (first["kind"], first["rows"]) == ("alternatives", 2)

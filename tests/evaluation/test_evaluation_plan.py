@@ -270,8 +270,10 @@ def test_eval_config_reads_the_shipped_file(tmp_path, monkeypatch):
     [
         {"executor": {"name": "sandbox_fusion", "headers": {"authorization": "TOKEN"}}},
         {"tools": [{"name": "mine", "url": "http://127.0.0.1/mcp", "headers": {"authorization": "TOKEN"}}]},
+        {"agent_command": {"command": "my-agent {prompt}", "env": {"API_KEY": "TOKEN"}}},
+        {"environment": "strands_env", "environment_factory": "a.b", "environment_config": {"api_key": "TOKEN"}},
     ],
-    ids=["executor", "MCP server"],
+    ids=["executor", "MCP server", "command", "environment"],
 )
 def test_settings_identity_records_options_as_a_checksum(settings):
     def recorded(token: str) -> str:
@@ -279,7 +281,7 @@ def test_settings_identity_records_options_as_a_checksum(settings):
         return json.dumps(settings_identity(RolloutSettings.model_validate(given)))
 
     assert recorded("one") == recorded("one") != recorded("two")
-    assert "authorization" not in recorded("one")
+    assert '"one"' not in recorded("one")
 
 
 @pytest.mark.parametrize("changed", [{"tools": ()}, {"system_prompt": "You keep a shop."}, {"environment": "a.World"}])
@@ -288,6 +290,7 @@ def test_shipped_model_note_names_changed_settings(changed):
     note = shipped_model_note(settings, config, None, None)
     assert f"not with your {next(iter(changed))}." in note
     assert "strands-rollout try my.yaml --script FILE" in note
+    assert "(strands-rollout try --script FILE, or --you)" in shipped_model_note(settings, None, None, None)
     assert shipped_model_note(RolloutSettings(executor="local"), config, None, None) is None
     assert shipped_model_note(settings, config, "http://127.0.0.1:1", None) is None
     assert shipped_model_note(settings, config, None, Path("another")) is None

@@ -250,7 +250,7 @@ def test_export_to_otel_reads_the_standard_variables(collector, tmp_path, monkey
 def test_send_dump_raises_when_the_collector_refuses(collector: Collector, tmp_path: Path) -> None:
     collector.status = 401
     exporter = otlp_exporter(collector.url)
-    with pytest.raises(ExportError, match=r"accepted 0 spans and refused the next 5; fix the error"):
+    with pytest.raises(ExportError, match=r"accepted 0 spans, and the next 5 could not be sent; fix the error"):
         send_dump(dump_of(tmp_path), exporter, start_s=None, reward_key="score", with_contents=False)
 
 

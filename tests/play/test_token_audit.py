@@ -107,7 +107,7 @@ def test_tito_violations_finds_changed_retry() -> None:
 )
 def test_tito_violations_finds_request_that_does_not_extend(second_input: list[int]) -> None:
     found = tito_violations(exchanges(second_input), sample(tokens=[*second_input, *SECOND]))
-    assert "request 1 does not extend the last request and its output" in found[0]
+    assert "request 1 does not extend the previous request and its output" in found[0]
 
 
 @pytest.mark.parametrize(

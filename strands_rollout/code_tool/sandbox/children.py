@@ -225,7 +225,7 @@ class ForkServerLink:
         loop.add_reader(self._socket, self._receive)
 
     def fork(self, child: RunningChild) -> None:
-        """Fork a child into its slot; the child's futures `ready` and `ended` report the outcome."""
+        """Have the fork server fork a child into its slot; the child's `ready` and `ended` report the outcome."""
         self._children[child.slot] = child
         self._post({"do": "fork", "slot": child.slot}, child)
 

@@ -1,4 +1,4 @@
-"""Runs code, formats its errors, and caps its output, in the sandbox's child and in remote sandboxes.
+"""Runs code, formats its errors, and caps its output, in the local sandbox and in remote sandboxes.
 
 Remote sandboxes are sent this file's source: it must run on Python 3.8, import nothing of this package, and import
 little, because every call pays for the imports.

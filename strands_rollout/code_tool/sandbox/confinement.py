@@ -182,7 +182,8 @@ class Confinement:
     Args:
         libraries: Folder -> names in it that code may import.
         limits: Limits of each process.
-        disabled: Layers to leave out although the machine supports them; "landlock" leaves `files` to a change of root.
+        disabled: Layers to leave out although the machine supports them; "landlock" and "chroot" each leave out one of
+            the two mechanisms of `files`.
         programs: Allow code to start the machine's programs and its own. The layer `syscalls` is then replaced by
             `programs`, a list of refused system calls.
     """
@@ -212,7 +213,7 @@ class Confinement:
         self.missing: dict[str, str] = dict.fromkeys(left_out, "left out by the setting disabled_layers")
         if "limits" not in disabled:
             sizes = f"{limits.memory_mb} MiB of memory, {limits.file_mb} MiB a file"
-            self.enforced["limits"] = f"{sizes}, {kernel.OPEN_FILES} files"
+            self.enforced["limits"] = f"{sizes}, {kernel.OPEN_FILES} open files"
         if "user" not in disabled:
             self._decide_user()
         if "files" not in disabled:
@@ -289,6 +290,7 @@ class Confinement:
 
         Raises:
             LayerError: The ruleset can't be made.
+            OSError: The directory can't be made, or its owner can't be changed.
         """
         with contextlib.suppress(FileExistsError):  # an earlier attempt made it and then failed
             os.mkdir(folder, 0o700)  # noqa: PTH102
@@ -355,7 +357,7 @@ class Confinement:
         candidates = (0x7000_0000 + secrets.randbelow(1 << 16) * 1024, 60_000)
         self._first_user = next(filter(kernel.can_change_user, candidates), None)
         if self._first_user is None:
-            self.missing["user"] = "root may not change its user here (no CAP_SETUID, or the user namespace maps none)"
+            self.missing["user"] = "root may not change its user here (no CAP_SETUID, or no other user is mapped)"
         else:
             self.enforced["user"] = f"user IDs from {self._first_user}"
 
@@ -379,7 +381,7 @@ class Confinement:
 
     def _decide_syscalls(self) -> None:
         if sys.platform != "linux" or not is_supported():
-            self.missing[self._filter_layer] = f"no seccomp filter on {sys.platform}, {platform.machine()}"
+            self.missing[self._filter_layer] = f"no seccomp filter can be used on {sys.platform}, {platform.machine()}"
             return
         self._compile_filter()
         kind = "refused" if self._programs else "allowed"

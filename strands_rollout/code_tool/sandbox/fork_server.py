@@ -328,7 +328,10 @@ def preload(libraries: Iterable[str]) -> None:
 
 
 def preload_everything(libraries: Iterable[str]) -> None:
-    """Import the whole standard library and all modules of the libraries: a changed root prevents later imports."""
+    """Import the modules of the standard library and of the libraries: a changed root prevents later imports.
+
+    Tests, scripts and a few modules that code does not need are left out, and modules that can't be imported.
+    """
     with warnings.catch_warnings(), Path(os.devnull).open("w") as null, contextlib.redirect_stdout(null):
         warnings.simplefilter("ignore")
         for name in [*sorted(set(sys.stdlib_module_names) - _NOT_PRELOADED), *libraries]:
@@ -452,7 +455,7 @@ def _run_probe(
         raise RuntimeError(f"the self-test of the sandbox failed: {failure['reason']}")
     printed = os.pread(output, 65536, 0).decode(errors="replace")
     if exit_code != 0:
-        raise RuntimeError(f"the self-test of the sandbox ended with {exit_code}: {printed[-2000:]}")
+        raise RuntimeError(f"the self-test of the sandbox ended with exit code {exit_code}: {printed[-2000:]}")
     broken: dict[str, str] = json.loads(printed.splitlines()[-1])
     if not may_signal:
         broken["user"] = "root may not signal other users' processes here (no CAP_KILL)"

@@ -66,8 +66,11 @@ def measure(folder: str, max_bytes: int, max_entries: int) -> Generator[Usage, N
     """Measure a directory in slices; stops soon after a limit is exceeded.
 
     Yields:
-        The same `Usage` after each slice, complete at the end. Close the iterator if it is not exhausted: it holds
-        descriptors.
+        The same `Usage` after each slice; at the end it is complete, unless a limit or a fault stopped the measurement.
+        Close the iterator if it is not exhausted: it holds descriptors.
+
+    Raises:
+        OSError: This process lacks descriptors or memory.
     """
     used = Usage()
     with contextlib.suppress(_StopMeasuringError):

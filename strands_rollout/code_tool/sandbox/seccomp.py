@@ -63,7 +63,7 @@ _CLONE_REFUSED: Final = 0x2000 | 0x8000 | 0x1000 | 0x80_0000 | 0x7E02_0000
 
 
 class Condition(NamedTuple):
-    """A condition on one 32-bit half of an argument: after masking it must equal a value, or the call is refused."""
+    """A condition on one 32-bit half of an argument: masked, it must be one of `values`, or the call gets `error`."""
 
     argument: int  # index
     values: tuple[int, ...]
@@ -207,7 +207,8 @@ class Rules:
     Attributes:
         answers: Name -> error that the caller gets.
         conditions: Name -> conditions on its arguments.
-        allowed: Further names that are allowed; the rest is refused with EPERM. None to allow all known names.
+        allowed: Names that are allowed besides those in `conditions`; all others are refused with EPERM. None to allow
+            every known name that is in neither `answers` nor `conditions`.
     """
 
     answers: Mapping[str, int]

@@ -1,4 +1,6 @@
-"""Follows a piece of code to its end, and kills it at a limit: time, output, disk, files, threads, memory mappings.
+"""Follows a piece of code to its end, and kills it at a limit.
+
+The limits are those on time, output, disk, files, threads, memory mappings and page tables.
 
 Measuring a directory is slow, and the kernel does not report writes. Therefore a timer reads the file system's free
 space every few milliseconds, with a single system call. A slot's directory is measured once so much space is gone that
@@ -430,7 +432,7 @@ class MemoryWatch:
         freed = at_end - unaccounted_memory()
         if before is not None and min(at_end - before, freed) > self._threshold:
             self._warn(
-                f"the end of a run freed {freed >> 20} MiB of memory that belonged to no process: it may have "
+                f"the end of a run freed {freed >> 20} MiB of memory that belonged to no process: the run may have "
                 f"evaded its limit of {self._memory_mb} MiB. Inspect the code; use a remote executor for code that "
                 "attacks on purpose"
             )
@@ -537,7 +539,7 @@ class RunWatch:
         return None
 
     def allow_threads(self, child: RunningChild) -> None:
-        """Set the thread limit of a child that has no user of its own: existing threads plus those of all calls."""
+        """Set the thread limit of a child that has no user of its own: existing threads plus `max_threads` per call."""
         if child.user is not None:
             return
         max_threads = self._limits["max_threads"]

@@ -26,7 +26,7 @@ function compact(value) {
   return size >= 10000 ? `${(value / 1000).toFixed(0)}k` : Number.isInteger(value) ? String(value) : size >= 100 ? value.toFixed(0) : size >= 10 ? value.toFixed(1) : value.toFixed(2);
 }
 
-// Draw named bars, the longest first, with a bar per run.
+// Draw named entries in the given order, each with a bar per run; entries after the first 8 are only counted.
 function barChart(title, entries, ...more) {
   if (!entries.length) return null;
   const most = Math.max(...entries.flatMap(({ counts }) => counts));
@@ -59,7 +59,7 @@ function ticks(low, high, most, least = 0) {
   return Array.from({ length: Math.floor(high / width) - first + 1 }, (_, place) => Number(((first + place) * width).toPrecision(8)));
 }
 
-// Return bins with edges at round numbers; at most 8 distinct values get a bin each.
+// Return bins with edges at round numbers; if there are at most 8 distinct values, a bin for each value.
 function chooseBins(values) {
   const distinct = [...new Set(values)].sort((a, b) => a - b);
   if (distinct.length <= 8) return distinct.map((value) => ({ from: value, to: value, name: compact(value) }));

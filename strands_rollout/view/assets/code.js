@@ -1,11 +1,11 @@
 // Code with colors, by highlight.js; code in an unknown language stays plain.
 
 const MAX_COLORED_CHARS = 20000;
-// in other languages, highlighting takes quadratic time in the length of a word or a gap
+// except in LINEAR_GRAMMARS, highlighting takes quadratic time in the length of a word or a gap
 const LONG_RUN = /[\w\u0080-\uffff]{200}|\s{200}/;
 const LINEAR_GRAMMARS = new Set(["JSON", "Python"]);
 
-// Return the text as an element of colored spans, or the plain text if that is too slow or fails.
+// Return the text as an element of colored spans, or the plain text if coloring is impossible, too slow, or fails.
 function highlighted(text, language) {
   const shown = visible(text);
   const grammar = libraries.hljs.getLanguage(language);

@@ -19,7 +19,7 @@ function drawGroups() {
   const more = (from) => {
     for (const [, rows] of entries.slice(from, from + 20)) pane.append(isCompared ? questionBlock(rows) : groupBlock(rows));
     if (from + 20 < entries.length) {
-      const next = button("", `${entries.length - from - 20} more groups`, () => { next.remove(); more(from + 20); });
+      const next = button("", `${entries.length - from - 20} more`, () => { next.remove(); more(from + 20); });
       pane.append(next);
     }
   };

@@ -203,7 +203,7 @@ async function poll(tag) {
       if (isReplaced && state.pane === "sample") void openSample(state.picked);
     }
     if (answer.status !== 304) banner(answer.ok ? "" : await answer.text());
-  } catch { banner("the server has stopped; this page shows the last state"); }
+  } catch { banner("the server does not answer; this page shows the last state"); }
   clearInterval(waiting);
   showLoading(1, 1);
   setTimeout(() => void poll(next), POLL_MS);

@@ -56,7 +56,7 @@ function sampleHead(row) {
   return head;
 }
 
-// A line with the reward, answer, label, and further numbers of the reward.
+// A line with the reward, the answer, the label, and the reward's other numbers.
 function verdictLine(row, detail) {
   const reward = detail.reward && typeof detail.reward === "object" ? detail.reward : {};
   const line = make("div", "verdict", "", ...verdictParts(row), ...Object.entries(row.parts).map(([name, value]) => make("span", "", "", make("span", "dim", name + " "), number(value, 3))));

@@ -48,7 +48,8 @@ class Task:
         resources: Open resources by their names in the setting `resources`.
         environment: The episode's environment, made by the class or function in the setting `environment`; None without
             the setting.
-        environment_config: Path of the file in the setting of this name; None without the setting.
+        environment_config: Path of the file in the setting of this name; None without the setting, or if the
+            setting is a mapping.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -157,7 +158,7 @@ async def _await_call(loop: OwnLoop | None, call: Callable[..., Awaitable[Any]],
 
 
 class Environment(Protocol):
-    """Protocol of environments, which the setting `environment` makes for each episode.
+    """Protocol of environments; the class or function in the setting `environment` makes one for each episode.
 
     Each method is optional and may be async; sync methods run in threads. At least one of `tools`, `prepare`, `answer`,
     `score` and `play` is required. The class or function at the setting's path is called with the `Task`, whose
@@ -173,7 +174,7 @@ class Environment(Protocol):
     tools: Any
 
     def prepare(self) -> str | Awaitable[str | None] | None:
-        """Set the initial state; returned text replaces the row's user message."""
+        """Set the initial state; returned text replaces the last user message of the row."""
 
     def answer(self, reply: str) -> str | Awaitable[str | None] | None:
         """Return the user's reply to the policy's answer, which begins another turn; None ends the episode."""
@@ -191,7 +192,7 @@ class EpisodeContext:
 
     Attributes:
         task: The task, with its resources, its environment and the environment's tools.
-        timeout_s: Maximum seconds of each call of the environment, and of opening each resource.
+        timeout_s: Maximum seconds of each call of the environment, and of opening each resource; None for no limit.
         control: The episode's control; an abort cancels running calls.
         loop: Loop of the user's coroutines: connections that they open are bound to it. None for the running loop.
         prompt: User message that the environment's `prepare` returned; None if the row's message is used.
@@ -283,7 +284,8 @@ def checked_score(given: object, what: str) -> dict[str, Any]:
     """Return a score of the user's code as a mapping with `score`; `what` names the code in error messages.
 
     Raises:
-        EnvironmentFaultError: The score is neither a finite number nor a mapping of plain JSON with `score`.
+        EnvironmentFaultError: The score is neither a finite number nor a mapping of plain JSON with a finite `score`;
+            its `acc` is not a finite number; or it has more than `_MAX_SCORE_DEPTH` nested levels.
     """
     expected = "a finite number, or a mapping with a finite number as `score` and optionally as `acc`"
     try:
@@ -309,7 +311,7 @@ def _depth(value: object) -> int:
 
 
 def _short_repr(given: object) -> str:
-    """Return the repr of a user's value, of at most 6 levels and 200 characters; its `__repr__` may raise."""
+    """Return the repr of a user's value, of at most 6 levels and 200 characters, even if its `__repr__` raises."""
     return f"{_SHORT_REPR.repr(given):.200}"
 
 
@@ -321,6 +323,7 @@ async def open_context(
 
     Raises:
         ToolError: A path can't be loaded.
+        NoModelError: An agent that a tool of the environment calls has no model.
         EnvironmentFaultError: A resource or the environment can't be opened or prepared.
         EngineAbortedError: The rollout was aborted while they were opened.
     """

@@ -64,10 +64,10 @@ class EnvironmentRun(EpisodeRun):
         model: The episode's model.
         context: The context, whose environment has the method `play`.
         limits: Limits that apply in addition to the environment's own limits.
-        hooks: Further Strands hooks for the environment's agent.
+        hooks: The user's Strands hooks for the environment's agent.
         tool_span: Context manager entered around each tool call.
         progress: State of an aborted attempt, which the environment repeats and continues; the model was resumed from
-            it.
+            it. None for a new episode.
         may_replay: True if a new environment may repeat and continue this episode after an abort.
     """
 
@@ -105,7 +105,7 @@ class EnvironmentRun(EpisodeRun):
     async def _call_play(self) -> PlayedEpisode:
         """Call the environment's `play`, and check its result.
 
-        After a cancellation, wait up to `CLOSE_TIMEOUT_S` for the environment's cleanup.
+        After a cancellation or a timeout, `play` is cancelled, and has up to `CLOSE_TIMEOUT_S` for its cleanup.
         """
         environment, task = self.context.task.environment, self.context.task
         playing = asyncio.ensure_future(
@@ -184,7 +184,10 @@ class EnvironmentRun(EpisodeRun):
         return stop_reason_of(error, cut_by=None, has_turns=True), error
 
     def _end_of_turns(self) -> Ending:
-        """Return the stop reason and error of the agent's turns; no error if only the environment failed."""
+        """Return the stop reason and error of the agent's turns.
+
+        The error is None after an answer, at a limit of tool calls or iterations, and if only the environment failed.
+        """
         played, agent_hook = self.played, self.agent_hook
         is_completed = played is not None and played.stop_reason is StopReason.COMPLETED
         fault = self.stats.infrastructure_error or (None if is_completed else agent_hook.error)

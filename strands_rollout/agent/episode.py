@@ -1,7 +1,7 @@
 """Episodes that a Strands agent plays in this process: `run_episode` builds the agent and runs it within its limits.
 
 Strands logs each exception of its loop as an error, including hundreds of aborted generations in each rollout step.
-A log filter drops these lines, since each sample reports the failure of its episode once.
+A log filter drops the lines about this package's errors, since each sample reports the failure of its episode once.
 """
 
 import logging
@@ -69,13 +69,13 @@ class EpisodeSetup:
             that the engine has sampled.
         self_timed_tools: Names of tools to which `tool_timeout_s` is not applied from outside: they time their calls
             themselves, without the time that a call waits in a queue.
-        hooks: Further Strands hooks; they run before the hooks of the limits.
-        tool_span: Context manager entered around each tool call.
+        hooks: The user's Strands hooks; they run before the hooks of the limits.
+        tool_span: Returns a context manager to enter around each tool call; None for none.
         conversation_manager: Strands conversation manager, which may drop or summarize messages; the model needs
             `on_rewritten_history="segment"` then. None keeps all messages.
-        progress: State to continue from; the messages given to `run_episode` are ignored then.
+        progress: State to continue from; the messages given to `run_episode` are ignored then. None for a new episode.
         team: Agents of a user's factory. With a team, `tools` and `conversation_manager` are not used, and
-            `system_prompt` is used only if the agent has no system prompt.
+            `system_prompt` is used only for a single agent without a system prompt.
         next_message: Returns the user's reply to an answer of the policy; a reply of None ends the episode.
         journal: Stores each step from which another process could continue the episode.
     """
@@ -95,7 +95,7 @@ class EpisodeSetup:
 
 
 async def run_episode(model: SGLangModel, messages: Sequence[Mapping[str, Any]], setup: EpisodeSetup) -> Episode:
-    """Build an agent, run it on `messages` and on each `next_message`, and return the finished episode.
+    """Run the agents of `setup` on `messages` and on each reply of `next_message`, and return the finished episode.
 
     Args:
         model: A model whose trajectory is empty, or was resumed with the same `setup.progress`.
@@ -285,7 +285,7 @@ class _HookGroup(HookProvider):
 
 
 class _JournalHook(HookProvider):
-    """Hook that writes the main agent's turns to the journal before their tools run, and each finished call."""
+    """Hook that writes to the journal: each turn of the main agent before its tools run, and each call that ended."""
 
     def __init__(self, run: AgentRun, journal: Journal) -> None:
         self._run = run
@@ -318,7 +318,7 @@ _OWN_ERRORS: Final = frozenset(
 
 
 class _ReportedFailureFilter(logging.Filter):
-    """Drops log records of failed cycles whose error is an error class of this package."""
+    """Drops log records of failed cycles whose exception is of an error class of this package."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return False for a record to drop."""
@@ -331,5 +331,5 @@ _FILTER: Final = _ReportedFailureFilter()
 
 
 def hide_reported_failures() -> None:
-    """Drop Strands' error lines about failures that a sample reports; further calls have no effect."""
+    """Drop Strands' error lines about failures that a sample reports; calling this again has no effect."""
     logging.getLogger(_EVENT_LOOP_LOGGER).addFilter(_FILTER)

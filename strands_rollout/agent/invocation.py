@@ -1,4 +1,4 @@
-"""One invocation of an agent: call the model, run its tools, append the results, until the policy answers.
+"""One invocation of an agent: call the model, run the tools, append their results, until the policy answers.
 
 This module and `observed_invocation` need private names of Strands. `loop` does without the two modules if the
 installed Strands lacks a name.
@@ -41,16 +41,16 @@ _ENDED_BY_HOOK_TEXT: Final = "Turn ended early by hook after tool execution"
 
 
 class DirectInvocation:
-    """An invocation that only this package's own hooks observe; `ObservedInvocation` plays all other agents.
+    """An invocation that only this package's own hooks observe; all others are an `ObservedInvocation`.
 
     It produces no cycles, metrics and traces of Strands, which nobody would read.
 
     Args:
         agent: An agent on an `SGLangModel`, with simple tools only (`BoundedTool.is_simple`).
         state: The invocation's state, which hooks and tools share.
-        listeners: All hooks of the agent. They receive the events before a model call, before and after a turn's tools,
-            before a tool call, and after a call of an unknown tool. They may raise exceptions, cancel tool calls, and
-            end the turn after its tools; nothing else that they do to an event has an effect.
+        listeners: All hooks of the agent except the loop. They receive the events before a model call, before and after
+            a turn's tools, before a tool call, and after a call of an unknown tool. They may raise exceptions, cancel
+            tool calls, and end the turn after its tools; nothing else that they do to an event has an effect.
     """
 
     def __init__(self, agent: Agent, state: dict[str, Any], listeners: Sequence[hooks.HookProvider]) -> None:
@@ -81,9 +81,8 @@ class DirectInvocation:
             state.setdefault("request_state", {})
             message = agent.messages[-1]
             try:
-                if not tool_uses(
-                    message
-                ):  # always, but after a resume, when the history may end with calls to run first
+                # true, except after a resume: then the history may end with calls to run first
+                if not tool_uses(message):
                     await self._notify(hooks.BeforeModelCallEvent(agent=agent, invocation_state=state))
                     # only this loop has changed the messages since the last answer, so the record need not compare
                     # them: the comparison would take about 3% of the CPU at 20 turns and 7% at 80
@@ -139,7 +138,7 @@ class DirectInvocation:
     async def _run_calls(self, message: Message, results: list[ToolResult]) -> list[Interrupt]:
         """Add the results of a turn's calls to `results`; return the interrupts that tools raised.
 
-        The usual turn has one call of a known tool; `_run_any_calls` runs all others.
+        The usual turn has one call of a known tool; `_run_any_calls` runs the calls of all other turns.
         """
         calls = tool_uses(message)
         if len(calls) == 1 and (tool := self._tools.get(calls[0]["name"])) is not None:
@@ -237,7 +236,7 @@ def can_run_directly(agent: Agent) -> bool:
 
 
 def _has_no_observers(agent: Agent) -> bool:
-    """Return True if no callback handler and no other middleware observes model calls or the invocation."""
+    """Return True if no callback handler or middleware but `DirectLoop`'s observes model calls or the invocation."""
     handlers = agent._middleware_registry._handlers  # Strands has no public accessor
     has_only_own_middleware = len(handlers.get(AgentStreamStage, ())) == 1 and not handlers.get(InvokeModelStage)
     return has_only_own_middleware and agent.callback_handler is null_callback_handler

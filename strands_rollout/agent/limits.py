@@ -1,4 +1,4 @@
-"""Stop reasons, and an episode's limits as Strands hooks: tool calls and iterations, time, aborts.
+"""Stop reasons, and the limits of an episode: hooks that limit tool calls and notice aborts, and time limits of tools.
 
 `ToolLimiter` works for any Strands agent; `EpisodeWatch` needs an episode.
 """
@@ -39,7 +39,7 @@ class StopReason(StrEnum):
     - Before each model call: abort, then the token budgets.
     - After a turn: its length, abort, tool iterations, tool calls, parallel calls.
     - After an answer: user turns.
-    - At any time: the timeouts of tools and of the episode.
+    - At any time: abort, and the timeouts of tools and of the episode.
 
     The first limit reached counts. Parallel calls and tool timeouts do not end the episode: the policy reads an error.
     """
@@ -81,11 +81,11 @@ class StopReason(StrEnum):
     SETUP_ERROR = "setup_error"
     """The prompt, the template, a setting, or the user's agent or program can't be used."""
     INTERNAL_ERROR = "internal_error"
-    """A bug in this package, a hook or a tool provider."""
+    """A bug in this package, a hook or a tool provider, or another error that has no reason of its own."""
 
 
 def stop_reason_of(error: BaseException, *, cut_by: str | None, has_turns: bool) -> StopReason:
-    """Return the stop reason of an exception of the agent loop.
+    """Return the stop reason of an episode whose agent loop raised an exception.
 
     Args:
         error: An exception of the model, a tool or a hook.
@@ -105,7 +105,7 @@ def stop_reason_of(error: BaseException, *, cut_by: str | None, has_turns: bool)
 
 
 def reason_of_error(error: BaseException) -> StopReason:
-    """Return the stop reason of an episode that an error ended, where no limit is the cause."""
+    """Return the stop reason of an episode that an error ended, where no token limit is the cause."""
     reasons: dict[type[BaseException], StopReason] = {
         errors.EngineAbortedError: StopReason.ABORTED,
         errors.EngineError: StopReason.ENGINE_ERROR,
@@ -141,8 +141,9 @@ class ToolLimiter(HookProvider):
 
     Args:
         max_iterations: Maximum turns whose tools are run; None for no limit.
-        max_calls: Maximum calls of all turns. If a turn would exceed it, none of the turn's calls is run.
-        max_parallel_calls: Maximum calls of one turn. Further calls get an error result, and the loop continues.
+        max_calls: Maximum calls of all turns. If a turn would exceed it, none of the turn's calls is run, and the
+            invocation ends.
+        max_parallel_calls: Maximum calls of one turn. Calls above it get an error result, and the loop continues.
 
     Attributes:
         iterations: Number of tool iterations that were run.
@@ -167,7 +168,7 @@ class ToolLimiter(HookProvider):
         self.reset()
 
     def reset(self) -> None:
-        """Set all counts to zero."""
+        """Set all counts to zero, and `tripped` to None."""
         self.iterations = 0
         self.calls = 0
         self.tripped: ToolLimit | None = None
@@ -209,16 +210,17 @@ class ToolLimiter(HookProvider):
 
 
 class EpisodeWatch(HookProvider):
-    """Hook that ends an agent's loop after an abort or a sandbox fault.
+    """Hook that ends an agent's loop after an abort, or after an infrastructure fault of a tool.
 
     It also answers calls that could not be parsed, and counts calls of unknown tools.
 
-    Aborts are noticed between steps; during a model call or tools, the episode's deadline notices them.
+    The hook notices aborts between steps; during a model call or tools, the episode's deadline notices them.
 
     Args:
         stats: Counts of the agent's tools.
         control: Checked before each model call and before a turn's tools.
-        outer: Counts of the whole episode, if `stats` are an inner agent's counts; a sandbox fault is noted in both.
+        outer: Counts of the whole episode, if `stats` are an inner agent's counts; an infrastructure fault is noted in
+            both. None if `stats` are the episode's.
     """
 
     def __init__(self, stats: ToolStats, control: Control, outer: ToolStats | None = None) -> None:
@@ -287,7 +289,7 @@ def wrap_tools(
 ) -> None:
     """Replace the tools in the agent's registry by `BoundedTool`s, under names that Strands accepts in calls.
 
-    The tools named in `self_timed` have no timeout, since they apply their own.
+    The tools named in `self_timed` get no timeout, since they time their calls themselves.
     """
     registry = agent.tool_registry.registry
     names, tools = callable_names(registry.keys()), [*registry.items()]
@@ -304,9 +306,10 @@ def limit_other_agents(
     stats: ToolStats,
     control: Control,
 ) -> None:
-    """Apply the episode's limits to each agent that can't give the answer.
+    """Apply the episode's limits to the policy's agents that can't give the answer.
 
-    Each agent has its own counts of tool iterations and calls.
+    Each of these agents has its own counts of tool iterations and calls. An agent used as a tool that is on another
+    model gets only the time limit of tools.
     """
     # an agent used as a tool makes its calls within that tool's call, and their ids may equal other calls' ids
     inner_stats = ToolStats(control)

@@ -1,6 +1,6 @@
-"""Clients of the MCP servers in the settings, shared by all episodes or made for each episode.
+"""Clients of MCP servers: those in the settings, shared by all episodes or made for each episode, and a user's own.
 
-A lost server is an infrastructure fault; the policy is never trained on it.
+A lost server is an infrastructure fault; an episode that ends because of it is never trained.
 """
 
 import asyncio
@@ -94,7 +94,7 @@ class GuardedMcpClient(ToolProvider):
         is_shared: True if several episodes use the client.
 
     Attributes:
-        may_be_lost: True after a failed call; the connection is checked before another agent uses it.
+        may_be_lost: True after a failed call or after `end`; the connection is checked before another agent uses it.
     """
 
     def __init__(self, client: MCPClient, name: str, *, is_shared: bool = True) -> None:
@@ -104,12 +104,12 @@ class GuardedMcpClient(ToolProvider):
         self._consumers: set[Any] = set()
         self.may_be_lost = False
         self._lock = threading.Lock()  # Strands' client has no lock
-        self._failure = ""  # error message of the last start
+        self._failure = ""  # error message of the last failed start
         self._failed_at = -_RESTART_DELAY_S
         self._startup_s = client._startup_timeout
         # the event loop and the timeout of the open connection
         self._limit: tuple[asyncio.AbstractEventLoop, asyncio.Timeout] | None = None
-        self._is_late = False  # True if the timeout ended the last connection
+        self._is_late = False  # True if the timeout or `end` ended the last connection
         self._closed = threading.Event()
         self._closed.set()
         client._transport_callable = self._with_start_timeout(client._transport_callable)
@@ -178,7 +178,8 @@ class GuardedMcpClient(ToolProvider):
 
         The timeout raises TimeoutError in the block of the transport.
 
-        Strands' client gives up after its timeout but then waits for its thread, which waits for the server's answer.
+        By itself, Strands' client gives up after a timeout of its own, but then waits for its thread, which waits for
+        the server's answer.
         """
 
         @contextlib.asynccontextmanager
@@ -271,7 +272,7 @@ def _hide_tracebacks() -> Iterator[None]:
 
 
 def _filter_record(record: logging.LogRecord) -> bool:
-    """Drop a log record, or its traceback, of an error that the episode reports in one line.
+    """Drop the log record of an error that the episode reports in one line, or only the record's traceback.
 
     Returns:
         False to drop the record.
@@ -286,7 +287,7 @@ def _filter_record(record: logging.LogRecord) -> bool:
 
 
 def _first_cause(error: BaseException) -> str:
-    """Return the innermost cause, such as `[Errno 111] Connection refused`, of exception groups and wrappers."""
+    """Return the message of the innermost cause of exception groups and wrappers; of a group, the first exception's."""
     text = str(error)
     while (below := getattr(error, "exceptions", (None,))[0] or error.__cause__ or error.__context__) is not None:
         error = below

@@ -1,8 +1,8 @@
 """The agents of an episode: this package's agent, or the agent, swarm or graph of a user's factory.
 
 Also here: `join_episode` adds an episode's history and hooks to agents; `sub_agent_model` returns a model of the same
-policy with a trajectory of its own. Agents are built and closed off the event loop, since tool providers start and stop
-servers.
+policy with a trajectory of its own. Tool providers start and stop servers, so agents that have any are closed in a
+thread, and are built there unless an async factory builds them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from strands_rollout.own_thread import in_own_thread
 
 Result = TypeVar("Result")
 _USED_AGENTS: Final[weakref.WeakSet[Agent]] = weakref.WeakSet()
-"""Agents of the policy that have played: in a second episode, they would keep the first episode's history and hooks."""
+"""Agents of the policy that factories returned: in a second episode, they would keep the first episode's history and
+hooks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,8 @@ async def factory_team(path: str, model: SGLangModel, task: Task) -> AsyncIterat
 
     Raises:
         ConfigError: The factory raised an exception (the message names file, line and sample); returned no agent, swarm
-            or graph; put no agent on the model; returned agents of an earlier episode; or left an agent without model.
-            Or an agent has checkpoints, or a router with other models.
+            or graph; put no agent that can answer on the model; returned agents of another episode; or left an agent
+            without model. Or an agent has checkpoints, or a router with other models.
         ToolError: The path can't be loaded, or an agent's conversation manager blocks the event loop.
         SandboxError: An MCP server of the agents failed.
     """
@@ -171,7 +172,7 @@ def _tool_agents(agents: Sequence[Agent]) -> list[Agent]:
 
 
 def _replace_terminal_defaults(agent: Agent) -> None:
-    """Replace Strands' defaults for interactive use: hundreds of episodes would print at once."""
+    """Replace Strands' default tool executor, and its printing handler: hundreds of episodes would print at once."""
     if isinstance(agent.callback_handler, PrintingCallbackHandler):
         agent.callback_handler = null_callback_handler
     if type(agent.tool_executor) is ConcurrentToolExecutor:
@@ -307,8 +308,8 @@ async def run_team(runner: MultiAgentBase, prompt: Any, visits: VisitLog) -> Non
     """Run a swarm or graph once, and add its events to `visits`.
 
     Raises:
-        TeamLimitError: The swarm or graph reached one of its own limits.
-        ConfigError: The swarm or graph raised an interrupt or yielded no result.
+        TeamLimitError: The swarm or graph reached one of its own limits, or failed without an exception of its agents.
+        ConfigError: The swarm or graph ended with an interrupt, or without a result.
         Exception: The first exception of its agents.
     """
     event: Mapping[str, Any] = {}
@@ -395,7 +396,7 @@ class AgentModels:
                 model.record.close()
 
     def create(self) -> SGLangModel:
-        """Return a new model for an agent of the running tool call; its name is the call's id and a number."""
+        """Return a new model for an agent that a tool runs, named by the outermost call's id and a number."""
         call = current_call()
         call_id = "" if call is None else call.outer_id
         self._names[call_id] += 1
@@ -424,7 +425,7 @@ def sub_agent_model() -> SGLangModel:
     return models.create()
 
 
-# agents share providers such as Strands' MCP client, which starts, stops and counts its users without a lock
+# agents share providers such as Strands' MCP client, which has no lock while it counts its users, starts or stops
 _PROVIDERS_LOCK: Final = threading.Lock()
 # after this wait, a user's factory runs without the lock: a factory that never returns must not stop all others
 _LOCK_TIMEOUT_S: Final = 5.0

@@ -47,7 +47,8 @@ _MODULES_WITHOUT_TOKEN_READERS: Final = ("strands_rollout.agent.", "strands.agen
 class ObservedInvocation(DirectInvocation):
     """An invocation with all events, metrics, traces and state of Strands' `event_loop_cycle` and tool executor.
 
-    Hooks and tools have the same effects as in Strands' loop. Strands' spans are missing: they are not recorded.
+    Hooks and tools have the same effects as in Strands' loop. Strands' spans are missing: `DirectLoop` uses this
+    invocation only where no span is recorded.
 
     Args:
         agent: An agent on an `SGLangModel`.
@@ -62,7 +63,7 @@ class ObservedInvocation(DirectInvocation):
         self._given_specs: list[ToolSpec] = []
 
     async def append(self, message: Message) -> None:
-        """Append a message to the agent's history, and fire its hooks."""
+        """Append a message to the agent's history, and call the hooks on `MessageAddedEvent`."""
         _ensure_tracking_id(message)
         self._agent.messages.append(message)
         await self._fire_hooks(hooks.MessageAddedEvent(agent=self._agent, message=message))
@@ -146,7 +147,10 @@ class ObservedInvocation(DirectInvocation):
         return answer, after.retry
 
     def _needs_token_estimate(self) -> bool:
-        """Return True if a hook may read a model call's projected tokens; Strands' own hooks usually don't."""
+        """Return True if a hook may read a model call's projected tokens.
+
+        The hooks in `strands.agent` read them only for a conversation manager with a compression threshold.
+        """
         agent = self._agent
         if getattr(agent.conversation_manager, "_compression_threshold", None) is not None:
             return True

@@ -35,7 +35,7 @@ class ProgramOutcome:
     Attributes:
         text: Text that the program returned: the final answer, in place of the policy's last turn; None without text.
         score: The score that the program returned, as a mapping with `score`; None if it returned no score.
-        facts: Facts of the endpoint's requests and of the program's process.
+        facts: Facts about the program's requests to the endpoint, and about its process.
         dropped_tokens: Number of sampled tokens of an earlier attempt that this attempt did not repeat; None if there
             was no earlier attempt, or this attempt repeated all of it.
     """

@@ -1,6 +1,6 @@
-"""Private names of Strands that this package reads, and the feature that is lost if a version of Strands lacks a name.
+"""Names of Strands, most of them private, that this package reads, and what is lost if a version of Strands lacks one.
 
-A missing name is no error: it is logged once, and `strands-rollout doctor` reports it.
+A missing name is no error: it is logged once per process, and `strands-rollout doctor` reports it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LOOP_NAMES: Final = (
     "tool_executor._execute",
     "tool_executor._should_retry",
 )
-"""Names of an agent that `loop` and its invocations read."""
+"""Attributes of an agent, as dotted names, that `loop` and its invocations read."""
 _LOST_FEATURES: Final[Mapping[str, tuple[str, str]]] = {
     "_cancel_signal": ("", "conversations of several agents on one model are told apart by their histories alone"),
     "_checkpointing": ("checkpointing", "an agent with checkpointing=True is not refused"),
@@ -48,7 +48,10 @@ _LOST_FEATURES: Final[Mapping[str, tuple[str, str]]] = {
         "proactive compression is given no count of tokens",
     ),
 }
-"""Attribute of an agent -> the feature of Strands that has it ("" if every agent has it), and the loss without it."""
+"""Attribute of an agent -> the feature of Strands to which it belongs ("" for none), and what is lost without it.
+
+A missing attribute of a feature is reported only if the installed Strands has that feature.
+"""
 
 
 def lacks_attribute(owner: object, name: str) -> bool:
@@ -70,10 +73,10 @@ def missing_loop_names(agent: Agent) -> list[str]:
 
 
 def find_losses(import_fault: str) -> dict[str, str]:
-    """Return the names that the installed Strands lacks, each with the feature that is lost.
+    """Return the names that the installed Strands lacks, each with what is lost without it.
 
     Args:
-        import_fault: Message of the ImportError in `loop`; "" without one.
+        import_fault: Message of the ImportError in `loop`, which then stands for the names of the loop; "" without one.
     """
     agent = Agent(model=_StubModel(), callback_handler=None, conversation_manager=SlidingWindowConversationManager())
     found = dict.fromkeys([import_fault] if import_fault else missing_loop_names(agent), LOOP_LOST)
@@ -84,7 +87,7 @@ def find_losses(import_fault: str) -> dict[str, str]:
 
 
 def _strands_has(feature: str) -> bool:
-    """Return True if Strands has a feature: a parameter or method of `Agent`, a manager's parameter, or a model."""
+    """Return True if Strands has a feature: a parameter or method of `Agent`, its manager's parameter, or a model."""
     parameters = [*signature(Agent).parameters, *signature(SlidingWindowConversationManager).parameters]
     return feature in parameters or hasattr(Agent, feature) or hasattr(models, feature)
 

@@ -122,8 +122,8 @@ def callable_names(names: Collection[str]) -> dict[str, str]:
         plain = re.sub(r"[^a-zA-Z0-9_-]", "_", name)
         if not plain.strip("_-"):
             raise ToolError(
-                f"the tool {name!r} can't be called: Strands accepts letters from a to z, digits, _ and - only; rename "
-                "the tool, or exclude it (tool_filters of an MCP server)"
+                f"the tool {name!r} can't be called: its name has no ASCII letter or digit, and Strands accepts only "
+                "these, _ and -; rename the tool, or exclude it (tool_filters of an MCP server)"
             )
         endings = ("", *(f"_{number}" for number in range(2, len(names) + 2)))
         options = (plain[: _MAX_NAME_CHARS - len(ending)] + ending for ending in endings)
@@ -175,7 +175,7 @@ class BoundedTool(WrappedTool):
         tool: Any Strands tool.
         timeout_s: Seconds after which a call is cancelled and answered with an error result; None for no limit.
         stats: Counts the tool's calls.
-        span: Context manager entered around each call.
+        span: Returns a context manager to enter around each call; None for none.
         name: See `WrappedTool`.
     """
 
@@ -320,7 +320,7 @@ def sandbox_fault(error: BaseException | None) -> SandboxError | UnplayableAgent
 
 
 def _plain_event(event: object, call_id: str) -> Any:  # noqa: ANN401
-    """Return a tool's last event with its result as plain JSON; None if the tool yielded no event."""
+    """Return a tool's last event with its result as plain JSON; an interrupt, and None for no event, as they are."""
     if event is None or isinstance(event, ToolInterruptEvent):
         return event
     if isinstance(event, ToolResultEvent):

@@ -1,4 +1,4 @@
-"""Load Strands tools, hooks, conversation managers and functions by dotted path; refuse agents that can't be played."""
+"""Load Strands tools, hooks, managers, models and functions by dotted path; refuse agents that can't be played."""
 
 import asyncio
 import functools
@@ -52,13 +52,13 @@ def load_tools(named: ToolNames) -> list[AgentTool | ToolProvider]:
     """Load the tools that the settings name.
 
     Args:
-        named: MCP servers, and paths as `resolve` takes them. A path leads to a tool, to a module or file with
-            `@strands.tool` functions (all are loaded), or to a module with a `TOOL_SPEC` and a function of the
-            module's name.
+        named: MCP servers, and paths as `resolve` takes them. A path leads to a tool or tool provider, to a module or
+            file with `@strands.tool` functions (all are loaded), or to a module with a `TOOL_SPEC` and a function of
+            the module's name.
 
     Raises:
         ToolError: A path can't be imported or is not a tool (the message names its type and suggests the nearest name),
-            two tools have the same name, or an MCP server's settings are invalid.
+            two tools have the same name, an MCP server's settings are invalid, or `named` is a string.
         NoModelError: An agent that a tool calls has no model.
     """
     if isinstance(named, str):
@@ -80,7 +80,7 @@ async def check_tools(named: ToolNames) -> None:
 
     Raises:
         SandboxError: A server can't be reached.
-        ToolError: See `load_tools`.
+        ToolError, NoModelError: See `load_tools`.
     """
     for provider in load_tools(named):
         if isinstance(provider, ToolProvider):
@@ -154,7 +154,8 @@ def load_function(path: str, what: str | None = None, arguments: Sequence[str] |
         arguments: Names of the arguments that the function must accept; None for no check.
 
     Raises:
-        ToolError: The path can't be imported, is no function or class, or can't be called with these arguments.
+        ToolError: The path can't be imported, is no function or class, is an agent, swarm or graph (or a class of
+            Strands for one) instead of a function that makes one, or can't be called with these arguments.
     """
     found = _resolve(path)
     kind = found if isinstance(found, type) else type(found)
@@ -168,7 +169,10 @@ def load_function(path: str, what: str | None = None, arguments: Sequence[str] |
         try:
             inspect.signature(found).bind(*arguments)
         except TypeError as e:
-            raise ToolError(f"{path!r} can't be called with ({', '.join(arguments)}): {e}; expected {expected}") from e
+            raise ToolError(
+                f"{path!r} can't be called with ({', '.join(arguments)}): {e}; expected {expected}, callable with "
+                "these arguments"
+            ) from e
         except ValueError:  # a builtin without a signature
             pass
     return found
@@ -313,8 +317,8 @@ class _MissingModel(BedrockModel):
 def _resolve(path: str) -> object:
     """Resolve a path; first patch Strands, before the user's code is imported.
 
-    The patches replace the defaults for agents without a model or a callback handler, and keep calls that block off
-    the loop of episodes.
+    The patches replace the defaults for agents without a model or a callback handler, and keep blocking calls off the
+    loop of episodes.
     """
     # Strands makes its defaults with these names; the replacements make a missing model recognizable, and keep agents
     # in tools from printing
@@ -342,7 +346,7 @@ _NOT_AWAITED_MESSAGE: Final = (
 )
 _SUMMARY_MESSAGE: Final = (
     "a {kind} was called to summarize{place}, which would block the event loop of all episodes; use "
-    "`context_manager=`, or make the tool around its agent a plain function, which runs in a thread"
+    "`Agent(context_manager=...)`, or make the tool around its agent a plain function, which runs in a thread"
 )
 
 

@@ -161,8 +161,9 @@ class SGLangClient:
     ) -> Generation:
         """Sample tokens after a prompt; the answer is checked token by token.
 
-        A cancelled call ends immediately, and its request is aborted at the engine. Each attempt has an rid of its own,
-        since SGLang refuses an rid that it still holds: the second attempt is `<rid>-2`.
+        A cancelled call ends immediately, and the client asks the engine to abort the request, unless a router has
+        answered that it lacks the endpoint. Each attempt has an rid of its own, since SGLang refuses an rid that it
+        still holds: the second attempt's is `<rid>-2`.
 
         Args:
             input_ids: The prompt, at least one id. A list is checked and encoded on each call; `EncodedIds` are already
@@ -233,7 +234,7 @@ class SGLangClient:
             control: The episode's control; its deadline and abort end the waits.
 
         Raises:
-            EngineError: The retries are exhausted.
+            EngineError: The retries are exhausted, or the rollout is aborted during a wait.
         """
 
         def log(outage: Outage, wait_s: float) -> None:
@@ -266,7 +267,7 @@ class SGLangClient:
         """Wait as before a retry of this client, for a caller that repeats a request itself.
 
         Args:
-            outage: The failed requests; they began with `Outage(client.retry_policy)`.
+            outage: The failed requests, collected in an `Outage(client.retry_policy)`.
             control: The episode's control.
 
         Raises:
@@ -316,7 +317,7 @@ class SGLangClient:
     async def server_info(self) -> ServerInfo:
         """Return the engine's model and limits, fetched once per `connection_epoch`.
 
-        Behind a router without these endpoints, the values of the `ServerInfo` are None. If the engine is too busy to
+        Behind a router that does not report them, the values of the `ServerInfo` are None. If the engine is too busy to
         answer, the last known info is returned, and the next call fetches again.
 
         Raises:
@@ -437,7 +438,7 @@ class _AbortSender:
         return response.is_success
 
     async def stop(self, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> bool:
-        """Abort a request unless the server lacks the endpoint; until the first call knows this, further calls wait."""
+        """Abort a request unless the server lacks the endpoint; until the first call knows this, later calls wait."""
         if self.has_endpoint is None:
             if self._first is None or self._first.done():
                 self._first = self.send_in_background(body, headers)

@@ -258,12 +258,12 @@ class Generation:
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Number of input tokens by the engine's count; None if the request was aborted in the queue."""
+        """Number of input tokens by the engine's count; None if it reports none, as after an abort in the queue."""
         return _int_or_none(self.meta_info.get("prompt_tokens"))
 
     @property
     def cached_tokens(self) -> int | None:
-        """Number of input tokens from the prefix cache; None if the request was aborted in the queue."""
+        """Number of input tokens from the prefix cache; None if not reported, as after an abort in the queue."""
         return _int_or_none(self.meta_info.get("cached_tokens"))
 
     @property

@@ -89,8 +89,8 @@ class AnswerReader:
     Attributes:
         template: The policy's chat template.
         parser: The parser of tool calls.
-        conversation: The conversation's number, which is part of tool-use ids, since a history may have calls of
-            several conversations.
+        conversation: The conversation's number, which is part of tool-use ids unless it is 0, since a history may have
+            calls of several conversations.
     """
 
     template: ChatTemplate

@@ -20,9 +20,9 @@ async def first_prompt(template: ChatTemplate, branch: Branch, head: Head, messa
     """Render the first prompt of a branch, and store it on the branch with its head and images.
 
     Raises:
-        PromptError: A message has content other than text and images.
+        PromptError: A message has content other than text and images, or a user's image can't be read.
         TemplateError: The template refuses the messages.
-        ConfigError: A message has an image, and there is no processor for it.
+        ConfigError: A user's message has an image, and there is no processor for it.
     """
     branch.chat_tools = to_chat_tools(head.tools)
     # a copy, since the caller may change its tool specifications
@@ -43,9 +43,9 @@ async def turn_context(
 
     Raises:
         TrajectoryError: There is no message after the answer.
-        PromptError: A message has content other than text and images.
+        PromptError: A message has content other than text and images, or a user's image can't be read.
         TemplateError: The template refuses the messages.
-        ConfigError: A message has an image, and there is no processor for it.
+        ConfigError: A user's message has an image, and there is no processor for it.
     """
     branch = place.branch
     branch.chat_tools = branch.chat_tools or to_chat_tools(head.tools)  # a resumed branch has none
@@ -95,7 +95,7 @@ def _fit_turn_ids(
     remaining: RemainingBudget,
     min_turn_tokens: int,
 ) -> list[int]:
-    """Return the ids of new messages; cut tool results evenly until `min_turn_tokens` are left for the turn."""
+    """Return the ids of new messages; cut tool results to one length that leaves `min_turn_tokens`, or to nothing."""
     texts = [message["content"] for message in chat]
     # a result with an image is never cut
     tool_indices = [

@@ -231,12 +231,14 @@ class ImageTokens:
             with self._lock:
                 outputs = self._processor(text=[self._token], images=[image], images_kwargs={"return_tensors": tensors})
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as e:
-            raise ConfigError(f"the {type(self._processor).__name__} fails on an image of {image.size}: {e}") from e
+            raise ConfigError(
+                f"the {type(self._processor).__name__} fails on an image of {image.size} pixels: {e}"
+            ) from e
         ids = np.asarray(outputs["input_ids"]).reshape(-1).tolist()
         if not ids or set(ids) != {self.token_id}:
             raise ConfigError(
-                f"the {type(self._processor).__name__} converts {self._token} to the ids {ids[:20]}; expected only "
-                f"{self.token_id}, which SGLang repeats to fill the image's place"
+                f"the {type(self._processor).__name__} converts {self._token!r} to the ids {ids[:20]}; expected only "
+                f"the id {self.token_id}, which SGLang repeats to fill the image's place"
             )
         inputs = {name: np.asarray(value) for name, value in outputs.items() if name not in _TEXT_OUTPUTS}
         return ReadImage(len(ids), to_data_url(to_png(image)), inputs)
@@ -308,15 +310,15 @@ def collapsed_ids(ids: Sequence[int], images: Sequence[PlacedImage], decode: Dec
     for other in map(decode, ([one] for one in sorted(images[0].other_ids))):
         if other and other in text:
             raise UnsendableTextError(
-                f"got the text {other} in a conversation with images; expected none: SGLang takes it for a missing "
+                f"got the text {other!r} in a conversation with images; expected none: SGLang takes it for a missing "
                 "video or sound, and fails. A prompt, a tool or the policy wrote it"
             )
     count = text.count(token)
     if count != len(images):
         raise UnsendableTextError(
-            f"got the text {token} {count} times in a conversation with {len(images)} images; expected it once for "
-            "each: SGLang takes any other for a missing image, and never answers. A prompt, a tool or the policy wrote "
-            "it"
+            f"got the text {token!r} {count} times in a conversation with {len(images)} images; expected it once for "
+            "each: SGLang takes each additional one for a missing image, and never answers. A prompt, a tool or the "
+            "policy wrote it"
         )
     return found
 

@@ -1,7 +1,7 @@
 """Replay data, from which a trainer repeats the engine's choices: routed experts, and the ids that top-p kept.
 
-If a request asks for replay data, its answer must have them. slime's Sample decodes replay data; for older releases of
-slime, `joined_experts` decodes the routed experts.
+A complete answer must have the replay data that its request asked for; tokens of an aborted answer that lacks them are
+dropped. slime's Sample decodes replay data; for older releases of slime, `joined_experts` decodes the routed experts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RETURN_EXPERTS: Final = "return_routed_experts"
 EXPERTS: Final = "routed_experts"
 EXPERTS_START: Final = "routed_experts_start_len"
 _RETURN_TOP_P: Final = "return_top_p_token_ids"
-# as slime 0.3 reads them
+# names of the kept ids in an answer, as slime 0.3 reads them
 _TOP_P_KEYS: Final = ("top_p_token_ids", "top_p_kept_token_ids")
 _INT32_BYTES: Final = 4
 

@@ -107,7 +107,7 @@ class SamplingRequest:
         images: Images in the context.
         control: The episode's control. Once the rollout is aborted, no request is sent, and an aborted turn stays open.
             Without `config["continue_aborted"]`, an aborted turn always stays open.
-        span: A context manager around each request; see `RequestSpan`.
+        span: Returns a context manager around each request; see `RequestSpan`. None for none.
         record: The episode's record. Once it is closed, no request is sent.
     """
 
@@ -125,7 +125,7 @@ class TurnSampler:
     """Samples the turns of one conversation, and remembers the engine's context length.
 
     Args:
-        vocab_size: Upper bound of context ids, exclusive.
+        vocab_size: Token ids in contexts and parameters must be below this number.
         end_ids: Tokens that end a turn, in addition to the `stop_token_ids` of the sampling parameters.
         decode: Returns the text of ids, which is searched for stop strings if a turn is aborted.
 
@@ -201,7 +201,8 @@ class TurnSampler:
             ConfigError: An id in a parameter is outside the vocabulary.
             BudgetExhaustedError: No token is left for a turn.
             ContextWindowOverflowException: The engine refuses the request as too long for its context.
-            EngineAbortedError: The rollout is aborted, or the turn was aborted and is not continued.
+            EngineAbortedError: The rollout is aborted, the episode has ended, or the turn was aborted and is not
+                continued.
             EngineError: The engine failed, aborted the turn because of an error, or aborts it again and again.
         """
         self._check_vocabulary(request.context_ids)
@@ -480,7 +481,7 @@ class TokenLimits:
             if value is None and may_be_none:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                none = ", or none for no limit" if may_be_none else ""
+                none = ", or None for no limit" if may_be_none else ""
                 raise errors.ConfigError(f"got {name}={value!r}; expected an integer of at least 1{none}")
 
 
@@ -547,13 +548,15 @@ def turn_allowance(
 ) -> tuple[int | None, str]:
     """Return the maximum tokens of the next turn, and the limit that sets it: "turn", "response" or "context".
 
+    Without any limit, the result is (None, "turn").
+
     Args:
         limits: The budgets.
         remaining: The tokens left before the new context.
         context_length: New context tokens of this request; in the first turn, the whole prompt.
         is_first: True for the first turn, whose prompt does not count as response.
         turn_so_far: Tokens of an aborted turn that is continued.
-        turn_cap: A further limit on the tokens of one turn.
+        turn_cap: `max_new_tokens` of the sampling parameters, which limits one turn, too; None for no such limit.
 
     Raises:
         BudgetExhaustedError: No token is left.

@@ -52,7 +52,7 @@ T = TypeVar("T", bound=BaseModel)
 
 
 class SGLangModel(Model):
-    """A policy for one conversation, or for many at once; `trajectory` holds exact tokens of the main conversation.
+    """A policy for one conversation, or for many at once; `trajectory` has the main conversation's exact tokens.
 
     Use it with any Strands agent: `Agent(model=SGLangModel(tokenizer=tokenizer, base_url=url), tools=[...])`, then read
     `model.trajectory`. Call `reset()` before another conversation.
@@ -69,7 +69,8 @@ class SGLangModel(Model):
         limits: Token budgets of the whole conversation.
         return_logprobs: Request the logprobs of sampled tokens; without them `trajectory.logprobs` is all 0.0.
         model_id: Name for traces and logs.
-        context_window_limit: Context length in tokens; by default the server's.
+        context_window_limit: Maximum context in tokens; the server's context length applies if it is smaller, or if
+            `context_window_limit` is None.
         vocab_size: Number of ids that the served model knows; by default the tokenizer's.
         headers: Headers of each generation request, such as a routing key.
         extra: Further top-level fields of each request, such as `{"return_routed_experts": True}`.
@@ -77,13 +78,13 @@ class SGLangModel(Model):
             tokens; otherwise raise `EngineAbortedError`.
         should_abort: Function that returns true once the rollout is aborted; no aborted turn is continued then.
         control: The episode's control, which has its own `should_abort`; pass `control` or `should_abort`, not both.
-        request_span: Context manager around each request; see `RequestSpan`.
+        request_span: Returns a context manager around each request; see `RequestSpan`.
         on_rewritten_history: Treatment of a request whose history does not extend what the policy has read, or which
             changes the system prompt or adds a tool in mid-conversation: "error" refuses the request; "segment" begins
             a new trajectory. Conversation managers that drop or summarize messages need "segment".
         conversations: "one" treats all requests as requests of one agent, and refuses a second concurrent turn. "many"
-            keeps a conversation for each agent; agents are distinguished by what Strands passes about the caller,
-            otherwise by their histories. Agents other than the first may rewrite their histories.
+            keeps a conversation for each agent; agents are distinguished by what Strands passes about the caller or, if
+            it passes nothing, by their histories. Agents other than the main agent may rewrite their histories.
         transient_context: Treatment of a transient text, such as a plugin's reminder, which one request has but the
             agent's history does not: "segment" begins a new trajectory with the next request; "keep" keeps the text in
             the tokens, and continues after it.
@@ -119,7 +120,8 @@ class SGLangModel(Model):
         **model_config: Unpack[sampling.SGLangModelConfig],
     ) -> None:
         if (base_url is None) == (client is None):
-            raise ConfigError(f"got base_url={base_url!r} and client={client!r}; expected exactly one of them")
+            got = "neither base_url nor client" if client is None else "both base_url and client"
+            raise ConfigError(f"got {got}; expected exactly one of them")
         if control is not None and should_abort is not never:
             raise ConfigError(
                 "got both control and should_abort; expected only one of them. To use both, pass "
@@ -154,7 +156,7 @@ class SGLangModel(Model):
         return self._base_url
 
     def client(self) -> SGLangClient:
-        """Return the client of the running event loop."""
+        """Return the client that the model was given, or else the running event loop's client for its URL."""
         base_url = cast("str", self._base_url)
         return self._client or shared_client(base_url, vocab_size=self._vocab_size, patience_s=self._patience_s)
 
@@ -243,14 +245,16 @@ class SGLangModel(Model):
 
         Raises:
             TrajectoryError: The history does not extend what the policy has read, or has another system prompt or a
-                further tool, and `on_rewritten_history` is "error"; or a turn is running, and `conversations` is "one".
+                further tool, and `on_rewritten_history` is "error"; or a turn is running, and `conversations` is "one";
+                or a token of the new context is outside the vocabulary, or stands for no image.
             PromptError, TemplateError: The messages can't be rendered.
-            ConfigError: A message has an image, and there is no processor for it; or a parameter has an unknown token.
+            ConfigError: A user's message has an image, and there is no processor for it; or a parameter has an unknown
+                token.
             BudgetExhaustedError: A budget leaves no token for this turn.
             ContextWindowOverflowException: The engine refuses the request as too long; or the context is full, and the
                 history may be rewritten.
-            EngineAbortedError: The rollout is aborted, or the engine aborted the turn, and it is not continued. Tokens
-                from which it can be continued are in the trajectory.
+            EngineAbortedError: The rollout is aborted, the episode has ended, or the engine aborted the turn and it is
+                not continued. Tokens from which the turn can be continued are in the trajectory.
             EngineError: The engine failed. The failed request does not change the trajectory.
             ReplayError: After `replay`, the request differs from the requests of the aborted attempt.
         """
@@ -367,7 +371,7 @@ class SGLangModel(Model):
 
     def _sampler(self, conversation: Conversation) -> sampling.TurnSampler:
         """Return the sampler of a conversation's turns."""
-        # in one step, because other threads read the state of the engine
+        # `setdefault`, because another thread that reads the engine's state may make the sampler at the same time
         return self._samplers.get(conversation) or self._samplers.setdefault(conversation, self._new_sampler())
 
     def _may_rewrite(self, conversation: Conversation) -> bool:
@@ -421,7 +425,7 @@ class SGLangModel(Model):
     ) -> AsyncGenerator[dict[str, T | Any], None]:
         """Ask the policy for an instance of `output_model`, outside of the main trajectory.
 
-        With `conversations="many"` the turn is recorded in a conversation of its own.
+        With `conversations="many"`, the turn is recorded in a conversation of its own; with "one", it is not recorded.
 
         Yields:
             The turn's events, then `{"output": instance}`.
@@ -516,7 +520,7 @@ class SGLangModel(Model):
         return any([await client.stop(rid, headers=headers) for rid in rids])
 
     async def finish(self, grace_s: float) -> None:
-        """Refuse further requests; abort in-flight requests, which no caller awaits, and wait `grace_s` s at most."""
+        """Refuse new requests; abort in-flight requests, which no caller awaits, and wait `grace_s` s at most."""
         self.record.close()
         if any(conversation.is_busy for conversation in self.record):
             with suppress(TimeoutError):
@@ -536,8 +540,8 @@ def _refusal_message(place: BeginBranch, got: int, read: int) -> str:
             "fan_out each segment is a sample), or give SGLangModel on_rewritten_history='segment'"
         )
     return (
-        f"got a history of {got} messages that does not extend the {read} messages and the "
-        "answer that the policy has read; expected only new messages at its end. Call model.reset() before a "
+        f"got a history of {got} messages that does not extend the {read} messages that the policy has read and "
+        "its answer to them; expected only new messages at the end. Call model.reset() before a "
         "new conversation, and use NullConversationManager: a manager that drops or rewrites messages breaks "
         "token exactness"
     )

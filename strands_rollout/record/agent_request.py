@@ -62,7 +62,10 @@ class AgentRequest:
 
     @property
     def history(self) -> StrandsMessages:
-        """The agent's own messages, without transient texts; the request's messages if the agent is unknown."""
+        """The agent's own messages, without transient texts.
+
+        The request's messages instead, if the agent is unknown or has another number of messages.
+        """
         own = getattr(self.agent, "messages", None)
         return own if isinstance(own, list) and len(own) == len(self.messages) else self.messages
 
@@ -216,7 +219,7 @@ def describe_difference(branch: Branch, messages: StrandsMessages, changes: Sequ
                 return f"{TRANSIENT}: message {number} had {lines!r:.300}"
             return f"message {number} of the history was rewritten"
     is_shorter = len(messages) < branch.covered
-    return "messages were taken from the history" if is_shorter else "the policy was asked for another answer"
+    return "messages were removed from the history" if is_shorter else "the policy was asked for another answer"
 
 
 def surrounding_lines(before: str, now: str) -> str:

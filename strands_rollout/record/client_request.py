@@ -1,7 +1,7 @@
 """A gateway client's request, and the branch that it continues.
 
-Clients reword a history when they send it back: they drop reasoning, reformat arguments, or change ids of calls. The
-history is compared with what the client was sent, and recognized messages keep the tokens that were sampled.
+Many clients change a history when they send it back: they drop reasoning, reformat arguments, or change ids of calls.
+The history is compared with what the client was sent, and recognized messages keep the tokens that were sampled.
 """
 
 from __future__ import annotations
@@ -277,8 +277,9 @@ def _assistant_difference(sent: Reply, got: Reply, call_ids: dict[str, list[str]
 
     These differences do not count:
 
-    - white space; in a message with calls, omitted text; omitted reasoning; in a message with text or calls, changed
-      reasoning;
+    - white space;
+    - omitted text of a message with calls;
+    - omitted reasoning, and changed reasoning of a message with text or calls;
     - other arguments of a call under the id with which it was sent, since agents return calls as their tools took them;
     - omitted calls, if all other calls have the ids with which they were sent, since some agents omit calls that they
       have not run.

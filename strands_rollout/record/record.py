@@ -197,7 +197,7 @@ class Conversation:
 
     Attributes:
         branches: The branches, in the order in which they were last entered; the last branch grows.
-        call: Id of the tool call in which the conversation began; "" outside of a call.
+        call: Id of the outermost tool call in which the conversation began; "" outside of a call.
         is_busy: True while a turn is being sampled.
         has_unread_turn: True if an earlier attempt sampled the last turn, but ended before the agent got the answer.
         parser: Parser of tool calls, bound to the schemas of the tools; None until the schemas are known.
@@ -298,7 +298,8 @@ class Branch:
     """One history that the policy reads and answers: its messages, its turns and their exact tokens.
 
     The tokens of a branch only grow, and become at most one sample. If an agent trims or rewrites its history, the
-    policy has not read the new history: it begins another branch, whose first prompt contains the whole new history.
+    policy has not read the new history: the next request begins another branch, whose first prompt contains the whole
+    new history.
 
     Args:
         shown_ids: `CallNames.shown_ids` of the branch that the history left: calls in the history keep their ids.

@@ -1,8 +1,8 @@
 """Saving and loading of unfinished episodes.
 
 An episode is saved as a whole, next to the tokens of an aborted sample (`save_episode`, `load_episode`), or step by
-step in a journal (`StepWriter`, `load_steps`). Both load as a `SavedEpisode`. Calls, parse failures and texts are not
-saved, since they can be read from the tokens again.
+step in a journal (`StepWriter`, `load_steps`). Both load as a `SavedEpisode`. What a branch notes about its turns
+(names and ids of calls, parse failures, the final text) is not saved, since it can be read from the tokens again.
 """
 
 from __future__ import annotations
@@ -252,14 +252,16 @@ def _check_progress(progress: EpisodeProgress, trajectory: Trajectory) -> None:
     to_chat_messages(messages)  # raises if a message can't be rendered
     for message in messages:
         if message.get("role") not in ("user", "assistant") or not isinstance(message.get("content"), list):
-            raise ResumeError(f"got the message {message!r:.200}; expected a role and a list of content")
+            raise ResumeError(
+                f"got the message {message!r:.200}; expected the role 'user' or 'assistant', and a list as content"
+            )
     after = messages[covered:]
     roles = [message["role"] for message in after]
     expected: list[list[str]] = [[]] if trajectory.is_open else [[], ["assistant"], ["assistant", "user"]]
     if not 0 < covered <= len(messages) or roles not in expected:
         raise ResumeError(
-            f"got {len(messages)} messages, of which the tokens cover {covered}, and then the roles {roles}; expected "
-            f"one of {expected}"
+            f"got {len(messages)} messages, of which the tokens cover {covered}, followed by the roles {roles}; "
+            f"expected one of {expected} after the covered messages"
         )
 
 
@@ -298,8 +300,8 @@ _fields_of_part: Final = attrgetter(*_PART_FIELDS)
 class StepWriter:
     """Makes the journal records of an episode; each has the current counts, and all additions since the last record.
 
-    A record is a line of JSON. If it has turns, their token ids follow as int32, and the logprobs of their sampled
-    tokens as float64.
+    A record is a line of JSON. If it has turns, the ids of all new tokens follow as int32, and the logprobs of the
+    sampled tokens among them as float64.
 
     Args:
         is_continued: True if the trajectory was begun in another attempt, so that slime may have masked parts of it.
@@ -367,7 +369,7 @@ def closing_record(reason: str) -> bytes:
 def _as_json(record: dict[str, Any]) -> bytes | None:
     """Return a journal record as JSON; None if it can't be written.
 
-    Messages and results with values that JSON lacks are reduced to what the policy reads first.
+    If messages or results have values that JSON lacks, all of them are first reduced to what the policy reads.
     """
     try:
         return orjson.dumps(record)
@@ -440,7 +442,7 @@ def _concatenate(lines: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
 
 
 def _merge_steps(lines: Sequence[Mapping[str, Any]], turns: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """Return the values that `save_episode` would return after the last step, without the checksum."""
+    """Return the values that `save_episode` would return after the last step, without checksum and conditions."""
     finished: dict[str, Any] = {}
     for line in lines:  # once there are new messages, they contain the results of the previous turn
         finished = ({} if "messages" in line else finished) | line.get("finished", {})

@@ -10,8 +10,9 @@ A file begins with a line that names the format. Frames follow, with little-endi
     checksum (CRC-32 of the rest), kind, length of the key, length of the record; the episode's key; the record
 
 Reading stops at the first cut or damaged frame. When the last unfinished episode of a file ends, the file is emptied,
-or removed if new episodes go to another file. A large file gets no new episodes. If episodes that nobody continues
-(their samples were dropped, their settings have changed) fill too many files, the oldest of these episodes are ended.
+or removed if new episodes go to another file. A large file (`MAX_FILE_BYTES`) gets no new episodes. Some episodes
+are never continued, since their samples were dropped or their settings have changed. So if the files together grow too
+large (`MAX_BYTES`), episodes that are not running are ended, those in the oldest files first.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ class EpisodeRecords:
         self._is_lost = False
 
     def begin(self) -> None:
-        """Begin an attempt."""
+        """Begin an attempt, whose first record replaces all earlier records."""
         self._is_first = True
 
     def write(self, record: bytes) -> None:

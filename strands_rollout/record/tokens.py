@@ -105,9 +105,9 @@ class Turn:
 class Trajectory:
     """The exact tokens that the policy read and wrote, in order.
 
-    `token_ids`, `loss_mask` and `logprobs` always have the same length, and end with a sampled token. Sampled tokens
-    have mask 1, unless slime masked them before a resume, and the engine's logprob, if logprobs are requested. Context
-    (prompt, tool results, template text) has mask 0 and logprob 0.0.
+    `token_ids`, `loss_mask` and `logprobs` always have the same length; unless they are empty, they end with a sampled
+    token. A sampled token has mask 1 (0 if slime masked it before a resume) and the engine's logprob (0.0 if logprobs
+    are not requested). Context (prompt, tool results, template text) has mask 0 and logprob 0.0.
 
     Attributes:
         token_ids: Prompt, then response.
@@ -195,8 +195,9 @@ class Trajectory:
             images: Images in the context.
 
         Raises:
-            TrajectoryError: The lengths disagree, a logprob is not finite, nothing was sampled, the first prompt is
-                empty, or an open turn would get context. The trajectory is unchanged in these cases.
+            TrajectoryError: The lengths disagree, a logprob is not finite, the weight versions don't cover the sampled
+                tokens, nothing was sampled, the first prompt is empty, or an open turn would get context. The
+                trajectory is unchanged in these cases.
         """
         spans = list(weight_versions) or [(None, 0, len(sampled_ids))]
         self._check(context_ids, sampled_ids, sampled_logprobs, spans)
@@ -246,11 +247,13 @@ class Trajectory:
             raise TrajectoryError("got a turn without a sampled token; expected at least one")
         if logprobs and len(logprobs) != len(sampled_ids):
             raise TrajectoryError(
-                f"got {len(logprobs)} logprobs for {len(sampled_ids)} sampled tokens; expected one each"
+                f"got {len(logprobs)} logprobs for {len(sampled_ids)} sampled tokens; expected one for each"
             )
         # a finite sum has only finite terms, so most lists need no loop
         if not math.isfinite(sum(logprobs)) and not all(map(math.isfinite, logprobs)):
-            raise TrajectoryError("got a logprob that is not finite; the response must be rejected, not stored")
+            raise TrajectoryError(
+                "got a logprob that is not finite; expected finite numbers: the answer must be rejected, not stored"
+            )
         ends = [0, *(end for _, _, end in spans)]
         if [first for _, first, _ in spans] != ends[:-1] or ends[-1] != len(sampled_ids) or sorted(set(ends)) != ends:
             raise TrajectoryError(

@@ -154,10 +154,10 @@ class ChatTemplate:
         return found
 
     def prompt_ids(self, messages: Messages, tools: Tools = ()) -> list[int]:
-        """Return the ids of a whole conversation, followed by the generation prompt.
+        """Return the ids of a whole conversation and of the generation prompt after it.
 
         The ids equal those of `tokenizer.apply_chat_template(..., add_generation_prompt=True)`, except that text of
-        messages and tools never becomes a control token.
+        messages and tools never becomes a control token, other than reasoning tags in an assistant's content.
 
         Raises:
             TemplateError: The template refuses the messages, or can't be used with tools or with a system message.
@@ -357,7 +357,8 @@ def find_turn_shape(
         texts: Tested as results, and as names and ids of calls.
 
     Returns:
-        The shape; None if the template changes results, or if the text around the results depends on them.
+        The shape; None if the template changes or refuses results, if the text around the results depends on them, or
+        if a control token swallows the white space next to it.
     """
     if not encoder.keeps_white_space:
         return None
@@ -445,5 +446,5 @@ def _find_literals(source: str) -> list[str]:
 
 
 def is_time_independent(source: object) -> bool:
-    """Return whether a template's output does not depend on the current time."""
+    """Return whether a template is a text whose rendering does not depend on the current time."""
     return isinstance(source, str) and "strftime_now" not in source

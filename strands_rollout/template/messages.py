@@ -103,7 +103,10 @@ def _replace_all_surrogates(value: Json) -> Json:
 
 
 def clean_message(message: tuple[str, Any]) -> tuple[str, Any]:
-    """Return a message's role and content with blank texts and invalid tool names replaced, as Strands does."""
+    """Return a message's role and content, cleaned as Strands does; only an assistant's message changes.
+
+    Blank texts are replaced, or dropped beside calls; invalid tool names are replaced.
+    """
     role, content = message
     if role != "assistant":
         return message

@@ -2,9 +2,9 @@
 
 Prompts that grow turn by turn are compared with whole prompts, token by token. A template that later changes text
 outside the assistant's turns is refused, because the trainer would see tokens that the policy has not read. Text
-inside these turns is sampled by the policy, so the template's version of it is not used. Differences there are only
-noted: text that the template later leaves out or rewrites, and text that the generation prompt adds after the
-assistant's header.
+inside these turns is sampled by the policy, so the template's version of it is not used. Differences there are
+accepted: text that the template later leaves out or rewrites, and text that the generation prompt adds after the
+assistant's header. `turn_notes` describes some of them for the log.
 """
 
 import re
@@ -538,7 +538,9 @@ def _control_tokens(template: TemplateRenderer, text: str) -> list[str]:
 
 
 def _shows_parallel_results(template: TemplateRenderer, between: str, *, silent: bool) -> bool:
-    """Return whether the results of several calls in a turn are rendered, with their own tools' names if with names.
+    """Return whether the results of several calls in a turn are rendered, each with its own tool's name.
+
+    A template that renders no names passes without them.
 
     `between` is the text between a call and its result; it contains the tool's name if names are rendered.
     """

@@ -68,12 +68,12 @@ class TemplateRenderer:
     ) -> str:
         """Render messages, and the generation prompt if requested.
 
-        If the template fails on the calls' arguments, rendering is repeated with JSON text and then with objects.
+        If the template fails, rendering is repeated with the calls' arguments as JSON text, and then as objects.
 
         Args:
             messages: At least one message.
             tools: The tools' specifications.
-            escaped: Hide control tokens in the messages' own text, also from the template.
+            escaped: Hide control tokens in the texts of messages and tools, also from the template.
             generation_prompt: Append the text that opens the assistant's turn.
 
         Raises:
@@ -310,7 +310,7 @@ class TurnRenderer:
         end = self.ends.calls if calls else self.ends.answer
         at = rendered.find(end, rendered.rfind(mark) + len(mark)) if mark in rendered else -1
         if at < 0:
-            raise TemplateError(f"the chat template does not end this assistant turn with {end}; its test turns end so")
+            raise TemplateError(f"the chat template does not end this assistant turn with {end!r}, as in its probe")
         return rendered[at:]
 
 

@@ -3,7 +3,7 @@
 Untrusted text is escaped before a template sees it. After rendering, it is unescaped, and encoded by a copy of the
 tokenizer that has no added tokens.
 
-Drift is the number of sampled tokens that would differ if each turn's text were decoded and encoded again. A turn is
+Drift is the number of sampled tokens that would differ if each turn were decoded and its text encoded again. A turn is
 measured alone, including control tokens: a sampled control token encodes to itself, and ordinary tokens that spell a
 control token count as drift, since they would be encoded to that token.
 
@@ -66,7 +66,8 @@ class TokenEncoder:
         tag_pairs: Texts of control tokens that open and close a part, such as ("<think>", "</think>").
 
     Raises:
-        TemplateError: The tokenizer is not a fast tokenizer, or encodes the ordinary text of a control token to it.
+        TemplateError: The tokenizer is not a fast tokenizer, or its vocabulary encodes a control token's text, as
+            ordinary text, to a control token.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -96,7 +97,7 @@ class TokenEncoder:
             if leaked := self._control_id_set.intersection(self.encode_plain(text)):
                 raise TemplateError(
                     f"the tokenizer's own vocabulary encodes the ordinary text {text!r} to the control token "
-                    f"{min(leaked)}; expected it to be split, since tool output could forge control tokens. Use a "
+                    f"{min(leaked)}; expected it to be split: otherwise tool output could forge control tokens. Use a "
                     "tokenizer whose control tokens are added tokens only"
                 )
 
@@ -496,7 +497,7 @@ def place_tokens(ids: Sequence[int], bytes_of: BytesOf) -> Iterator[PlacedToken]
             empty = 0 if surface else empty + 1
             continue
         first = decoder.decode(surface[:1])
-        # a byte that does not continue the incomplete character breaks it: U+FFFD replaces it, and a new one begins
+        # a byte that does not continue the incomplete character begins a new one; U+FFFD replaces the incomplete one
         breaks = pending and (len(first) == 2 or (first and decoder.getstate()[0]))
         yield (characters + 1, 0, 0, token_id) if breaks else (characters, pending, empty, token_id)
         characters += len(first) + len(decoder.decode(surface[1:]))

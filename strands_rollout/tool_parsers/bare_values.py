@@ -15,8 +15,8 @@ Seed-OSS: like Qwen3-Coder, but with `<seed:tool_call>` and `<seed:think>`. Sour
 ggml-org/llama.cpp, models/templates/ByteDance-Seed-OSS.jinja).
 
 MiniMax-M2: `<minimax:tool_call><invoke name="x"><parameter name="key">value</parameter></invoke></minimax:tool_call>`,
-with several calls in it. A value of unknown type is a string. Sources: the model's chat template (as in
-ggml-org/llama.cpp, models/templates/MiniMax-M2.jinja) and sgl-project/sglang, function_call/minimax_m2.py.
+whose outer tags may enclose several calls. A value of unknown type is a string. Sources: the model's chat template (as
+in ggml-org/llama.cpp, models/templates/MiniMax-M2.jinja) and sgl-project/sglang, function_call/minimax_m2.py.
 
 Hunyuan 3: `<tool_calls:opensource><tool_call:opensource>x<tool_sep:opensource>`, and GLM's keys and values, whose tags
 have the same suffix. Sources: tencent/Hy3's chat template and sgl-project/sglang, function_call/hunyuan_detector.py,
@@ -30,9 +30,9 @@ as `x.*`, so the model may write `x.x`, which means `x` if that is a tool. Sourc
 huggingface/trl, chat_templates/muse_glimmer_training.jinja), sgl-project/sglang,
 function_call/muse_glimmer_detector.py, and vllm-project/vllm, tool_parsers/muse_glimmer_tool_parser.py.
 
-These parsers are stricter than their sources: a value that does not have its type is a failure, and no value is
-unescaped or evaluated as Python. Schemas determine only the type of a whole value; the tool checks keys of nested
-objects, ranges and patterns.
+These parsers are stricter than their sources: a value that does not have its type is a failure, no text is unescaped
+(except strings inside JSON and Python literals), and none is evaluated by Python. Schemas determine only the type of a
+whole value; the tool checks keys of nested objects, ranges and patterns.
 """
 
 import contextlib
@@ -87,7 +87,7 @@ def typed_value(
         types: The JSON types that the argument may have; None if unknown.
         what: Name of the argument in a failure's reason.
         may_be_python: Accept Python literals.
-        untyped_is_json: A text of unknown type is JSON if it is valid JSON; otherwise it is a string.
+        untyped_is_json: Read a text of unknown type as JSON if it is valid JSON; otherwise as a string.
 
     Raises:
         MalformedError: The text is not a value of these types.

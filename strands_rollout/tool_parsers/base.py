@@ -232,7 +232,7 @@ class ToolParser(Protocol):
 
         Args:
             text: The sampled text, including special tokens, without the token that ended the turn.
-            in_reasoning: The prompt has already opened the reasoning.
+            in_reasoning: True if the prompt has already opened the reasoning.
         """
         ...
 

@@ -23,7 +23,7 @@ models/templates/deepseek-ai-DeepSeek-V3.1.jinja and DeepSeek-V3.2.jinja), V3.2'
 as in vllm-project/vllm, tokenizers/deepseek_v4_encoding.py.
 
 Kimi K3: `<|open|>tools<|sep|>` with calls, whose arguments state their JSON type; values other than strings are JSON.
-Text has a section `response`. In attributes, `&` and `"` are escaped. Sources: Kimi-K3's chat template (as in
+Text is in a section `response`. In attributes, `&` and `"` are escaped. Sources: Kimi-K3's chat template (as in
 ggml-org/llama.cpp, models/templates/Kimi-K3.jinja) and sgl-project/sglang, function_call/kimik3_detector.py. A value
 that does not have its stated type is a failure here. A section with any other name is reasoning.
 

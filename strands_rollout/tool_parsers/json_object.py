@@ -8,7 +8,7 @@ separated by semicolons, as in SGLang and vLLM; the template itself can write on
 templates of Llama 3.1, 3.2 and 3.3 (as in vllm-project/vllm, examples/tool_chat_template_llama3.1_json.jinja) and
 sgl-project/sglang, function_call/llama32_detector.py. Meta's documentation shows calls with a leading
 `"type": "function"`, which is optional here. Llama 4's own template has text between `<|python_start|>` and
-`<|python_end|>`, and the calls after it, without a separator. Built-in tools and code after `<|python_tag|>` are not
+`<|python_end|>`, and the calls after it, without separators. Built-in tools and code after `<|python_tag|>` are not
 JSON, so they are failures. These models don't reason; `<think>` is for models derived from them that do.
 
 Mistral: `[TOOL_CALLS]` and an array of calls, or a name and its arguments; reasoning is in `[THINK]`:
@@ -40,7 +40,7 @@ _LEADING_NAME: Final = re.compile(r'\{\s{0,20}"name"\s{0,20}:\s{0,20}"([^"\\\x00
 def _find_call_faults(
     value: Mapping[str, Any], *, arguments: str = "arguments", optional: str | None = None
 ) -> list[str]:
-    """List the faults of a call's object; `optional` is a third key, which may be missing and must have a string."""
+    """List the faults of a call's object; `optional` is a third key, whose value must be a string if there is one."""
     reasons = []
     if "name" not in value:
         reasons.append("the name is missing")
@@ -85,8 +85,8 @@ class HermesParser(TaggedParser):
     """Parses the format of Hermes and Qwen; see the module.
 
     A call's block contains a JSON object, with optional white space around it, and `</tool_call>`; tags inside the
-    object's strings are content. Any other block is a failure, which ends at the first `</tool_call>` after the JSON
-    object, or after the block's start if the JSON is invalid, or at the end of the text.
+    object's strings are content. Any other block is a failure. It ends at the first `</tool_call>` after the JSON
+    object or, if the JSON is invalid, after the block's opening tag; if there is none, at the end of the text.
 
     The time is linear in the text. A broken block is scanned again from its first `</tool_call>` on, but at each tag
     only one block's JSON can seem to continue past the tag: a quote that opens a string for one block closes a string
@@ -134,9 +134,9 @@ _LIKE_A_CALL: Final = re.compile(
 class Llama3JSONParser(TaggedParser):
     """Parses the JSON format of Llama 3; see the module.
 
-    A JSON object without parameters and with more keys than a name is an ordinary answer. A call after other text is a
-    failure, since a call must be the whole answer. All text after a call therefore belongs to the attempt, and a
-    `</think>` there closes nothing.
+    A JSON object without parameters, but with keys other than `type` and `name`, is an ordinary answer. A call after
+    other text is a failure, since a call must be the whole answer. All text after a call therefore belongs to the
+    attempt, and a `</think>` there closes nothing.
     """
 
     tags: ClassVar[re.Pattern[str]] = re.compile(
@@ -199,8 +199,9 @@ _NAME: Final = re.compile(r"[^\s\[\]{}\"]{1,200}")
 class ArrayParser(TaggedParser):
     """Base class for formats with a JSON array of calls after a tag.
 
-    An array that is not valid JSON is a single failure, up to its closing tag, the next opening tag, the end of
-    reasoning, or the end of the text. An element of a valid array that is not a call is a failure of its own.
+    An array that is not valid JSON, or that has an element other than an object, is a single failure up to whichever
+    comes first: its closing tag, the next opening tag, the end of reasoning or the end of the text. An object in a
+    valid array that is not a call is a failure of its own.
     """
 
     open_calls: ClassVar[str]

@@ -14,7 +14,7 @@ ReadCall = tuple[str, dict[str, Any], str | None, int]
 
 
 class Section(NamedTuple):
-    """The tags of a section of calls and of a call; and `read`, which parses a call after its opening tag."""
+    """The tags around a section of calls and around each call; `read` parses a call after its opening tag."""
 
     open: str
     close: str

@@ -358,7 +358,7 @@ async def test_update_config_changes_settings_by_name(shipped_tokenizer: Any) ->
 @pytest.mark.parametrize(
     ("limit", "expected"),
     [
-        ("max_turn_tokens", "expected an integer of at least 1, or none for no limit"),
+        ("max_turn_tokens", "expected an integer of at least 1, or None for no limit"),
         ("min_turn_tokens", "at least 1$"),
     ],
 )

@@ -302,8 +302,8 @@ class EpisodeFacts:
     tool_s: float | None = None
     """Seconds in tools, summed over concurrent calls."""
     calls: list[Any] | None = None
-    """Tool calls, each with `id`, `tool`, `status`, start `at_s` and duration `s` in seconds, and `sandbox`, the code
-    tool's report."""
+    """Tool calls, each with `id`, `tool`, `status`, its start `at_s` and duration `s` in seconds, and for the code tool
+    its report `sandbox`."""
     code: Mapping[str, Any] | None = None
     """Counts and seconds of the code tool, by name."""
     duration_s: float | None = None

@@ -161,7 +161,7 @@ class Judge(_Settings):
     model: str | None = None
     """Name of the model at the API."""
     api_key: str | None = None
-    """API key. `${VAR}` is replaced from the environment, as in `${OPENAI_API_KEY}`, in `base_url` too."""
+    """API key. In it and in `base_url`, `${VAR}` is replaced from the environment, as in `${OPENAI_API_KEY}`."""
     params: dict[str, Any] = Field(default_factory=lambda: {"temperature": 0})
     """Additional fields of the request."""
     strands_model: str | None = None
@@ -278,7 +278,7 @@ class EpisodeWorkers(_Settings):
     count: int | None = Field(default=0, ge=0)
     """Number of workers; null starts `per_node` workers on each node. A mapping without this key means null."""
     per_node: int | None = Field(default=None, ge=1)
-    """Maximum workers per node. Default: as Ray spreads them."""
+    """Maximum workers per node; with `count: null`, the number of workers per node. Default: as Ray spreads them."""
     cpus: float = Field(default=1.0, ge=0)
     """CPUs that a worker reserves on Ray, from the CPUs that the engines and the trainer leave free."""
     max_episodes: int | None = Field(default=None, ge=1)
@@ -350,11 +350,12 @@ class RolloutSettings(_Settings):
     Graph."""
     agent_program: str | None = None
     """Instead of agent_factory: dotted path of a function `(task, endpoint)` that plays the episode with any OpenAI or
-    Anthropic client, and returns the answer as text, a score, or None."""
+    Anthropic client. It returns the text of the answer, a score, or None."""
     environment_config: str | dict[str, Any] | None = None
-    """File that `agent_program` reads as `task.environment_config`, relative to the configuration's folder. For
-    `strands_rollout.environments.verifiers.play`: the TOML of a verifiers environment. Or the keyword arguments of
-    `environment_factory`: a mapping, or a YAML or JSON file with a mapping."""
+    """With `agent_program`: path of a file, relative to the configuration's folder, which the program gets as
+    `task.environment_config`; for `strands_rollout.environments.verifiers.play`, the TOML of a verifiers environment.
+    With `environment_factory`: the keyword arguments of that setting's function or class, as a mapping, or as a YAML or
+    JSON file with a mapping."""
     agent_command: AgentCommand | None = None
     """Instead of agent_factory: a process that plays the episode with any OpenAI or Anthropic client."""
     resumable: Literal["replay"] | None = None

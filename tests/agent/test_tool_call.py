@@ -159,7 +159,7 @@ def test_callable_names_are_unique_and_valid() -> None:
     long = callable_names([f"{'x' * 70}a", f"{'x' * 70}b"])
     assert {*map(len, long.values())} == {64}
     assert len({*long.values()}) == 2
-    with pytest.raises(ToolError, match="letters"):
+    with pytest.raises(ToolError, match="no ASCII letter or digit"):
         callable_names(["\u67e5\u8be2"])
 
 

@@ -56,11 +56,11 @@ def table(
     out: _Out = None,
     json_only: _JsonOnly = False,
 ) -> None:
-    """Measure the table of docs/performance.md: ratios to other clients, gateway, workers, memory, lag and start.
+    """Measure the table of docs/performance.md: costs relative to other clients, memory, event-loop lag and start-up.
 
-    Takes about 45 minutes on two idle cores. Prints the medians and quartiles over the rounds. A row that needs
-    something that is missing here says so. Ctrl-C ends the run and prints what was measured; --out is written after
-    each round. Exits with 1 if a measurement failed, with 130 if it was interrupted.
+    Takes about 45 minutes on two idle cores. Prints the medians and quartiles over the rounds. If something is missing
+    that a row needs, the row says so. Ctrl-C ends the run and prints what was measured; --out is written after each
+    round. Exits with 130 if it was interrupted, else with 1 if a measurement failed.
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from benchmarks.table import GROUPS, QUICK_SIZES, Sizes, as_markdown, measure_all, start_run
@@ -104,7 +104,8 @@ def client(
     measures: Annotated[
         str,
         typer.Option(
-            help="Comma-separated: cpu (and bytes), turns, lag, code (lag with the code tool), memory, profile."
+            help="Comma-separated: cpu (and bytes), turns (CPU of a turn), lag, code (lag with the code tool), memory, "
+            "profile."
         ),
     ] = "cpu,lag,code,memory",
     code_episodes: Annotated[int, typer.Option(help="Concurrent episodes with the real code tool.", min=1)] = 256,
@@ -128,7 +129,8 @@ def client(
     """Measure the cost of an episode for its client, compared with other clients and with requests alone.
 
     A scripted engine on its own core answers immediately. Each variant plays the same tokens in fresh processes, and
-    every token is checked. Prints tables in Markdown. Exits with 1 if a variant differs from its script.
+    every token is checked. Prints tables in Markdown. Exits with 1 if a measurement failed, such as by a variant that
+    does not play its script.
 
     The JSON has `versions`, `machine`, `command`, `tokenizer` and `collector`; `medians`, a row per measurement (kind,
     variant, turns, concurrency, episodes, rounds, and figures whose names contain the unit); `ratios`, medians over the
@@ -168,7 +170,7 @@ def engines(
     out: _Out = None,
     json_only: _JsonOnly = False,
 ) -> None:
-    """Measure the speed of the embedded engine and of running engines.
+    """Measure the speed of the embedded engine, of running engines and, on this CPU, of SGLang.
 
     Prints a table in Markdown; the JSON is a list with a row for each workload and engine.
     """
@@ -340,7 +342,7 @@ def _split_names(given: str) -> list[str]:
 def _parse_numbers(option: str, given: str, *, minimum: int = 1) -> tuple[int, ...]:
     names = _split_names(given)
     if not names or not all(name.isdecimal() and int(name) >= minimum for name in names):
-        raise typer.BadParameter(f"got {option} {given!r}; expected numbers of at least {minimum}, as in 1,5,20")
+        raise typer.BadParameter(f"got {option} {given!r}; expected whole numbers of at least {minimum}, as in 1,5,20")
     return tuple(int(name) for name in names)
 
 

@@ -1,7 +1,7 @@
 """The variants with an agent: this package, its workers and gateway, strands-sglang and Strands' OpenAI model.
 
-Their code tool runs nothing: it knows each script's code and output. It has the name, description and schema of the
-real code tool, so that prompts are the same. See `benchmarks.variants`.
+Unless a step `runs_code`, their code tool runs nothing: it knows each script's code and output. It has the name,
+description and schema of the real code tool, so that prompts are the scripts'. See `benchmarks.variants`.
 """
 
 import asyncio
@@ -169,7 +169,7 @@ class OursWithImages(Ours):
 
 
 def _picture(width: int, height: int, number: int) -> bytes:
-    """Return a PNG of a gradient; each number has another one."""
+    """Return a PNG of a gradient; each number gives a different picture."""
     from PIL import Image
 
     buffer = io.BytesIO()
@@ -178,7 +178,7 @@ def _picture(width: int, height: int, number: int) -> bytes:
 
 
 class OursOnWorkers(Ours):
-    """The driver of episode workers on a Ray of this machine, which starts with the player and ends with it."""
+    """The driver of episode workers, on a Ray cluster on this machine that starts and ends with the player."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -209,7 +209,11 @@ class ThroughGateway(Ours):
 
 
 async def play_through_gateway(task: Task, endpoint: Endpoint) -> None:
-    """Play an episode through the gateway, as a user's agent program: make the scripted engine's process its client."""
+    """Play an episode through the gateway, as a user's agent program: make the scripted engine's process its client.
+
+    Raises:
+        WrongEpisodeError: The client did not play the episode.
+    """
     port, api = ThroughGateway.engine_port_and_api
     body = orjson.dumps([api, endpoint.base_url, endpoint.api_key, task.text])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -1,8 +1,8 @@
 """Compare the cost of the same episodes between the packages of several checkouts.
 
-Each checkout has a process, and the processes play short rounds in turn: A B, B A, A B. The rounds of a pair are
-seconds apart, so that other load on the machine affects both. After every few rounds, new processes start: the memory
-layout of a process alone makes it 2% to 4% faster or slower.
+Each checkout has a process, and the processes play short rounds in turn: A B, B A, A B. Rounds that are compared are
+seconds apart, so that other load on the machine affects all of them. After every few rounds, new processes start: the
+memory layout alone makes a process 2% to 4% faster or slower than another.
 """
 
 import json
@@ -49,10 +49,11 @@ class Comparison:
         turns: Tool turns of an episode; each number is compared separately.
         concurrency: Episodes at once.
         rounds: Rounds of each checkout at each number of turns.
-        episodes: Episodes of a round; None for as many as take about a second.
+        episodes: Episodes of a round; None for as many as take about a second. A round of "memory" has `concurrency`
+            episodes instead.
         agent: "plain", "hook" (a hook that receives every event), "factory" (an agent factory) or "gateway" (a
             program).
-        settings: Further rollout settings, for all checkouts.
+        settings: Rollout settings for all checkouts; they take precedence over the benchmark's own.
         tokenizer_dir: Folder of the policy's tokenizer.
         measure: "cpu", or "memory" of episodes that all run at once.
     """
@@ -81,7 +82,7 @@ class Comparison:
 
 
 def compare(comparison: Comparison, on_step: OnStep) -> list[dict[str, Any]]:
-    """Play all rounds.
+    """Play all rounds and compare the checkouts.
 
     Returns:
         A row for each number of turns and checkout; see `_comparison_row`.
@@ -157,7 +158,10 @@ def _play_in_turn(players: Sequence[Play], request: Mapping[str, Any], *, is_rev
 
 
 def _write_job(folder: Path, comparison: Comparison, scripts: Sequence[Script], port: int) -> Path:
-    """Write a process's job with all values, because their names in the package differ between versions."""
+    """Write the processes' job to a file and return its path.
+
+    The job holds the values themselves, because the package names them differently in different versions.
+    """
     core, _ = client_and_engine_core()
     job = {
         "scripts": [asdict(script) for script in scripts],

@@ -50,7 +50,8 @@ REPOSITORY: Final = Path(__file__).resolve().parents[1]
 SHIPPED_TOKENIZER_DIR: Final = Path(strands_rollout.__file__).parent / "engine" / "checkpoint"
 _MIN_EPISODES: Final = 64
 _TOOL_TURNS: Final = 640
-# A streamed turn costs as much as twenty others, so the streaming variant plays only these numbers of turns.
+# A streamed turn costs as much as twenty others. So the streaming variant plays only these numbers of turns, unless it
+# is the only variant or none of these numbers is measured.
 _STREAMED_TURNS: Final = (5, 20)
 _STREAMED_TOOL_TURNS: Final = 80
 _MIN_STREAMED_EPISODES: Final = 2
@@ -363,7 +364,7 @@ def run_job(job: Job) -> Figures:
     """Run a worker and return its figures.
 
     Raises:
-        BenchProcessError: The worker failed; the message has the end of its output.
+        BenchProcessError: The worker took too long, or failed; if it failed, the message has the end of its output.
     """
     python = peer_python() if job.step.variant == PEER else sys.executable
     command = [python, "-m", "benchmarks.worker", job.to_json()]
@@ -418,7 +419,7 @@ def medians(measurements: Iterable[Measurement]) -> list[dict[str, Any]]:
 
 
 def all_ratios(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
-    """Return our ratio to each other variant, and each variant's growth from 20 to 80 tool turns.
+    """Return ratios of CPU time: of "ours" to other clients, of our variants to "ours", and of 80 to 20 tool turns.
 
     Each ratio is the median of the rounds' ratios: the measurements of a round are at most minutes apart, so other load
     on the machine affects both sides of a ratio.

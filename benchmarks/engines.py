@@ -29,7 +29,7 @@ SGLANG_VENV: Final = "STRANDS_ROLLOUT_SGLANG_VENV"
 _SGLANG_SCRIPT: Final = Path(__file__).resolve().parents[1] / "scripts" / "sglang_cpu.sh"
 # SGLang reserves six tokens of a context, and one token is generated.
 _CONTEXT_RESERVE: Final = 8
-# Every vocabulary has the ids below this number.
+# Prompts consist of ids below this number; the vocabularies of all measured engines must have these ids.
 _MAX_ID: Final = 1000
 # SGLang refuses to flush for a moment after its last answer.
 _FLUSH_ATTEMPTS: Final = 100
@@ -83,10 +83,10 @@ class Cost:
 
 
 async def run_workload(http: httpx.AsyncClient, work: Workload, seed: int) -> Cost:
-    """Send a workload and wait for the last answer; equal seeds give equal prompts.
+    """Send a workload, and return its cost when the last answer has arrived; equal seeds give equal prompts.
 
     Raises:
-        EngineUnavailableError: The engine does not answer, or refuses.
+        EngineUnavailableError: The engine does not answer, answers with an error, or does not empty its cache.
         EngineResponseError: An answer does not have the requested number of tokens.
     """
     bodies = _request_bodies(work, seed)
@@ -109,7 +109,8 @@ async def flush(http: httpx.AsyncClient) -> None:
     """Empty the engine's prefix cache.
 
     Raises:
-        EngineUnavailableError: The engine refuses for several seconds, for example because others use it.
+        EngineUnavailableError: The engine does not answer, or refuses for several seconds, for example because others
+            use it.
     """
     for _ in range(_FLUSH_ATTEMPTS):
         if (await _post(http, "/flush_cache", b"{}")).status_code == httpx.codes.OK:
@@ -151,7 +152,10 @@ def _cached_tokens(answer: httpx.Response, work: Workload) -> int:
 
 
 def engine_processes(url: httpx.URL) -> list[int]:
-    """Return the engine's processes on this machine: the oldest that listens at `url`, and its descendants."""
+    """Return the engine's processes on this machine: the oldest that listens on the URL's port, and its descendants.
+
+    The list is empty if the URL names another host, or if no such process is visible.
+    """
     root = listening_process(url.port or 80) if url.host in _LOCAL_HOSTS else None
     return [] if root is None else process_tree(root)
 
@@ -229,7 +233,8 @@ class EngineBenchmark:
         decode_prompt_tokens: Tokens of each prompt for decoding, before `decode_new_tokens`.
         prefill_tokens: Lengths of long prompts, in addition to the longest that the context allows; longer prompts are
             left out.
-        samples: Number of concurrent samples of one prompt with `sample_prompt_tokens`, before `sample_new_tokens`.
+        samples: Number of concurrent requests with prompts of `sample_prompt_tokens`, before `sample_new_tokens`; they
+            are measured with one prompt for all, and with a prompt for each.
         rounds: Number of measured rounds of all workloads on all engines, after `warmup_rounds`.
     """
 
@@ -244,7 +249,7 @@ class EngineBenchmark:
     warmup_rounds: int = 1
 
     def workloads(self, context_length: int) -> list[Workload]:
-        """Return the workloads for engines whose shortest context has `context_length` tokens."""
+        """Return the workloads that fit into the engines' shortest context, which has `context_length` tokens."""
         longest = context_length - _CONTEXT_RESERVE
         lengths = sorted({*(tokens for tokens in self.prefill_tokens if tokens < longest), longest})
         prompt, new = self.decode_prompt_tokens, self.decode_new_tokens

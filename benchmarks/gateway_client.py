@@ -62,7 +62,7 @@ async def play(api: str, url: str, key: str, question: str, results: Sequence[st
 
 
 def _next_items(api: str, answer: dict[str, Any], result: str) -> Iterator[dict[str, Any]]:
-    """Return the items that a client adds to its history: the answer, and its call's result."""
+    """Yield the items that a client adds to its history: the answer, and its call's result."""
     if api == "chat":
         message = answer["choices"][0]["message"]
         yield {name: value for name, value in message.items() if value is not None}

@@ -1,7 +1,7 @@
 """Clocks and counters that the benchmarks share: event-loop lag, percentiles, processor cores, /proc.
 
-Uses only the standard library, because the sandbox benchmark's workers run in other environments too. Functions that
-read /proc return None or an empty result if /proc is missing or hides another user's processes.
+Uses only the standard library, because the sandbox benchmark's workers run in other environments too. If /proc is
+missing or hides another user's processes, the functions that read it return None, or only the processes they can see.
 """
 
 import asyncio
@@ -86,7 +86,7 @@ def process_tree(root: int) -> list[int]:
 
 
 def tree_cpu_s(root: int) -> float | None:
-    """Return the CPU seconds of a process, its descendants and the children that they have reaped."""
+    """Return the CPU seconds of a process, its descendants and all children they have reaped; None without /proc."""
     stats = _process_stats()
     if not stats:
         return None
@@ -95,7 +95,10 @@ def tree_cpu_s(root: int) -> float | None:
 
 
 def threads_cpu_s(pids: Sequence[int]) -> float | None:
-    """Return the CPU seconds (user and system) of these processes' live threads, to the nanosecond."""
+    """Return the CPU seconds (user and system) of these processes' live threads, to the nanosecond.
+
+    None if there are no such threads, or if one ends while it is read.
+    """
     threads = [thread for pid in pids for thread in Path(f"/proc/{pid}/task").glob("*/schedstat")]
     try:
         return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9 if threads else None

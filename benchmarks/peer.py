@@ -31,7 +31,7 @@ def peer_python() -> str:
     """Return a Python that has strands-sglang: this one, or that of `.venv-peer`, which is created if needed.
 
     Raises:
-        MissingPeerError: There is no Python 3.12, or the installation failed.
+        MissingPeerError: There is no Python 3.12 or newer, or the installation failed.
     """
     if sys.version_info >= _OLDEST_PYTHON and find_spec("strands_sglang") is not None:
         return sys.executable
@@ -39,7 +39,8 @@ def peer_python() -> str:
     creator = str(python) if python.exists() else find_python()
     if creator is None:
         raise MissingPeerError(
-            f"it needs Python {'.'.join(map(str, _OLDEST_PYTHON))}, and none was found; name it: PYTHON=/path/to/python"
+            f"it needs Python {'.'.join(map(str, _OLDEST_PYTHON))} or newer, and none was found; name one: "
+            "PYTHON=/path/to/python"
         )
     lines = []
     with subprocess.Popen(
@@ -78,7 +79,10 @@ def peer_versions() -> dict[str, str]:
 
 
 def find_python() -> str | None:
-    """Return the first Python that strands-sglang supports: `PYTHON` if it is set, else one on the PATH or of pyenv."""
+    """Return the first Python that strands-sglang supports; None if there is none.
+
+    If `PYTHON` is set, only that Python is tried, else those on the PATH and those of pyenv.
+    """
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv", "versions")
     installed = [str(path) for name in _PYTHON_NAMES for path in pyenv.glob(f"*/bin/{name}")]
     named = os.environ.get("PYTHON")

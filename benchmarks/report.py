@@ -87,7 +87,7 @@ def _cpu_cell(row: Row | None, ratio: float | None) -> str:
 
 
 def _turn_table(rows: Sequence[Row], ratios: Sequence[Row]) -> str:
-    """Return the cost of a turn, its growth, and the ratio to the cost without a gateway."""
+    """Return the cost of a turn, its growth, and the ratio of the trajectory's cost to that of "ours"."""
     figures = ("cpu_ms_per_turn", "cpu_ms_of_8th_turn", "cpu_ms_of_last_turn", "growth", "turns_per_s_and_core")
     found = {(one["ratio"], one["turns"], one["concurrency"]): one["value"] for one in ratios}
     lines = []

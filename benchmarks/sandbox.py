@@ -234,8 +234,8 @@ FIGURES: Final = _figure_labels()
 def figures_of(samples: Samples) -> Figures:
     """Return all figures of a contender.
 
-    A p50, or a figure that each round has once, is the median over the rounds; a p99 and a maximum are over all rounds
-    together.
+    The p50 of calls, and a figure that each round has once, are medians over the rounds. A p99, and all figures of the
+    lag, are over all rounds together. Memory is measured once.
     """
     found: Figures = dict.fromkeys(FIGURES)
     for program, rounds in samples.calls_ms.items():

@@ -99,14 +99,18 @@ class CamelInterpreter(Contender):
         self._slots = slots
 
     async def start(self) -> None:
-        """Limit concurrent calls to the slots, and check that camel-ai starts this environment's `python`."""
+        """Limit concurrent calls to the slots, and check that camel-ai starts this environment's `python`.
+
+        Raises:
+            RuntimeError: It starts another Python.
+        """
         if self._slots is not None:
             asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(self._slots))
         printed = await self.run("import sys; print(sys.prefix)")
         if printed.strip() != sys.prefix:
             raise RuntimeError(
                 f"camel-ai starts the first 'python' of the PATH, which is that of {printed.strip()!r}; expected "
-                f"{sys.prefix!r}: name the python of a virtual environment"
+                f"{sys.prefix!r}: with --camel-python, name the python of a virtual environment"
             )
 
     async def run(self, code: str, session: str | None = None) -> str:
@@ -124,7 +128,7 @@ class CamelInterpreter(Contender):
 
 
 class OwnExecutor(Contender):
-    """An executor of strands_rollout with its default settings."""
+    """An executor of strands_rollout, with default settings except for `max_concurrency`, which is `slots` if given."""
 
     def __init__(self, name: str, slots: int | None) -> None:
         import strands_rollout.code_tool
@@ -183,9 +187,10 @@ async def at_once(contender: Contender, program: str, callers: int, calls_each: 
 
 
 async def memory(contender: Contender, children: int, sleep_s: float) -> dict[str, float] | None:
-    """Measure the mean memory of sleeping children and the memory of each helper, in MiB; None if it can't be read.
+    """Measure the mean memory of sleeping children and the memory of each helper, in MiB.
 
-    The contender must run `children` programs at once, and start all of them within `sleep_s`.
+    The contender must run `children` programs at once, and start all of them within `sleep_s`. The result is None if
+    the memory of all children was never read at the same time, for example because there is no /proc.
     """
     code = _SLEEPING.format(sleep_s=sleep_s)
     runs = asyncio.gather(*(contender.run(code) for _ in range(children)))

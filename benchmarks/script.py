@@ -121,7 +121,7 @@ def load_scripts(path: Path) -> list[Script]:
 
 
 def write_scripts(tokenizer: Any, tool_turns: int, *, count: int = 4, seed: int = 0) -> list[Script]:
-    """Write scripts of episodes with the same number of turns and different texts.
+    """Return new scripts of episodes with the same number of turns and different texts.
 
     Args:
         tokenizer: A Hugging Face tokenizer whose template is append-only within the answer to a question, as Qwen3's.
@@ -186,7 +186,7 @@ class _Writer:
         return f"<think>\n{' '.join(thoughts)}\n</think>\n\n"
 
     def _call(self) -> tuple[str, str]:
-        """Return code that could run and its output; both are random, so that calls differ."""
+        """Return code, and the output that it would print; random numbers make calls differ."""
         a, b, modulus = (self._chance.randrange(low, low * 9) for low in (101, 11, 1009))
         values: list[int] = []
         while len(self._encode(str(values))) < _RESULT_TOKENS:

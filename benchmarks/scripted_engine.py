@@ -2,8 +2,8 @@
 
 Runs as a process of its own: `python -m benchmarks.scripted_engine SCRIPTS... [--core N] [--any-input]
 [--image-tokens N]`. It prints its port and exits when its stdin closes. It supports only HTTP/1.1 with content lengths.
-Answers have the form of SGLang 0.5.2x's and are encoded once. Requests that are not in the script are refused. It also
-plays the gateway's clients.
+Answers have the form of SGLang 0.5.2x's and are encoded once. Requests for tokens that no script expects are refused.
+The process also plays the gateway's clients.
 """
 
 import argparse
@@ -89,7 +89,7 @@ def _input_logprobs(script: Script, number: int, start: int | None) -> list[list
 
 
 def _chat_answer(script: Script, number: int) -> list[bytes]:
-    """Return the streamed answer to `/v1/chat/completions` for a turn: its head, then chunks of one token each."""
+    """Return the streamed answer to `/v1/chat/completions` for a turn: its head, then its chunks, a chunk per token."""
     turn = script.turns[number]
     head = b"content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
     deltas = [
@@ -140,7 +140,7 @@ class _UnexpectedRequestError(Exception):
 
 
 class _Scripts:
-    """All scripts, with the answers that were requested so far.
+    """All scripts, with their encoded answers.
 
     Ids are compared as text, without parsing the body, to save CPU. Unless `exact`, only the last ids, which identify
     the turn, must be the script's; each image of a request stands for `image_tokens` tokens.

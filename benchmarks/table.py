@@ -1,7 +1,8 @@
 """The table of docs/performance.md: the cost of an episode next to other clients', memory, lag and start, in one run.
 
-A row's figure is taken once in each round, and its steps follow each other within the round. The table has the medians
-and quartiles over the rounds.
+A row is measured once in each round, or only in the first rounds if its measurement is slow. Within a round, steps with
+the same numbers of turns and of concurrent episodes follow each other. The table has the medians and quartiles over the
+rounds.
 """
 
 import itertools
@@ -51,8 +52,8 @@ class Row:
         group: Name of the row's group, to select it.
         name: Meaning of the figure, with its unit.
         steps: The measurements that the figure needs.
-        figure: Returns the figure of these steps' figures.
-        goal: The figure shall not be larger; None without a goal.
+        figure: Returns the row's figure, given the figures of each of its steps.
+        goal: The largest figure that meets the goal; None without a goal.
         rounds: The most rounds in which the row is measured; None for all.
     """
 
@@ -168,7 +169,7 @@ class Run:
     measured: list[dict[Step, Figures]] = field(default_factory=list)
 
     def plan(self, number: int) -> Iterator[Step]:
-        """Yield the steps of a round: steps that are compared in turn, beginning with another one each round."""
+        """Yield the steps of a round; comparable steps follow each other, each round beginning with another of them."""
         rows = [row for row in self.rows if number < (row.rounds or self.rounds)]
         steps = dict.fromkeys(step for row in rows for step in row.steps)
         possible = (step for step in steps if step not in self.skipped)
@@ -200,7 +201,7 @@ class Run:
         complete = (measured for measured in self.measured if measured.keys() >= set(row.steps))
         values = [row.figure(*(measured[step] for step in row.steps)) for measured in complete]
         if not values:
-            return {**found, "skipped": "the run ended before it was measured"}
+            return {**found, "skipped": "the run ended before this row was measured"}
         return {**found, "median": median(values), "quartiles": quartiles(values), "values": values}
 
 
@@ -209,7 +210,7 @@ def _compared_by(step: Step) -> tuple[str, int, int]:
 
 
 def start_run(groups: Sequence[str], *, sizes: Sizes, rounds: int, tokenizer_dir: Path) -> Run:
-    """Return a run of the rows of these groups; install strands-sglang if it is missing."""
+    """Return a run of the rows of these groups; install strands-sglang if a row needs it and it is missing."""
     rows = [row for row in all_rows(sizes) if row.group in groups]
     steps = dict.fromkeys(step for row in rows for step in row.steps)
     reasons = {variant: missing_reason(variant) for variant in dict.fromkeys(step.variant for step in steps)}

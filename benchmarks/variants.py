@@ -1,7 +1,8 @@
 """The variants of the client benchmark: each variant plays a script's episode on the scripted engine.
 
-Every played token, mask bit and logprob is compared with the script: a variant that skips work must not look fast.
-A worker process loads one variant and nothing of the others: variants with an agent are in `agent_variants`.
+The tokens, mask and logprobs of every played response are compared with the script: a variant that skips work must not
+look fast. Prompts are compared if they are the scripts', and logprobs if the variant has them. A worker process imports
+no optional package of another variant. Variants with an agent are in `agent_variants`.
 """
 
 import uuid
@@ -51,7 +52,10 @@ class Step:
 
     @property
     def has_script_prompts(self) -> bool:
-        """Whether the prompts are the scripts': the real code tool has another description."""
+        """Whether the prompts are the scripts'.
+
+        They are not if the real code tool's description, a question of each episode's own, or an image is in them.
+        """
         return not (self.runs_code or self.kind == "growth" or self.variant == WITH_IMAGES)
 
     @property
@@ -116,7 +120,7 @@ def sampling_params() -> dict[str, Any]:
 class Floor:
     """The lower bound: sends the same requests without an agent, and appends the answers to the episode's lists.
 
-    Encodes the whole input again each turn. Knows the tools' results, so it renders, parses and calls nothing.
+    Writes the whole input as JSON in each turn. Knows the tools' results, so it renders, parses and calls nothing.
     """
 
     def __init__(self, job: Job) -> None:

@@ -73,7 +73,7 @@ async def measure(job: Job) -> Figures:
 
 
 async def play_episodes(player: Player, scripts: Sequence[Script], episodes: int, concurrency: int) -> Done:
-    """Play the scripts in turn, from the first one again after the last one."""
+    """Play this number of episodes, the scripts in turn and repeatedly; return each episode with its script."""
     todo: Iterator[Script] = (scripts[n % len(scripts)] for n in range(episodes))
     done: Done = []
 
@@ -100,7 +100,11 @@ async def _play_step(job: Job, player: Player, scripts: Sequence[Script]) -> Don
 
 
 async def cpu(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
-    """Measure the CPU time of this process (all threads, user and system), and the bytes that the engine counts."""
+    """Measure the CPU time of this process (all threads, user and system), and the bytes that the engine counts.
+
+    Raises:
+        WrongEpisodeError: The variant did not play the scripts, or sent more or fewer requests than one for each turn.
+    """
     before = _fetch_counters(job.port)
     cpu_s, wall_s = time.process_time(), time.perf_counter()
     done = await _play_step(job, player, scripts)
@@ -220,7 +224,7 @@ async def traced(job: Job, player: Player, scripts: Sequence[Script]) -> Figures
 
 
 async def growth(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
-    """Measure the memory that stays behind after many episodes, whose samples are freed as they finish.
+    """Measure the memory that stays behind after many episodes; the sample of each is freed when the episode ends.
 
     Each episode has a prompt of its own, as each group has in training, so that a cache without a limit would grow.
     The first tenth of the episodes fills the caches that have a limit.

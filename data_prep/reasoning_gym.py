@@ -26,7 +26,7 @@ _MAX_TRIES_PER_ROW: Final = 20  # generators of small tasks repeat questions
 def command(
     tasks: Annotated[str, typer.Option(help="Names of generators, comma-separated, such as chain_sum,countdown.")],
     size: Annotated[int, typer.Option(help="Number of training rows of each task.", min=1)] = 1000,
-    held_out: Annotated[int, typer.Option(help="Number of further rows of each task, for evaluation.", min=0)] = 100,
+    held_out: Annotated[int, typer.Option(help="Number of additional rows of each task, for evaluation.", min=0)] = 100,
     seed: Annotated[int, typer.Option(help="Seed of the generators; equal arguments give equal rows.")] = 0,
     level: Annotated[
         int | None, typer.Option(help="Level of each task's curriculum, from 0.", min=0, show_default="no curriculum")
@@ -169,7 +169,7 @@ def _number_as_text(value: object) -> str:
 
 
 def _import_factory() -> Any:  # noqa: ANN401 - a module without type information
-    # this script has the library's name, and Python looks in its folder first
+    # this script has the library's name, and Python looks in this script's folder first
     here, searched = Path(__file__).resolve().parent, sys.path[:]
     sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != here]
     try:

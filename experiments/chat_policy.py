@@ -111,7 +111,7 @@ class RecordedChat:
             BudgetExhaustedError: A budget leaves no token for the turn.
             ContextWindowOverflowException: The engine refuses the prompt as too long.
             EngineAbortedError: The engine aborted the turn. Its sampled tokens are lost, because text can't be resumed.
-            EngineError: The engine did not answer.
+            EngineError: The engine does not answer, refuses the request, or answers in an unexpected form.
         """
         messages, tools = request["messages"], request.get("tools") or ()
         prompt_ids = self._prompt_ids(messages, tools)
@@ -197,7 +197,7 @@ class ChatPolicy(OpenAIModel):
 
     Attributes:
         conversation: The episode's turns so far.
-        sent_at: None: an aborted engine would answer with text that can't be resumed, so nothing waits for it.
+        sent_at: None: an aborted request would be answered with text that can't be resumed, so nothing waits for that.
         engine_fault: None: the OpenAI client's retries hide the engine's faults.
     """
 
@@ -212,7 +212,7 @@ class ChatPolicy(OpenAIModel):
 
     @property
     def cut_by(self) -> str | None:
-        """The limit that cut the last turn."""
+        """The limit that cut the last turn off; None if it was not cut off."""
         return self._chat.cut_by
 
     def bind_tools(self, conversation: object, tool_specs: object) -> None:
@@ -265,7 +265,7 @@ def chat_client(url: str) -> openai.AsyncOpenAI:
 
 
 async def engine_context(url: str) -> int | None:
-    """Return the engine's context length in tokens; None if the engine does not report it."""
+    """Return the engine's context length in tokens; None if the engine does not report it, or does not answer."""
     try:
         return (await shared_client(url).server_info()).context_length
     except EngineError as e:  # a dead engine is reported by the turn itself

@@ -23,11 +23,12 @@ class Transcript:
         tokens: All tokens up to the end of the last turn with tokens; a turn that was cut gets no end-of-turn token.
         spans: Positions [start, end) of each turn's tokens, end token included; turns without tokens are left out.
         final_text: The last turn as text, without its end token.
-        unmatched_sampled: Sampled tokens that are not trained; None if the endpoint does not report the sampled tokens.
-        unmatched_trained: Trained tokens that were not sampled; None under the same condition.
-        reread_turns: Turns whose prompt, as sent, renders to other tokens than `tokens` has before the turn.
-        foreign_prompts: Turns for which the engine reports another number of prompt tokens, because it renders
-            differently.
+        unmatched_sampled: Number of sampled tokens that are not trained; None if the endpoint does not report what was
+            sampled.
+        unmatched_trained: Number of trained tokens that were not sampled; None under the same condition.
+        reread_turns: Number of turns whose prompt, as sent, renders to other tokens than `tokens` has before the turn.
+        foreign_prompts: Number of turns for which the engine counts more or fewer prompt tokens than our own rendering
+            has, because it renders differently.
     """
 
     tokens: list[int]
@@ -40,7 +41,7 @@ class Transcript:
 
     @property
     def prompt_length(self) -> int:
-        """Tokens before the first turn."""
+        """Number of tokens before the first turn."""
         return self.spans[0][0] if self.spans else len(self.tokens)
 
     @property

@@ -70,8 +70,9 @@ TEXT_ENDPOINT_KEY: Final = "text_endpoint"
 async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> Any:  # noqa: FBT001 - slime's signature
     """Run one agent episode for a sample through the chat endpoint.
 
-    `rollout_log_probs` is None, because they are unknown; an ABORTED sample starts from scratch; `fan_out` and a
-    conversation manager are refused (the sample is FAILED).
+    `rollout_log_probs` is None, because the logprobs of the trained tokens are unknown; an ABORTED sample starts from
+    scratch. The settings `fan_out`, `conversation_manager`, `agent_factory`, `environment` and `resources` are refused:
+    the sample is FAILED.
 
     Args:
         args: slime's args, as `strands_rollout.generate` reads them.

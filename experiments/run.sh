@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make the runs of the experiment, one after the other, each in its own folder; skip finished runs.
 #   bash experiments/run.sh FOLDER [PART ...]
-# PART: shipped, respelled (a policy, trained in several ways), drift or faults; default: all of them. The environment
+# PART: shipped, respelled (each is a policy, trained in several ways), drift or faults; default: all of them. The environment
 # variables SEEDS (default "1 2 3") and THREADS (default: torch's) apply to all parts. Two calls with different parts can run
 # at once, with THREADS=1. The part collect copies the logs of finished runs to experiments/runs, without this machine's paths.
 set -euo pipefail

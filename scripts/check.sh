@@ -12,7 +12,7 @@ if [[ $# -gt 1 || ($# -eq 1 && "$1" != "--tests") ]]; then
   echo "usage: bash scripts/check.sh [--tests]" >&2
   exit 2
 fi
-prepare_environment "$venv" "${STRANDS_ROLLOUT_TEST_EXTRAS:-dev,tools,evals,harness,a2a}" # the extras of scripts/test.sh: with others, that script would install again
+prepare_environment "$venv" "${STRANDS_ROLLOUT_TEST_EXTRAS:-dev,tools,evals,harness,a2a}" # as in scripts/test.sh: with other extras, that script would install again
 cd "$repository"
 
 step() {

@@ -73,7 +73,7 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "code/finished": ("total", "code calls that ended on their own"),
     "code/timeouts": ("total", "code calls that timed out"),
     "code/nonzero_exits": ("total", "code calls that ended on their own with an error"),
-    "code/killed": ("total", "code calls that another limit ended"),
+    "code/killed": ("total", "code calls that a signal or a limit other than the timeout ended"),
     "gateway/requests": ("distribution", "requests of an episode's program that could be parsed"),
     "gateway/repeats": ("distribution", "requests that the record answered without sampling"),
     "gateway/forks": ("distribution", "requests that continue a conversation but extend none of its histories"),
@@ -93,7 +93,7 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "stale_tokens": ("distribution", "tokens masked by `max_staleness`"),
     "too_old": (
         "share",
-        "in training, with `max_sample_staleness`: samples that are too old to be trained; a warning above 0.1",
+        "in training, with `max_sample_staleness`: samples that are too old to be trained; above 0.1, the log warns",
     ),
     "dropped_sampled_tokens": ("distribution", "sampled tokens of the episode that are in no sample"),
     "stop_reason/<name>": ("share", "samples with this stop reason"),
@@ -211,7 +211,11 @@ def facts_table() -> str:
 
 
 def attribute_docstrings(given: type) -> dict[str, str]:
-    """The docstrings below the attributes of a class, by name, on one line each."""
+    """The docstrings below the attributes of a class, by name, on one line each.
+
+    Raises:
+        TypeError: `given` is not a class.
+    """
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(given))).body
     if not isinstance(definition, ast.ClassDef):
         raise TypeError(f"got {definition}; expected a class")
@@ -232,7 +236,11 @@ def commands_table() -> str:
 
 
 def launch_settings_table() -> str:
-    """The settings that the scripts for slime declare, with defaults that depend on nothing else."""
+    """The settings that the scripts for slime declare, with defaults that depend on nothing else.
+
+    Raises:
+        ValueError: A setting's meaning can't be read.
+    """
     folder = REPOSITORY / "scripts"
     rows: dict[str, list[str]] = {}
     shared = [folder / f"launch/{name}.sh" for name in ("job", "evaluation", "training", "slime", "ray", "watch")]

@@ -1,10 +1,11 @@
 # shellcheck shell=bash
-# Creates virtual environments with this package; the other scripts source this file. Needs Python 3.11 or newer with venv
-# and pip, and nothing else. Installs again only after a change of pyproject.toml, the Python or the extras.
+# Creates virtual environments, most of them with this package; the other scripts source this file. Needs Python 3.11 or newer
+# with venv and pip. Installs again only if pyproject.toml (or the file of requirements), the extras or the folder of this
+# repository has changed, or if the environment's Python no longer exists.
 
 repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
-# Print the first Python >= 3.11 on the PATH. If PYTHON is set, try only that.
+# Print the first Python >= 3.11 on the PATH; without one, fail. If PYTHON is set, try only that Python.
 find_python() {
   local candidate candidates=(python3.13 python3.12 python3.11 python3 python)
   if [[ -n "${PYTHON:-}" ]]; then

@@ -21,7 +21,7 @@ setting CKPT_STEP "" "step of the checkpoint; default: the last checkpoint in LO
 size_settings
 evaluation_settings aime-2024,aime-2025
 pass_rate_settings
-setting DUMP_ROLLOUTS 1 "write the samples to SAVE_DIR, in a folder for each step" switch
+setting DUMP_ROLLOUTS 1 "write the samples to the folder SAVE_DIR/step-CKPT_STEP; without CKPT_STEP, to step-last" switch
 wandb_settings
 ray_settings
 end_of_settings "Evaluates a checkpoint on AIME 2024 and 2025 in slime, with the agent that is trained." \
@@ -49,7 +49,7 @@ if [[ $DUMP_ROLLOUTS -eq 1 ]]; then
 fi
 context_arguments
 parallel_arguments
-offload_arguments # slime makes an optimizer also if it trains nothing
+offload_arguments # slime makes an optimizer even if it trains nothing
 engine_arguments
 model_row_arguments
 evaluation_arguments

@@ -83,7 +83,7 @@ make_copy() {
   run mv "$folder.partial" "$folder"
 }
 
-# Copy weights that slime's converter can't read into bf16. Since 0.3.1, the converter reads FP8 itself.
+# Make a bf16 copy of weights that slime's converter can't read. Since slime 0.3.1, the converter reads FP8 itself.
 cast_to_bf16() {
   local reads_fp8="$SLIME_DIR/slime/backends/megatron_utils/hf_to_megatron/common.py"
   case "${model_weights:-bf16}" in

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Library of the scripts that run slime with this package. A script sources it, sets model_name, and calls the functions it needs.
+# Library of the scripts that run slime with this package. A script sources it, sets model_name (use_model does that), and calls
+# the functions that it needs.
 
 repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 

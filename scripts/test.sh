@@ -4,10 +4,11 @@
 #   bash scripts/test.sh --end-to-end                 the tests that run whole commands, such as the tutorial's
 #   bash scripts/test.sh --real                       the tests on the real SGLang and the real routers, and with agents on Node
 #                                                     if npm is installed; installs all of these (Linux on x86_64)
-#   bash scripts/test.sh --environments               the tests of other libraries' environments, which conflict with the extra
-#                                                     dev; the tests of strands-env need Python 3.12 (PYTHON=python3.12)
+#   bash scripts/test.sh --environments               the tests of environments from other libraries, whose requirements conflict
+#                                                     with the extra dev; the tests of strands-env need Python 3.12 or newer
+#                                                     (PYTHON=python3.12)
 #   SLIME_PATH=DIR:DIR bash scripts/test.sh --slime   the tests on slime itself, once for each of these checkouts
-# Environments:
+# Virtual environments:
 #   default   .venv-test, or $STRANDS_ROLLOUT_TEST_VENV, with the extras dev, tools, evals, harness and a2a, or the extras in
 #             $STRANDS_ROLLOUT_TEST_EXTRAS
 #   --real    .venv-real, or $STRANDS_ROLLOUT_REAL_VENV. --sglang-base-url URL, or $SGLANG_BASE_URL, names a running SGLang with

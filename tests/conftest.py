@@ -43,7 +43,7 @@ def _reset_log_once() -> None:
 
 @pytest.fixture(scope="session")
 def sglang_server(pytestconfig: pytest.Config) -> Iterator[str]:
-    """Return the URL of the real SGLang with the shipped model, which all tests share; leave it as it was."""
+    """Yield the URL of the real SGLang with the shipped model; all tests share it, so each must leave it as it was."""
     given = pytestconfig.getoption("--sglang-base-url")
     if given:
         yield given.rstrip("/")
@@ -55,7 +55,7 @@ def sglang_server(pytestconfig: pytest.Config) -> Iterator[str]:
 
 @pytest.fixture
 def sglang(sglang_server: str, request: pytest.FixtureRequest) -> str:
-    """Return the same URL, and count the test as one that ran on it."""
+    """Return the URL of `sglang_server`, and report the test as one that ran on this server."""
     note_engine(request.node, f"SGLang {version_of(sglang_server)}")
     return sglang_server
 

@@ -93,7 +93,9 @@ class Finding:
 
 
 def find_contamination(problems: Iterable[str], against: Sequence[Path], ngram_words: int) -> tuple[Finding, ...]:
-    """Compare the problem of each row with the problems of evaluation files, reading the rows once.
+    """Return a finding for each evaluation file: the rows whose problem shares words with one of its problems.
+
+    Reads the rows once.
 
     Raises:
         PreparationError: An evaluation file can't be read, has a line without a prompt, or has no problem.

@@ -106,7 +106,7 @@ class Survey:
         self.rows_read += 1
 
     def decide(self, *, keep_duplicates: bool) -> Choice:
-        """Check the labels and choose the rows."""
+        """Check the labels, choose the rows, and return the choice."""
         counts = Counter[Label]()
         for by_label in self._rows.values():
             counts.update({label: len(rows) for label, rows in by_label.items()})

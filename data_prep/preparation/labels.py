@@ -54,7 +54,9 @@ def label_of(value: object) -> Label:
 
 
 def normalize(value: object) -> str:
-    r"""Return the label as text: the part after `####` or in a box, without leading zeros, thousands commas and spaces.
+    r"""Return the label as text: the part after `####` or in a box, without leading zeros and thousands commas.
+
+    White space around it is removed.
 
     Several alternatives become a JSON list, which the package's grading understands.
 

@@ -163,7 +163,7 @@ def _check_rejections(choice: Choice, request: Request) -> None:
 
 
 def _compare_rows(source: Source, columns: Columns, choice: Choice, request: Request) -> Sequence[Finding]:
-    """Compare the rows that may be written with the existing evaluation files."""
+    """Return the findings of comparing the rows that may be written with the existing evaluation files."""
     present = [path for path in request.against if path.is_file()]
     if not present:
         return ()

@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 
 
 def progress(rows: Iterable[_T], stage: str, total: int | None = None) -> Iterable[_T]:
-    """Yield the rows with a bar on stderr; without a terminal, print a line at the start."""
+    """Return the rows, which show a bar on stderr while they are read; without a terminal, print a line instead."""
     console = Console(stderr=True)
     if not console.is_terminal:
         console.print(f"{stage} {'' if total is None else f'{total} '}rows", highlight=False, soft_wrap=True)
@@ -42,7 +42,7 @@ def report_lines(facts: dict[str, Any], request: Request, *, done_before: bool) 
 
 
 def warning_lines(facts: dict[str, Any], request: Request) -> Iterator[str]:
-    """Return warnings to read before training or evaluating on the file."""
+    """Yield warnings to read before training or evaluating on the file."""
     if facts["rejected"]:
         kinds = ", ".join(f"{count} for the {kind}" for kind, count in facts["rejected_by_kind"].items() if count)
         yield f"{facts['rejected']} rows were rejected ({kinds}); {request.rejected_file} says why"
@@ -73,7 +73,7 @@ def warning_lines(facts: dict[str, Any], request: Request) -> Iterator[str]:
 
 
 def contamination_lines(facts: dict[str, Any]) -> Iterator[str]:
-    """Return lines on the overlap with an evaluation file."""
+    """Yield lines on the overlap with an evaluation file."""
     yield (
         f"against {facts['file']}: {facts['rows']} rows share words with {facts['problems_found']} of "
         f"{facts['problems']} problems ({facts['stock_phrases']} stock phrases not counted; {facts['problems_short']} "
@@ -86,7 +86,7 @@ def contamination_lines(facts: dict[str, Any]) -> Iterator[str]:
 
 
 def contamination_warnings(facts: dict[str, Any]) -> Iterator[str]:
-    """Return warnings about the limits of a comparison with an evaluation file."""
+    """Yield warnings about the limits of a comparison with an evaluation file."""
     if facts["problems_stock"]:
         yield (
             f"{facts['problems_stock']} problems of {facts['file']} consist of words that many rows have in common: "

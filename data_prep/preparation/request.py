@@ -12,7 +12,7 @@ from strands_rollout.errors import ConfigError
 
 HUB: Final = "https://huggingface.co"
 NGRAM_WORDS: Final = 13
-"""Number of consecutive words that two problems hardly share by chance: they have the same source."""
+"""Number of consecutive words that two problems hardly share by chance, so that they probably have the same source."""
 MAX_REJECTED_SHARE: Final = 0.01
 """Maximum share of the different rows that may be unusable; of 30 problems, it allows none."""
 

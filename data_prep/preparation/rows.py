@@ -94,7 +94,7 @@ def column_of(names: Container[str], path: str) -> str:
 
 
 def _find(names: Sequence[str], role: str, requested: str | None, known: Sequence[str]) -> str:
-    """Return the requested column, or the column with the first known name."""
+    """Return the requested column, or the column with the first known name; raise PreparationError if it is missing."""
     if requested is not None and requested in names:
         return requested
     by_lower_name = {name.lower(): name for name in reversed(names)}

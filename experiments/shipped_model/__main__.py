@@ -59,11 +59,11 @@ def main(
     """
     if respelled and out in (None, PACKAGE / "engine/checkpoint"):
         raise typer.BadParameter(
-            "--respelled makes another model than the shipped one; name another folder", param_hint="--out"
+            "--respelled makes a variant of the shipped model; name another folder for it", param_hint="--out"
         )
     console = Console(stderr=True)
     if importlib.util.find_spec("torch") is None:
-        console.print("error: training needs torch; run: pip install 'strands-rollout[train]'", markup=False)
+        console.print("error: this command needs torch; run: pip install 'strands-rollout[train]'", markup=False)
         raise typer.Exit(1)
     import torch
 

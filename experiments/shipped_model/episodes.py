@@ -32,7 +32,7 @@ class _Script:
 
 
 def write_episodes(problems: Sequence[Problem], rng: Random) -> list[Episode]:
-    """Write an episode for each problem; every tool answer comes from running the code.
+    """Return a newly written episode for each problem; every tool answer comes from running the code.
 
     Raises:
         ValueError: A program failed that should not, or a deliberate mistake did not fail.

@@ -92,7 +92,7 @@ def report_on(task: Task[Any], folder: Path, data: Path, plan: Plan, progress: P
 
 
 def _tokenizer(task: Task[Any], episodes: Sequence[Episode], out: Path) -> PreTrainedTokenizerBase:
-    """Copy the parent's tokenizer to `out`, or train a new one from the episodes."""
+    """Return the tokenizer in `out`: copied there from the parent, or newly trained on the episodes."""
     if task.parent is not None:
         return copy_tokenizer(task.parent, out)
     renderer = chat_renderer()

@@ -52,10 +52,10 @@ class Plan:
         learning_rate: Peak learning rate of AdamW.
         problems: Number of problems to train on.
         guess_share: Share of the episodes that become guesses without a tool.
-        respelled_share: Probability that a sampled token which two other tokens can spell is replaced by these.
+        respelled_share: Probability that a token of a turn which two other tokens can spell is replaced by these.
         training_rows: Number of training problems that are written as rows.
-        held_out_rows: Number of further problems, written as rows and used only for the final report.
-        validation_rows: Number of further problems that decide when to stop.
+        held_out_rows: Number of problems besides `problems`, written as rows and used only for the final report.
+        validation_rows: Number of problems besides both of these, which decide when to stop.
         evaluate_from: First step after which validation runs.
         evaluate_every: Steps between validations.
     """

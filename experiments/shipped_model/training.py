@@ -47,7 +47,10 @@ def training_steps(
 
 
 def learning_rate_factor(step: int, steps: int) -> float:
-    """Return the learning rate's factor: linear warm-up to 1, constant, linear decay from `DECAY_FROM` of steps."""
+    """Return the learning rate's factor: linear warm-up to 1, then constant, then linear decay to `LAST_FACTOR`.
+
+    The decay begins after the share `DECAY_FROM` of the steps.
+    """
     left = (steps - step) / (steps * (1 - DECAY_FROM))
     return min((step + 1) / WARMUP_STEPS, max(LAST_FACTOR, min(1.0, left)))
 

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Shared by all jobs of slime with this package: their settings, the arguments for slime made from them, and the checks before
-# a job starts. A script sets model_name first, and the defaults that differ for its model.
+# a job starts. A script first sets model_name, and the defaults that differ for its model; use_model and use_model_sizes do both.
 
 # smoke_or_full SMOKE FULL: print the default of a size: SMOKE in a smoke run, else FULL.
 smoke_or_full() {
@@ -39,7 +39,7 @@ path_settings() {
 # if SGLang and the trainer share GPUs, slime moves the trainer's state to the host while SGLang generates. On an 80 GB GPU, that
 # is 56 GB. Each of the two GPUs of an engine with Qwen3-8B uses 8 GB for weights and 48 GB for the cache, which holds 650,000
 # tokens of 74 kB each. 48 concurrent episodes per engine (24 prompts x 8 on 4 engines) of 9,000 tokens on average need 430,000. With
-# 0.4 the cache would hold 320,000, and SGLang would stop episodes and read them again.
+# 0.4 the cache would hold 320,000, and SGLang would have to pause requests, drop their cache and compute it again.
 size_settings() {
   local response="${default_response_len:-}" tokens first_stage="" last_stage=""
   setting SGLANG_MEM_FRACTION "${default_sglang_mem_fraction:-0.7}" "fraction of a GPU's memory for SGLang's weights and cache" share
@@ -169,7 +169,8 @@ model_row_arguments() {
   fi
 }
 
-# slime's flag, with which strands_rollout.log_eval computes the pass rates of evaluations itself: slime's need all samples.
+# slime's flag. For evaluations, strands_rollout.log_eval then computes the pass rates itself, because slime's own
+# computation needs all samples.
 pass_rate_settings() {
   setting LOG_PASSRATE 1 "log pass rates in training and evaluation; needs fan_out: false" switch
 }
@@ -196,7 +197,7 @@ _has_nvlink() {
 require_sizes() {
   local trainers=$((ACTOR_GPUS * ACTOR_NODES)) replica=$((TENSOR_PARALLEL * PIPELINE_PARALLEL * CONTEXT_PARALLEL))
   [[ $MAX_RESPONSE_LEN -lt $MAX_CONTEXT_LEN ]] || usage_error "MAX_RESPONSE_LEN is $MAX_RESPONSE_LEN and MAX_CONTEXT_LEN" \
-    "$MAX_CONTEXT_LEN; expected a context that also has room for the prompt"
+    "$MAX_CONTEXT_LEN; expected a larger MAX_CONTEXT_LEN, because the context also holds the prompt"
   [[ $((MAX_TOKENS_PER_GPU * CONTEXT_PARALLEL)) -ge $MAX_CONTEXT_LEN ]] || usage_error "MAX_TOKENS_PER_GPU is" \
     "$MAX_TOKENS_PER_GPU and CONTEXT_PARALLEL $CONTEXT_PARALLEL; expected a product of at least MAX_CONTEXT_LEN=$MAX_CONTEXT_LEN;" \
     "otherwise a long episode runs the trainer out of memory"
@@ -278,7 +279,7 @@ require_gpus() {
     return
   fi
   found="$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)"
-  [[ $found -ge $NUM_GPUS ]] || fail "found $found GPUs (nvidia-smi -L), expected NUM_GPUS=$NUM_GPUS; set NUM_GPUS, or set RAY_ADDRESS" \
+  [[ $found -ge $NUM_GPUS ]] || fail "found $found GPUs (nvidia-smi -L); expected at least NUM_GPUS=$NUM_GPUS; set NUM_GPUS, or RAY_ADDRESS" \
     "to a running Ray"
 }
 

@@ -41,7 +41,7 @@ row() {
   done
 }
 
-# SGLang's batch sizes for which slime's scripts capture CUDA graphs.
+# The batch sizes for which SGLang captures CUDA graphs, as in slime's scripts.
 _graphs="--sglang-cuda-graph-bs 1 2 4 8 $(seq -s ' ' 16 8 256)"
 _deepep="--moe-token-dispatcher-type flex --moe-enable-deepep"
 # from slime's docs/en/examples/deepseek-r1.md; Kimi-K2 has as many layers, and by its own default the converter splits no experts
@@ -49,7 +49,7 @@ _conversion_of_61_layers="--tensor-model-parallel-size 1 --pipeline-model-parall
   --expert-model-parallel-size 4 --decoder-first-pipeline-num-layers 7 --decoder-last-pipeline-num-layers 6"
 _dp_attention="--sglang-enable-dp-attention --sglang-enable-dp-lm-head"
 
-# model_row NAME: set the model_* variables from NAME's row, or fail if there is no row.
+# model_row NAME: set the model_* variables from NAME's row; return 1 if there is no row.
 model_row() {
   case "$1" in
     qwen2.5-0.5B) row hub=Qwen/Qwen2.5-0.5B-Instruct source=scripts/run-qwen2.5-0.5B-reproducibility.sh \
@@ -177,9 +177,9 @@ use_model() {
   fi
 }
 
-# use_model_sizes [async]: take the defaults of a job's sizes from the row of use_model. Without a row, ask for them by name. In
-# asynchronous training, half of the GPUs train. The trainer of a row with `offload` needs all GPUs of the row, so that the
-# training has twice as many nodes.
+# use_model_sizes [async]: take the defaults of a job's sizes from the row of use_model. Without a row, the sizes must be set: an
+# error names the missing settings. In asynchronous training, half of the GPUs train. The trainer of a row with `offload` needs all GPUs of the
+# row, so asynchronous training has twice as many nodes by default.
 use_model_sizes() {
   local name missing=""
   if [[ $has_model_row -eq 1 ]]; then

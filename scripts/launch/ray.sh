@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Runs a job on Ray: on a running Ray, or on a Ray that is started for the job and stopped after it. Stops nothing else.
+# Runs a job on Ray: on a running Ray, or on a Ray that is started for the job and stopped after it, unless another job uses it by
+# then. Stops nothing else.
 
 _ray_pid=""
 _ray_log=""
@@ -28,8 +29,8 @@ job_address() {
   esac
 }
 
-# Add what several nodes need to job_environment: the variables of slime's scripts for several nodes. no_proxy keeps requests
-# between the nodes from going to the nodes' proxy.
+# Add what several nodes need to job_environment: the variables of slime's scripts for several nodes. no_proxy keeps requests to a
+# node itself, and to the first node, from going to the nodes' proxy.
 add_node_environment() {
   local host="$MASTER_ADDR" name
   if [[ $NUM_NODES -gt 1 ]]; then
@@ -131,7 +132,7 @@ _hand_over_key() {
   job_environment+=("NETRC=$_key_file")
 }
 
-# Run a command of Ray for at most 60 s, because a hanging cluster must not block the script.
+# Run a command of Ray for at most 60 s if the machine has `timeout`, because a hanging cluster must not block the script.
 _with_timeout() {
   if command -v timeout >/dev/null; then
     timeout 60 "$@"
@@ -210,7 +211,7 @@ _wait_for_nodes() {
     kill -0 "$_ray_pid" 2>/dev/null || break
     sleep 2
   done
-  fail "Ray has ${found:-0} GPUs after $JOIN_TIMEOUT_S s; expected $wanted: $NUM_NODES nodes with $NUM_GPUS each. On each other node:" \
+  fail "Ray has ${found:-0} GPUs; expected $wanted within $JOIN_TIMEOUT_S s: $NUM_NODES nodes with $NUM_GPUS each. On each other node:" \
     "${ray_join[*]}"
 }
 
@@ -258,7 +259,8 @@ _has_other_jobs() {
   _with_timeout ray job list --address="$(job_address)" 2>/dev/null | grep -qE 'status=<JobStatus\.(RUNNING|PENDING)'
 }
 
-# Stop the job if it may still run, then the Ray that this script has started. Runs however the script ends.
+# Stop the job if it may still run, then the Ray that this script has started, unless another job uses that Ray. Runs however the
+# script ends, except after SIGKILL.
 _clean_up() {
   local status=$?
   trap - EXIT

@@ -90,7 +90,7 @@ setting() {
       if [[ "$kind" == "switch" && -z "$value" ]]; then
         value=1
       elif [[ -z "$value" ]]; then
-        usage_error "got ${_option_names[position]} without a value"
+        usage_error "got ${_option_names[position]} without a value; expected ${_option_names[position]} VALUE"
       fi
     fi
   done

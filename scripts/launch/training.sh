@@ -62,7 +62,7 @@ sampling_arguments() {
   fi
 }
 
-# TIS weights each token by the ratio of the trainer's probability to the engine's.
+# Truncated importance sampling (TIS) weights each token by the ratio of the trainer's probability to the engine's, up to a limit.
 grpo_arguments() {
   arguments+=(--advantage-estimator "$ADVANTAGE_ESTIMATOR" --eps-clip "$EPS_CLIP" --eps-clip-high "$EPS_CLIP_HIGH")
   arguments+=(--entropy-coef 0.0 --use-tis)
@@ -180,7 +180,7 @@ fully_async_training() {
   if [[ $NUM_NODES -eq 1 ]]; then gpus="$((NUM_GPUS / 2))"; else nodes="$((NUM_NODES / 2))"; fi
   setting ACTOR_NODES "$nodes" "nodes with GPUs that train" count
   setting ACTOR_GPUS "$gpus" "GPUs that train on each of ACTOR_NODES; all others generate" count
-  setting MAX_SAMPLE_STALENESS 4 "maximum weight versions by which a trained sample may be older than the newest; also limits the groups in flight" count
+  setting MAX_SAMPLE_STALENESS 4 "maximum weight versions by which a trained sample may be older than the newest weights; also limits groups in flight" count
   # Memory in GB of a GPU that trains, if four GPUs share the 8.2e9 parameters (TP is TENSOR_PARALLEL):
   #                                                                       TP 4           TP 2, two replicas
   #   weights in bf16, gradients in fp32: 6 bytes a parameter / TP        12.3           24.6

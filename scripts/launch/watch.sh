@@ -2,8 +2,8 @@
 # Evaluates the checkpoints of a run while it trains: a loop that starts one evaluation job for each new checkpoint, and the wandb
 # run that the evaluations share with the training run.
 
-# wandb_run FOLDER: set WANDB_RUN_ID to the id in FOLDER/wandb-run-id, so that restarts and evaluations log to one run; create
-# the file if it is missing, except in a dry run.
+# wandb_run FOLDER: unless wandb is off or WANDB_RUN_ID is set, set WANDB_RUN_ID to the id in FOLDER/wandb-run-id, so that restarts
+# and evaluations log to one run; create the file if it is missing, except in a dry run.
 wandb_run() {
   local file="$1/wandb-run-id"
   [[ "$USE_WANDB" == "1" && -z "${WANDB_RUN_ID:-}" ]] || return 0
@@ -38,16 +38,17 @@ watch_settings() {
   done
 }
 
-# Print the step of the newest complete checkpoint in WATCH; Megatron writes this file after a save.
+# Print the step of the newest complete checkpoint in WATCH, from the file that Megatron writes after a save; nothing if there is
+# none.
 _newest_step() {
   local step=""
   step="$(cat "$WATCH/latest_checkpointed_iteration.txt" 2>/dev/null)" || true
   if [[ "$step" =~ ^[0-9]+$ ]]; then printf '%s' "$((10#$step))"; fi
 }
 
-# hold_checkpoint STEP: set `held` to a folder with the checkpoint, which stays while the training removes it after its next save:
-# hard links, or WATCH itself on a file system without them. Fail if the training run has saved another one meanwhile, because it
-# may have removed files of this one before they were linked.
+# hold_checkpoint STEP: set `held` to a folder of hard links to the checkpoint's files, which stay when the training run removes the
+# checkpoint after its next save; on a file system without hard links, set `held` to WATCH itself. Return 1 if the training run has
+# saved another checkpoint meanwhile, because it may have removed files of this one before they were linked.
 hold_checkpoint() {
   held="$WATCH/evaluations/held-$1"
   mkdir -p -- "$held"
@@ -98,7 +99,8 @@ _stop_evaluation() {
   exit "$1"
 }
 
-# End the script if another one watches WATCH, or has left an evaluation behind: evaluations inherit the lock.
+# End the script if another script watches WATCH, or if an evaluation that another script started still runs: evaluations inherit
+# the lock.
 _lock_watch() {
   mkdir -p -- "$WATCH/evaluations"
   command -v flock >/dev/null || return 0
@@ -108,8 +110,8 @@ _lock_watch() {
 }
 
 # watch_checkpoints ARGUMENTS...: evaluate the newest checkpoint of WATCH whenever there is a new one, with this script's ARGUMENTS.
-# Older ones that training has replaced meanwhile are skipped. A checkpoint whose evaluation fails twice is skipped, too.
-# Returns 1 if it has skipped such a checkpoint.
+# Older checkpoints that training has replaced meanwhile are skipped. A checkpoint whose evaluation fails twice is skipped, too.
+# Returns only in a dry run or with WATCH_UNTIL: 1 if an evaluation has failed twice, else 0.
 watch_checkpoints() {
   local step status failed="" skipped=0 shown
   step="$(_newest_step)"
@@ -146,7 +148,7 @@ watch_checkpoints() {
         : >"$WATCH/evaluations/step-$step"
         continue
       elif [[ "$step" == "$failed" ]]; then
-        echo "error: the evaluation of step $step failed twice ($status) and is skipped" >&2
+        echo "error: the evaluation of step $step failed twice (exit status $status) and is skipped" >&2
         printf 'failed\n' >"$WATCH/evaluations/step-$step"
         skipped=1
       fi

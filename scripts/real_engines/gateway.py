@@ -8,7 +8,7 @@ from real_engines.command_line import CommandLine
 from real_engines.server_process import Server, free_port
 
 MODULES: Final = {"smg": "smg.launch_router", "sglang-router": "sglang_router.launch_router"}
-# the only policy of each router with affinity by key; sglang-router 0.3.2 has none on its command line
+# for smg, its only policy with affinity by key; sglang-router 0.3.2 offers none on its command line, only one by prefix
 POLICIES: Final = {"smg": ["--policy", "consistent_hashing"], "sglang-router": ["--policy", "cache_aware"]}
 HEALTH_CHECK_FLAGS: Final = [
     "--health-check-interval-secs", "2",

@@ -102,7 +102,7 @@ def stop(pid: int, name: str, grace_s: float) -> None:
 
 
 def end_group(group: int, grace_s: float) -> None:
-    """End all processes of a group with SIGTERM, or after `grace_s` seconds with SIGKILL, and wait until they ended."""
+    """End all processes of a group with SIGTERM, or after `grace_s` seconds with SIGKILL; wait for their end."""
     for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILL_WAIT_S)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, number)
@@ -114,7 +114,11 @@ def end_group(group: int, grace_s: float) -> None:
 
 
 def free_port() -> int:
-    """Return a free port of 127.0.0.1, below the ephemeral ports, which outgoing connections could take meanwhile."""
+    """Return a free port of 127.0.0.1, below the ephemeral ports, which outgoing connections could take meanwhile.
+
+    Raises:
+        ServerError: None of the ports that were tried is free.
+    """
     for port in random.sample(_PORTS, 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))

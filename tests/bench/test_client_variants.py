@@ -103,7 +103,7 @@ async def test_scripted_engine_refuses_other_tokens(stage):
 
 
 @pytest.mark.parametrize("part", ["tokens", "loss_mask", "logprobs"])
-def test_check_episode_refuses_one_wrong_value(part, scripts):
+def test_check_played_refuses_one_wrong_value(part, scripts):
     played = perfect(scripts[0])
     check_played(played, scripts[0])
     values = list(getattr(played, part))

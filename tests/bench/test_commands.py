@@ -44,8 +44,8 @@ def test_help_of_each_benchmark(command: str) -> None:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (["client", "--turns", "two"], "got --turns 'two'; expected numbers of at least 1"),
-        (["client", "--concurrency", "0"], "got --concurrency '0'; expected numbers of at least 1"),
+        (["client", "--turns", "two"], "got --turns 'two'; expected whole numbers of at least 1"),
+        (["client", "--concurrency", "0"], "got --concurrency '0'; expected whole numbers of at least 1"),
         (["table", "--rows", "peer,speed"], "got --rows 'peer,speed'; expected some of peer, floor"),
         (["checkouts", ".", "--settings", "{tool}"], "got --settings '{tool}'; expected a JSON object"),
     ],

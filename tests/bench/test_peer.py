@@ -1,4 +1,4 @@
-"""The environment of strands-sglang: a Python that it supports creates it, or a reason says why it is left out."""
+"""The environment of strands-sglang: a supported Python creates it; without one, a reason says what is missing."""
 
 import sys
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def test_find_python_refuses_a_python_that_is_too_old(monkeypatch: pytest.Monkey
 
 def test_peer_is_left_out_without_a_python(monkeypatch: pytest.MonkeyPatch, no_peer: None) -> None:
     monkeypatch.setattr(peer, "find_python", lambda: None)
-    reason = "it needs Python 3.12, and none was found; name it: PYTHON=/path/to/python"
+    reason = "it needs Python 3.12 or newer, and none was found; name one: PYTHON=/path/to/python"
     assert missing_reason(PEER) == reason
 
 

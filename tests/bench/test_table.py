@@ -59,7 +59,7 @@ def test_row_has_the_median_and_quartiles_of_the_rounds_ratios() -> None:
         "quartiles": (0.5, 2.0),
         "values": [0.5, 1.0, 2.0],
     }
-    assert other["skipped"] == "the run ended before it was measured"
+    assert other["skipped"] == "the run ended before this row was measured"
 
 
 def test_table_says_why_a_row_has_no_figure() -> None:

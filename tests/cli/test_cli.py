@@ -23,7 +23,7 @@ REPOSITORY = str(Path(__file__).parents[2])
 
 
 def test_help_shows_examples_and_imports_nothing_heavy() -> None:
-    """Invoke all commands in one process. The doctor must not import packages that may be broken either."""
+    """Invoke all commands in one process. The doctor, too, must not import packages that may be broken."""
     code = """if True:
         import re, sys
         from typer.testing import CliRunner
@@ -124,7 +124,7 @@ def test_dead_engine_exits_with_1_and_names_the_remedy(arguments, tmp_path, monk
 
 
 # older versions of typer have their own messages
-by_pydantic = pytest.mark.skipif(Version(typer.__version__) < Version("0.29"), reason="typer does not ask pydantic")
+by_pydantic = pytest.mark.skipif(Version(typer.__version__) < Version("0.29"), reason="this typer words it otherwise")
 
 
 @by_pydantic

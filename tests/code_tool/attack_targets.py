@@ -33,7 +33,7 @@ class Stage:
     has_helpers: bool  # the code's parent is a process of the executor, not this process
 
     def start(self, code: str, timeout_s: float = 20.0) -> Future[ExecutionResult]:
-        """Run code in parallel to the attack or before it."""
+        """Start code, before the attack or in parallel to it, and return the future of its result."""
         pool = ThreadPoolExecutor(1)
         try:
             return pool.submit(lambda: asyncio.run(self.executor.run(code, timeout_s=timeout_s)))

@@ -1,4 +1,4 @@
-"""Signs for `ObservedProcesses`: functions that tell from processes with the attack's name if the attack worked."""
+"""Signs for `ObservedProcesses`: functions that judge by the processes with an attack's name whether it worked."""
 
 import os
 import stat

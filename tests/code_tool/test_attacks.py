@@ -83,7 +83,7 @@ async def test_local_executor_blocks_attack(attack, isolated, make_stage) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="without Landlock it takes root")
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="without Landlock, confining needs root")
 @pytest.mark.parametrize("attack", _ATTACK_PARAMS)
 async def test_chroot_blocks_attack_without_landlock(attack, without_landlock, make_stage) -> None:
     worked, outcome = await run_attack(attack, make_stage(without_landlock))

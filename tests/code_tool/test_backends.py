@@ -1,6 +1,7 @@
 """The contract of every backend: environment and output of code, results, concurrency.
 
-Camel's interpreters print and end in ways of their own: their backend has only what is no interpreter's matter.
+Camel's interpreters print and end in ways of their own, so their backend is tested only for what does not depend on the
+interpreter.
 """
 
 import ast

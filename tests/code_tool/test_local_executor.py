@@ -731,7 +731,7 @@ async def test_memory_watch_warns_of_unaccounted_memory(caplog) -> None:
             if is_warned := await run(executor, 400):
                 break
     if not is_warned and held < 600 << 20:
-        pytest.skip("the page cache has no large folios to spare now, as where memory is in pieces")
+        pytest.skip("the page cache has no large folios to spare, for example because memory is fragmented")
     assert caplog.text.count("belonged to no process") == 1
 
 

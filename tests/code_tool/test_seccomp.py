@@ -45,7 +45,7 @@ def child(confined_child):
 
 @needs_seccomp
 def test_filter_hides_and_protects_page_cache(child, confined_folder):
-    """Without it, readers of a file can pass messages by the pages that are in memory."""
+    """Without the filter, readers of a file can pass messages by which of its pages are in memory."""
     size = 1 << 16
     with Path(confined_folder, "f").open("w+b") as file:
         file.write(bytes(size)), file.flush(), os.fsync(file.fileno())

@@ -32,7 +32,7 @@ _NARROW_FLAGS = ("--max-running-requests", "1", "--chunked-prefill-size", "16", 
 
 @pytest.fixture(scope="session")
 def embedded_server() -> Iterator[str]:
-    """Return the URL of the embedded engine that all tests share; a test must leave the engine as it was."""
+    """Yield the URL of the embedded engine that all tests share; a test must leave the engine as it was."""
     with run_on_thread(running_engine()) as url:
         yield url
 
@@ -45,7 +45,7 @@ def narrow_embedded_server() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def narrow_sglang_server() -> Iterator[Callable[[], RealServer]]:
-    """Return a function that starts the same narrow engine as a real SGLang, again if a test killed it."""
+    """Yield a function that starts a real SGLang as narrow as the embedded engine, and again if a test killed it."""
     servers: list[RealServer] = []
 
     def alive() -> RealServer:

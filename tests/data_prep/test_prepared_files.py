@@ -22,7 +22,7 @@ def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_whole_file_keeps_the_earlier_file_on_an_error(tmp_path: Path) -> None:
+def test_atomic_write_keeps_the_earlier_file_on_an_error(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text("earlier")
     with pytest.raises(KeyboardInterrupt), atomic_write(path):

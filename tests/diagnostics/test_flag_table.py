@@ -105,7 +105,7 @@ def source_kinds(table: FlagTable) -> list[str]:
     return ["parser" if ": read from its parser, " in line else "record" for line in table.sources]
 
 
-def test_table_of_asks_all_four_parsers(tmp_path: Path) -> None:
+def test_load_flag_table_asks_all_four_parsers(tmp_path: Path) -> None:
     table = load_flag_table(write(tmp_path, ALL))
     assert source_kinds(table) == ["parser"] * 4
     assert [line.rpartition(" ")[2] for line in table.sources][2:] == ["9.9", "8.8"]
@@ -123,7 +123,7 @@ def test_table_of_asks_all_four_parsers(tmp_path: Path) -> None:
     assert not any(findings_of([*WHOLE, *words.split()], table).ok for words in refused)
 
 
-def test_table_of_uses_the_record_for_missing_packages(tmp_path: Path) -> None:
+def test_load_flag_table_uses_the_record_for_missing_packages(tmp_path: Path) -> None:
     table = load_flag_table(write(tmp_path, {**FILES, **SGLANG}))
     assert source_kinds(table) == ["parser", "record", "parser", "record"]
     assert "No module named 'megatron'" in table.sources[1]
@@ -141,7 +141,7 @@ def test_table_of_uses_the_record_for_missing_packages(tmp_path: Path) -> None:
     ],
     ids=["too slow", "half written", "no slime"],
 )
-def test_table_of_uses_the_record_when_parsers_fail(files, timeout_s, note, tmp_path):
+def test_load_flag_table_uses_the_record_when_parsers_fail(files, timeout_s, note, tmp_path):
     table = load_flag_table(write(tmp_path, files) if files else None, timeout_s=timeout_s)
     assert source_kinds(table) == ["record"] * 4
     assert all(note in line for line in table.sources)

@@ -281,7 +281,7 @@ def test_check_context_reads_positions_as_sglang_does(
 
 
 def test_check_memory_takes_the_weights_from_the_models_files(tmp_path: Path) -> None:
-    """A model in FP8 leaves more room for the cache than its parameters in bf16; too little room is an error."""
+    """A model in FP8 leaves more memory for the cache than the same model in bf16; too little memory is an error."""
     folder = tmp_path / "models" / "Qwen3-8B"
     folder.mkdir(parents=True)
     with (folder / "model-1.safetensors").open("wb") as file:
@@ -392,7 +392,7 @@ ODD_VALUES = [
 
 
 def test_preflight_survives_any_command() -> None:
-    """Checks of commands with random flags of slime, Megatron-LM and SGLang, and odd values, have no bug."""
+    """No check raises for a command with random flags of slime, Megatron-LM and SGLang, and odd values."""
     rng = random.Random(35)
     known = [flag["names"][-1] for flag in json.loads(RECORD.read_text(encoding="utf-8"))["flags"]]
     sources = map(inspect.getsource, (preflight, training_command))

@@ -55,7 +55,7 @@ async def play_two_turns(base_url: str, tokenizer: Any, *, temperature: float = 
 @pytest.mark.parametrize(
     ("mask", "turns"), [(None, [(2, 6)]), ([1, 1, 0, 1], [(2, 4), (5, 6)]), ([0, 0, 1, 1], [(4, 6)]), ([0] * 4, None)]
 )
-def test_episode_of_takes_turns_from_the_loss_mask(mask: list[int] | None, turns: Any) -> None:
+def test_to_episode_takes_turns_from_the_loss_mask(mask: list[int] | None, turns: Any) -> None:
     """Without a mask, slime trains the whole response."""
     sample = Sample(tokens=[1, 2, 3, 4, 5, 6], response_length=4, loss_mask=mask)
     found = to_episode(DumpRecord.from_sample(sample), 0)

@@ -24,5 +24,5 @@ def test_steps_of_orders_steps_by_start() -> None:
     ]
 
 
-def test_sums_of_counts_parallel_time_once() -> None:
+def test_durations_of_counts_parallel_time_once() -> None:
     assert durations_of(FACTS) == {"generate": 1.6, "tool": 0.5, "wait": 0.9, "all": 3.0}

@@ -18,7 +18,10 @@ pytestmark = [
 
 
 def _fork(how: str) -> str:
-    """Fork a child that leaves this function in the given way; return whether it ended within 20 s, else kill it."""
+    """Fork a child that leaves this function as `how` says; return a text: whether the child ended within 20 s.
+
+    A child that has not ended by then is killed.
+    """
     child = os.fork()
     if not child:
         if how == "exits":

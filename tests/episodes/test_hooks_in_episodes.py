@@ -27,7 +27,7 @@ async def work_at_the_third_try() -> str:
 
 
 class RetryingHook(HookProvider):
-    """Retry failed tool calls, five times at most."""
+    """Retry failed tool calls, at most four times."""
 
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
         registry.add_callback(AfterToolCallEvent, self._retry_failed)

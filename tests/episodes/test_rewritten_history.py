@@ -17,12 +17,12 @@ from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 
 def keep_three() -> SlidingWindowConversationManager:
-    """Keep the last three messages before each model call."""
+    """Return a manager that keeps the last three messages before each model call."""
     return SlidingWindowConversationManager(window_size=3, per_turn=True)
 
 
 def drop_on_overflow() -> SlidingWindowConversationManager:
-    """Drop messages only if the context is full."""
+    """Return a manager that drops messages only if the context is full."""
     return SlidingWindowConversationManager(window_size=3)
 
 

@@ -55,7 +55,7 @@ def call(name: str, arguments: str = "{}") -> str:
 
 
 async def test_rule_01_sampled_tokens_are_kept_unchanged(tokenizer: Any) -> None:
-    # "Answer" spelled letter by letter: encoding it would give other ids
+    # "The answer", spelled letter by letter: encoding the text would give other ids
     spelled = [token for letter in "The answer" for token in ids_of(tokenizer, letter)]
     assert ids_of(tokenizer, "The answer") != spelled
     turn = spelled + ids_of(tokenizer, call_text())
@@ -320,7 +320,7 @@ async def test_generate_episode_equals_the_golden_transcript(shipped_tokenizer: 
 
 
 def split_by_mask(sample: Any) -> list[tuple[bool, list[int]]]:
-    """Split a sample into split_by_mask of tokens with the same mask; the prompt comes first."""
+    """Split a sample's tokens into runs with the same mask; the first run is the prompt."""
     masks = [0] * (len(sample.tokens) - sample.response_length) + sample.loss_mask
     found: list[tuple[bool, list[int]]] = []
     for token, mask in zip(sample.tokens, masks, strict=True):

@@ -138,7 +138,7 @@ async def test_run_evaluation_audit_finds_corrupt_samples(run, tmp_path, monkeyp
 
 
 async def test_run_evaluation_uses_the_eval_context_limit(run):
-    """Only evaluations read eval_max_context_len; a prompt of that length leaves no room for an answer."""
+    """Only evaluations read eval_max_context_len; a prompt of that length leaves no token for an answer."""
     ended = await run(max_context_tokens=8)
     assert (set(ended.report["data_sets"]["sums"]["stop_reasons"]), ended.fake.requests) == ({"prompt_too_long"}, [])
 

@@ -1,4 +1,4 @@
-"""`replaced`, `JsonLog`, and the sandbox's modules, which must run without third-party libraries."""
+"""`atomic_replacement`, `JsonLog`, and the sandbox's modules, which must run without third-party libraries."""
 
 import os
 import subprocess

@@ -15,4 +15,4 @@ const models = {
 }
 const agent = new Agent({ model: models[api](), tools: [bash, fileEditor], printer: false })
 for (const prompt of prompts) await agent.invoke(prompt)
-process.exit(0) // its shell would keep it
+process.exit(0) // the shell of the tool bash would keep this process alive

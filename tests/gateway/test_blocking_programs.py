@@ -91,7 +91,7 @@ async def test_blocking_program_is_ended_and_delays_no_other(shipped_tokenizer, 
 
 
 class Pool:
-    """A resource that must be used on the loop, and closed in the task, that opened it."""
+    """A resource that must be used on the loop that opened it, and closed in the task that opened it."""
 
     def __init__(self) -> None:
         self.loop, self.task = asyncio.get_running_loop(), asyncio.current_task()

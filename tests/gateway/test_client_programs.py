@@ -33,7 +33,7 @@ class Client:
     run: Call
     command: str = "node"
     env: dict[str, str] = field(default_factory=dict)
-    asides: int = 0  # number of requests outside of its main conversation
+    asides: int = 0  # number of requests in side conversations
 
     def turns(self, path: str) -> list[str]:
         return [

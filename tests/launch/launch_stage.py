@@ -98,7 +98,7 @@ if not os.environ.get("FAKE_CUT_DOWNLOAD"):
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a fake: its name, arguments, wandb's key in its environment, and its stdin."""
+    """One call of a fake: its name and arguments, wandb's key, the job's environment, the netrc file, and its stdin."""
 
     name: str
     words: list[str]

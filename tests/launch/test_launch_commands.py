@@ -164,7 +164,7 @@ def test_help_lists_every_setting(stage: Stage, script: str) -> None:
         (["--eval-top-p", "0"], "got EVAL_TOP_P='0'; expected a number above 0, at most 1"),
         (["--temperature", "0.0"], "got TEMPERATURE='0.0'; expected a number above 0"),
         (["--eval-sets", ","], "got EVAL_SETS=','; expected names separated by commas"),
-        (["--max-response-len", "9", "--max-context-len", "9"], "expected a context that also has room for the prompt"),
+        (["--max-response-len", "9", "--max-context-len", "9"], "expected a larger MAX_CONTEXT_LEN, because the"),
         (["--max-tokens-per-gpu", "1000"], "expected a product of at least MAX_CONTEXT_LEN=18432"),
         (["--num-gpus", "7"], "7 GPUs train; expected a multiple of .* = 2"),
         (["--gpus-per-engine", "3"], "8 GPUs generate; expected a multiple of GPUS_PER_ENGINE=3"),

@@ -42,7 +42,7 @@ def test_missing_nodes_end_the_script_without_a_job(stage: Stage) -> None:
     finished = stage.run(TRAIN, "--num-nodes", "4", **given)
     assert finished.returncode == 1
     assert (
-        "Ray has 16 GPUs after 1 s; expected 32: 4 nodes with 8 each. On each other node: ray start" in finished.stderr
+        "Ray has 16 GPUs; expected 32 within 1 s: 4 nodes with 8 each. On each other node: ray start" in finished.stderr
     )
     assert not stage.calls_of("ray", "job", "submit")
     assert not stage.ray_runs.exists()

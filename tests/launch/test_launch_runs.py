@@ -178,7 +178,7 @@ def test_missing_file_is_reported_before_start(stage, missing, words) -> None:
     [
         ({"SLIME_DIR": "/nowhere"}, "SLIME_DIR is /nowhere, which has no train.py"),
         ({"SLIME_DIR": ""}, "the slime on PyPI is an unrelated package"),
-        ({"FAKE_GPUS": "2"}, "found 2 GPUs (nvidia-smi -L), expected NUM_GPUS=8"),
+        ({"FAKE_GPUS": "2"}, "found 2 GPUs (nvidia-smi -L); expected at least NUM_GPUS=8"),
         ({"FAKE_NOT_INSTALLED": "1"}, "python3 can't import strands_rollout; install it: python3 -m pip install -e"),
         ({"FAKE_CHECK_STATUS": "1"}, "math_code.yaml can't be used, see above"),
         ({"PATH": "without ray"}, "'ray' is not on the PATH"),

@@ -96,7 +96,7 @@ def test_watch_skips_a_checkpoint_that_fails_twice(stage: Stage) -> None:
     save(run, 19)
     finished = stage.run(EVAL, "--watch", str(run), "--watch-until", "19", FAKE_JOB_STATUS="3")
     assert (finished.returncode, len(submitted(stage))) == (1, 2)
-    assert "the evaluation of step 19 failed twice (3) and is skipped" in finished.stderr
+    assert "the evaluation of step 19 failed twice (exit status 3) and is skipped" in finished.stderr
     assert (run / "evaluations/step-19").read_text() == "failed\n"
 
 

@@ -19,7 +19,7 @@ PARAMS = {"max_new_tokens": 4}
 
 @dataclass(frozen=True)
 class Line:
-    """Return a client, the proxy and a scripted engine."""
+    """A client, the recording proxy and a scripted engine."""
 
     client: SGLangClient
     recorder: WireRecorder

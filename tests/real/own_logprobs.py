@@ -35,7 +35,7 @@ def _logprob(logits: Any, token: int) -> float:
 
 
 def perturbed_copy(folder: Path, target: Path, share: float) -> Path:
-    """Copy a model with every weight changed by about this share of itself."""
+    """Copy a model with every weight changed by about this share of itself; return the copy's folder."""
     shutil.copytree(folder, target)
     rng = np.random.default_rng(0)
     tensors = {

@@ -24,7 +24,7 @@ ReportRow = Callable[..., None]
 
 @pytest.fixture
 def tools_hang() -> Iterator[None]:
-    """Wait until the test releases the calls."""
+    """Clear the record of tool calls; release calls that still hang after the test."""
     stage_tools.began.clear()
     yield
     stage_tools.is_to_hang.clear()

@@ -104,7 +104,7 @@ async def test_generate_greedy_is_equal_on_both_engines(sglang, embedded, shippe
 
 
 def logprob_pairs(one: Sample, other: Sample) -> list[tuple[float, float]]:
-    """Yield the logprobs of each sampled token in both samples."""
+    """Return the logprobs of each sampled token in both samples."""
     values = zip(one.rollout_log_probs or [], other.rollout_log_probs or [], one.loss_mask or [], strict=True)
     return [(first, second) for first, second, mask in values if mask]
 

@@ -65,7 +65,7 @@ async def test_update_to_same_weights_changes_only_version(stage: EpisodeStage) 
 
 
 def spanned(sample: Sample) -> list[tuple[str, int]]:
-    """Yield version and position of each token in the sample's spans."""
+    """Return version and position of each token in the sample's spans."""
     return [(version, at) for _, start, end, version in facts_of(sample)["spans"] for at in range(start, end)]
 
 

@@ -28,7 +28,7 @@ def turns_by_key(fronts: Sequence[WorkerFront]) -> dict[str, list[Passage]]:
 
 
 def finds_itself_cached(turns: Sequence[Passage]) -> bool:
-    """Return whether each turn found the last one cached, except its last sampled token."""
+    """Return whether each turn found the turn before it cached, except that turn's last sampled token."""
     return all(
         later.meta_info["cached_tokens"] >= len(turn.body["input_ids"]) + turn.meta_info["completion_tokens"] - 1
         for turn, later in pairwise(turns)

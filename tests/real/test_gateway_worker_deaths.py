@@ -66,7 +66,7 @@ def exchanges(stage: EpisodeStage) -> list[Exchange]:
 
 @pytest.fixture
 def tools_hang() -> Iterator[None]:
-    """Wait until the test releases the calls."""
+    """Make tool calls hang until the test releases them, or until it ends."""
     stage_tools.began.clear()
     stage_tools.is_to_hang.set()
     yield

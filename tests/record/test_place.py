@@ -38,7 +38,7 @@ def followed(message: dict[str, Any], chance: random.Random) -> dict[str, Any]:
 
 
 def rewritten(messages: list[dict[str, Any]], chance: random.Random) -> list[dict[str, Any]]:
-    """Return the history with one message replaced, and sometimes without the messages after it."""
+    """Return the history with one message replaced, and often without the messages after it."""
     at = chance.randrange(0, len(messages), 2)
     return [*messages[:at], user(chance.choice(WORDS)), *messages[at + 1 :][: chance.choice((0, 0, len(messages)))]]
 

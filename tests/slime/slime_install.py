@@ -16,7 +16,10 @@ _BEFORE = {"rollout_metrics.log_rollout_data": "slime.ray.rollout._log_rollout_d
 
 
 def find_slime() -> Path | None:
-    """Return the folder of THUDM's package `slime`: from `SLIME_PATH`, else where `import slime` finds it."""
+    """Return the folder that holds THUDM's package `slime`; None if there is none.
+
+    It is `SLIME_PATH` if that is set, else the folder where `import slime` finds the package.
+    """
     if os.environ.get("SLIME_PATH"):
         root = Path(os.environ["SLIME_PATH"]).resolve()
         return root if _is_slime(root / "slime") else None

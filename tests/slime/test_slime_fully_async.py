@@ -36,14 +36,14 @@ async def no_worker_is_left(begin: Begin) -> AsyncIterator[None]:
 
 
 async def started(begin: Begin, disturb: Any, groups: int, **more: Any) -> Scene:
-    """Start a worker with a pool for two rollouts."""
+    """Return a scene with `groups` prompts for slime's fully-async rollout."""
     names = [list(PLANS)[number % len(PLANS)] for number in range(groups)]
     given = {"rollout_function_path": FULLY_ASYNC, "sglang_server_concurrency": groups, **more}
     return await begin(PLANS, names, disturb, **given)
 
 
 async def trained_through_updates(scene: Scene, mode: str, *, every_s: float, most: int) -> tuple[list[Any], int]:
-    """Run a rollout with as many weight updates as fit; return its samples and the number of trained tokens.
+    """Run a rollout with a weight update every `every_s` seconds, at most `most`; return samples and trained tokens.
 
     The updates begin with the rollout's first request: before that, they would interrupt nothing.
     """

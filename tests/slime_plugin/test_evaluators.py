@@ -75,7 +75,7 @@ waiting = threading.Event()
 
 
 class MetadataEvaluator(Evaluator):
-    """Return the outputs in the row's metadata, wait, or exit."""
+    """An evaluator that returns the outputs in the row's metadata, or waits, or exits."""
 
     async def evaluate_async(self, case: Any) -> list[EvaluationOutput]:
         outputs = case.metadata["outputs"]
@@ -88,14 +88,14 @@ class MetadataEvaluator(Evaluator):
 
 
 class SyncEvaluator(Evaluator):
-    """Return the score in the row's metadata, as pydantic parses it."""
+    """An evaluator that returns the score in the row's metadata, as pydantic parses it."""
 
     def evaluate(self, case: Any) -> list[EvaluationOutput]:
         return [EvaluationOutput(score=case.metadata["score"], test_pass=True)]
 
 
 class SameCalls(Evaluator):
-    """Compare the names of calls, as strands_evals' trajectory scorers do."""
+    """An evaluator that compares the names of calls, as strands_evals' trajectory scorers do."""
 
     def evaluate(self, case: Any) -> list[EvaluationOutput]:
         is_same = case.actual_trajectory == case.expected_trajectory

@@ -159,6 +159,6 @@ def test_reset_sample_restores_the_row(model: SGLangModel, status: Sample.Status
 @pytest.mark.parametrize(("settings", "rounds"), [({"tools": []}, 1), ({"tools": ["no.such.tool"]}, 0)])
 @pytest.mark.parametrize("log_multi_turn", [True, False])
 async def test_generate_writes_round_number_for_log_multi_turn(shipped_tokenizer, settings, rounds, log_multi_turn):
-    """Every sample has it: slime reads it from all samples of a batch if the first one has it."""
+    """Every sample has `round_number`: slime reads it from all samples of a batch if the first sample has it."""
     sample = (await run(shipped_tokenizer, [ANSWER], settings=settings, args={"log_multi_turn": log_multi_turn})).sample
     assert sample.metadata.get("round_number") == (rounds if log_multi_turn else None)

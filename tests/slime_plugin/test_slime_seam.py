@@ -61,7 +61,7 @@ def state_class(monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
     _Singleton._instances.clear()
 
 
-def test_slime_seam_without_slime_never_aborts() -> None:
+def test_slime_adapter_without_slime_never_aborts() -> None:
     assert is_slime_sample(SlimeLikeSample())
     assert not is_slime_sample(Sample())
     assert not is_aborting(SimpleNamespace(), Sample())
@@ -158,7 +158,7 @@ def test_tokenizer_of_reads_cache_only_without_hub(name, variables, error, monke
     assert calls == [True]
 
 
-def test_slime_seam_reads_tokenizer_and_abort_from_state(state_class: Any) -> None:
+def test_slime_adapter_reads_tokenizer_and_abort_from_state(state_class: Any) -> None:
     args = SimpleNamespace(tokenizer=object())
     sample = SlimeLikeSample()
     assert not is_aborting(args, sample)
@@ -237,7 +237,7 @@ async def test_slime_trace_has_spans_of_requests_and_tools(module, shipped_token
     ("args", "setting", "patience_s"),
     [({}, None, 90.0), ({"use_fault_tolerance": False}, None, 600.0), ({"use_fault_tolerance": True}, 5.0, 5.0)],
 )
-def test_slime_seam_waits_longer_for_engines_in_a_job(
+def test_slime_adapter_waits_longer_for_engines_in_a_job(
     args: dict[str, Any], setting: float | None, patience_s: float
 ) -> None:
     assert engine_patience_s(SimpleNamespace(**args), setting) == patience_s

@@ -108,7 +108,7 @@ class EvaluationRun:
 async def evaluate_on_fake(
     folder: Path, tokenizer: Any, script: Any = None, *, context_length: int = 8192, **changes: Any
 ) -> EvaluationRun:
-    """Run an evaluation to its end, like the command in a thread without an event loop."""
+    """Run an evaluation to its end, in a thread without an event loop, as the command runs."""
     async with FakeSGLang(script or guess_by_seed(tokenizer), context_length=context_length) as fake:
         options = options_for(folder, fake.base_url, tokenizer, **changes)
         return EvaluationRun(await asyncio.to_thread(run_evaluation, options), options.out, fake)

@@ -158,7 +158,7 @@ class FakeSGLang:
                 self.requests.append(received)
             self._arrived.notify_all()
         episode = self._enter(received, number)
-        # the prefix cache holds all ids of earlier requests and answers, except the last token
+        # the prefix cache holds all ids of earlier requests and answers; the last id of a request is always read again
         cached_tokens = min(len(episode.sequence), len(received.input_ids) - 1) if episode.sampled_length else 0
         sampled = None
         try:

@@ -70,7 +70,7 @@ async def run(
     args: Mapping[str, Any] | None = None,
     **server: Any,
 ) -> Run:
-    """Play one episode. A string in `script` is a turn, tokenized as the policy would have sampled it."""
+    """Play and return one episode. A string in `script` is a turn, tokenized as the policy would have sampled it."""
     replied: list[Reply] = []
 
     def next_reply(request: dict[str, Any], number: int) -> Reply:

@@ -45,7 +45,7 @@ def make_engine_arguments(args: object) -> None:
 
 
 def refusal_of(words: list[str]) -> str | None:
-    """Return the error of the first parser or check that refuses a command."""
+    """Return the error of the first parser or check that refuses a command; None if all accept it."""
     arguments = importlib.import_module("slime.utils.arguments")
     megatron = importlib.import_module("slime.backends.megatron_utils.arguments")
     from megatron.training.arguments import core_transformer_config_from_args

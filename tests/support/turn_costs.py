@@ -47,7 +47,7 @@ class InstantExecutor:
 
 
 async def call_tools_in_a_thread(task: Task, endpoint: Endpoint) -> None:
-    """Play `TURNS_OF_PROGRAM` tool turns as an agent program, whose client has another thread."""
+    """Play `TURNS_OF_PROGRAM` tool turns as an agent program, whose client runs in another thread."""
     results = [RESULT] * TURNS_OF_PROGRAM
     client = gateway_client.play("chat", endpoint.base_url, endpoint.api_key, task.text, results)
     await asyncio.to_thread(asyncio.run, client)
@@ -91,7 +91,7 @@ class WatchedIds(list[int]):
 
 
 def growth(per_turn: Sequence[int]) -> int:
-    """Return the minimum of the late turns minus the minimum of the early turns; minima leave out turns with timers."""
+    """Return the minimum of the late turns minus that of the early turns; a minimum leaves out turns with a timer."""
     quarter = len(per_turn) // 4
     return min(per_turn[-quarter:]) - min(per_turn[quarter : 2 * quarter])
 

@@ -17,7 +17,7 @@ from strands_rollout.errors import SandboxError
 built: list[Any] = []
 """Agents that `plain` has built, in order."""
 factory_is_hanging, factory_may_return = threading.Event(), threading.Event()
-"""Set when `hanging_for_some_rows` hangs; set to let it return."""
+"""The first is set when `hanging_for_some_rows` hangs; a test sets the second to let the function return."""
 
 
 @tool

@@ -1,7 +1,8 @@
 """slime's own loss, from a checkout, in one process without Megatron-LM.
 
 The loss is in a package whose `__init__` imports all of Megatron-LM, although the loss itself only asks Megatron-LM for
-the number of processes. Its two files are therefore imported as a separate package, with a stand-in that answers one.
+the number of processes. The loss's two files are therefore imported as a separate package, with a stand-in for
+Megatron-LM that answers 1.
 """
 
 import importlib

@@ -20,7 +20,7 @@ from strands_rollout.train.rollouts import TrainingSequence  # noqa: E402
 
 @pytest.fixture(scope="module")
 def slime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Return slime's loss module, without compilation by torch."""
+    """Yield slime's loss module, without compilation by torch."""
     if "rollout_id: int" not in (checkout() / "slime" / "utils" / "types.py").read_text():
         pytest.skip("the trainer's loss is that of slime 0.3.1 and newer: earlier ones weigh samples in another way")
     with slimes_loss(tmp_path_factory.mktemp("megatron")) as loss, torch.compiler.set_stance("force_eager"):
@@ -28,7 +28,7 @@ def slime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def drawn(seed: int, count: int = 5) -> list[TrainingSequence]:
-    """Return sequences of many lengths with a common prefix; some have no advantage, all masks have gaps."""
+    """Return sequences of many lengths with a common prefix; the second has advantage 0, masks have random gaps."""
     draw = random.Random(seed)
     prompt = [draw.randrange(1200) for _ in range(7)]
     made = []
@@ -42,7 +42,7 @@ def drawn(seed: int, count: int = 5) -> list[TrainingSequence]:
 
 
 def near(policy: Policy, sequences: Sequence[TrainingSequence], spread: float) -> list[TrainingSequence]:
-    """Return the sequences with rollout logprobs that differ from the policy's, to both sides of the clip."""
+    """Return the sequences with rollout logprobs above and below the policy's, spread by about `spread`."""
     draw = random.Random(0)
     made = []
     for one, before in zip(sequences, policy.measure(sequences), strict=True):

@@ -235,7 +235,7 @@ def measure_all(run: Run, tokenizer_dir: Path, on_step: OnStep, on_round: Callab
                     continue
                 try:
                     run.measured[-1][step] = _measure_start() if step == _START else measure(step)
-                except BenchProcessError as e:
+                except (BenchProcessError, subprocess.CalledProcessError) as e:
                     run.failed[step] = str(e)
             on_round()
     on_step("done", total, total)

@@ -18,7 +18,7 @@ clients=(
 
 if [[ "${1:-}" != "install" ]]; then
   echo "error: got '${1:-}'; expected install, as in: bash scripts/gateway_clients.sh install" >&2
-  exit 1
+  exit 2
 fi
 if [[ -f "$folder/.installed" && "$(cat "$folder/.installed")" == "${clients[*]}" ]]; then
   exit 0

@@ -46,7 +46,7 @@ class LoopCache(Generic[T]):
         loop = asyncio.get_running_loop()
         values = self._loops.get(loop)
         if values is None:
-            # remove closed loops here: values refer to their loop, so that the weak key is never collected
+            # remove closed loops here: their values refer to them, so their weak keys are never collected
             for closed in [other for other in self._loops if other.is_closed()]:
                 del self._loops[closed]
             values = self._loops[loop] = {}
@@ -123,8 +123,8 @@ _RUNNING_TASKS: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[
 async def run_once(key: Hashable, work: Callable[[], object]) -> None:
     """Run work in a thread, once per process and key; return immediately if it has succeeded before.
 
-    Concurrent callers wait for the same run. If the run raises an exception, all of them raise it, and the
-    next call tries again.
+    Concurrent callers on one event loop wait for the same run; callers on another loop start a run of their own. If a
+    run raises an exception, all of its callers raise it, and the next call tries again.
     """
     if key in _FINISHED_KEYS:
         return

@@ -55,8 +55,8 @@ class Control:
         should_abort: Function that returns true once the rollout is aborted. Blocks under a deadline end at the next
             poll, other steps before they begin.
         engine_grace_s: Function from the time at which a request was sent to the seconds for which its answer is
-            awaited after an abort. A thousand simultaneous answers take longer than a single answer.
-        poll_key: Key of `should_abort`, which is polled once for all episodes with an equal key. None polls it
+            awaited after an abort. The seconds must suffice for the answers to all requests that are aborted at once.
+        poll_key: Key of `should_abort`; the function is polled once for all episodes with an equal key. None polls it
             for this episode alone.
     """
 
@@ -184,7 +184,8 @@ class Deadline:
     def _abort(self) -> None:
         """End the block: at once, or after `engine_grace_s` if the model has a request in flight.
 
-        In the second case, the engine is asked to stop generating. Nothing happens if the block has been cancelled.
+        In the second case, the engine is asked to stop generating. Nothing happens if this deadline has cancelled the
+        block already.
         """
         if self._timeout.expired():
             return

@@ -6,7 +6,7 @@ class RolloutError(Exception):
 
 
 class ConfigError(RolloutError):
-    """A setting or option is unknown, invalid, or contradicts another."""
+    """A setting, option or input is unknown or invalid, contradicts another, or needs something that is missing."""
 
 
 class PolicyEndedError(RolloutError):
@@ -14,7 +14,7 @@ class PolicyEndedError(RolloutError):
 
 
 class PromptError(RolloutError):
-    """A row's prompt can't be converted to chat messages."""
+    """A row's prompt can't be converted to chat messages, or its answer can't be graded as its metadata says."""
 
 
 class TemplateError(RolloutError):
@@ -116,7 +116,7 @@ class EngineAbortedError(EngineError):
 
 
 class ToolError(RolloutError):
-    """A tool, or other code of the user, can't be loaded or has the wrong type."""
+    """A tool, or other code of the user, can't be loaded, has the wrong type, or raised SystemExit or the like."""
 
 
 class SandboxError(RolloutError):
@@ -160,4 +160,4 @@ class ExportError(RolloutError):
 
 
 class DumpError(RolloutError):
-    """A dump can't be written or read: it is broken, of a newer version, or of an unknown format."""
+    """A dump can't be written or read, for example since it is broken, of a newer version, or of an unknown format."""

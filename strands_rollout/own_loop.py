@@ -33,7 +33,7 @@ class OwnLoop:
     """An event loop in a thread of its own, where blocking code delays no other code; an async context manager.
 
     Functions run in one task, one after the other, since some contexts must be exited by the task that entered
-    them. Exiting doesn't wait for a running function.
+    them. Leaving the context manager doesn't wait for a running function.
     """
 
     def __init__(self) -> None:

@@ -56,7 +56,7 @@ class SampleLike(Protocol):
     non_generation_time: float
 
     def get_reward_value(self, args: Any) -> object:  # noqa: ANN401 - slime's
-        """Return the reward; if it is a dict, its value at slime's reward key."""
+        """Return the reward; if `args` name a reward key, the reward's value at this key."""
 
 
 def statuses_of(sample: object) -> Any:  # noqa: ANN401 - slime's enum or this package's
@@ -151,11 +151,11 @@ class Sample:
         text: str | None = None,
         update_terminal_info: bool = True,
     ) -> None:
-        """Append response tokens with their loss mask, logprobs and text, as slime's method of the same name.
+        """Append response tokens with their loss mask, logprobs and text, as slime's method of the same name does.
 
         `log_probs` has one logprob per token if the tokens are `trainable`, that is, sampled by the policy; else it is
-        None. With `update_terminal_info`, SGLang's `meta_info` adds to the counts and the weight versions, and
-        sets the status.
+        None. With `update_terminal_info`, a `meta_info` of SGLang that has a finish reason adds to the counts and the
+        weight versions, and sets the status.
 
         Raises:
             ValueError: Trainable tokens have no logprobs, other tokens have some, lengths differ, or the sample has
@@ -195,7 +195,7 @@ class Sample:
         return sample
 
     def get_reward_value(self, args: Any) -> object:  # noqa: ANN401 - slime's signature
-        """Return the reward, or its value at `args.reward_key`."""
+        """Return the reward; if `args.reward_key` is set, the reward's value at this key."""
         return self.reward[args.reward_key] if getattr(args, "reward_key", None) else self.reward  # type: ignore[index]
 
     @property
@@ -220,7 +220,7 @@ def _check_appended(sample: Sample, new: list[int], log_probs: Sequence[float] |
     if new and trainable and sample.rollout_log_probs is None and sample.response_length:
         raise ValueError(
             f"got trainable tokens after {sample.response_length} response tokens without rollout_log_probs; "
-            "expected a logprob for each of these"
+            "expected a logprob for each earlier response token"
         )
 
 
@@ -247,8 +247,8 @@ class EpisodeFacts:
     later. Read them with `facts_of`. None means unknown: failed samples, samples of sub-agents or of another generate
     function, and old dumps have fewer facts.
 
-    Seconds are wall-clock time. Positions are indices into all tokens of the sample, prompt included. Turns count from
-    0. The facts of a resumed episode include those from before its abort.
+    Seconds are wall-clock time. Positions are indices into all tokens of the sample, prompt included. The first
+    turn has the number 0. The facts of a resumed episode include those from before its abort.
     """
 
     version: int | None = None
@@ -266,23 +266,23 @@ class EpisodeFacts:
     template_kwargs: Mapping[str, Any] | None = None
     """Variables of the chat template."""
     turns: int | None = None
-    """Number of turns."""
+    """Number of turns in this sample."""
     parse_failures: int | None = None
-    """Number of malformed tool calls."""
+    """Number of malformed tool calls in this sample."""
     transient_texts: int | None = None
     """Number of messages that the policy read with text that is not in the agent's history."""
     generate_s: float | None = None
-    """Seconds of requests to the engine."""
+    """Seconds of requests to the engine; for the main agent, of all its segments and side conversations."""
     turn_s: list[float] | None = None
-    """Seconds of requests to the engine, by turn."""
+    """Seconds of requests to the engine, by turn of this sample."""
     requests: list[Any] | None = None
     """`[turn, start, seconds]` of each accepted answer of the engine; start in seconds since the episode began."""
     tool_parser: str | None = None
     """Name of the tool parser; null for a parser object without a name."""
     sampled_tokens: int | None = None
-    """Number of tokens that the policy sampled."""
+    """Number of tokens in this sample that the policy sampled."""
     spans: list[Any] | None = None
-    """`[turn, start, end, weight_version]` of each span of sampled tokens, by position."""
+    """`[turn, start, end, weight_version]` of each span of sampled tokens; start and end are positions."""
     weight_versions: list[Any] | None = None
     """Distinct weight versions, in the order of their first token."""
     version_numberings: list[Any] | None = None
@@ -343,7 +343,7 @@ class EpisodeFacts:
     fan_out: Mapping[str, Any] | None = None
     """With fan-out: `part` (0 for the main agent), `of` (number of samples) and `kind` of the sample."""
     episode_number: int | None = None
-    """Number of the episode in its job; removed when the sample's reward is known."""
+    """Number of the episode in its job; removed when the sample is graded."""
     reward_ahead: Mapping[str, Any] | None = None
     """The reward that an episode worker computed; removed when slime requests it."""
     score_s: float | None = None
@@ -532,7 +532,7 @@ class FinishedSample:
 
     @property
     def is_missing(self) -> bool:
-        """True if the episode failed or was aborted, or its reward has no verdict: no score counts such a sample."""
+        """True if the episode failed or was aborted, or its reward has no verdict; metrics of rewards leave it out."""
         return self.status in ("failed", "aborted") or self.is_ungraded
 
     @property

@@ -1,7 +1,7 @@
 """Mask secrets in nested plain values: by the key in a mapping, by the position in a text, or by value.
 
-Secrets in a text are the user, password and secret parameters of a URL, bearer tokens, and arguments of a command whose
-name means a secret (`--api-key x`, `TOKEN=x`).
+Secrets in a text are the user, password and secret parameters of a URL, and bearer tokens. In settings, they are also
+the arguments of a command that are named like a secret (`--api-key x`, `TOKEN=x`).
 """
 
 import os
@@ -81,7 +81,7 @@ def mask_settings(value: object, secret_key: re.Pattern[str] = _NAME) -> Json:
 
 
 def _find_secrets_in_arguments(words: Iterable[Any]) -> Iterator[tuple[Any, str]]:
-    """Yield each word of a command with its secret, named in the word or by the flag before it; "" without a secret."""
+    """Yield each word of a command with its secret, named in the word or by the word before it; "" without a secret."""
     is_awaited = False  # True if the previous word is the name of a secret
     for word in words:
         bare = word.strip("\"'") if isinstance(word, str) else ""
@@ -114,7 +114,7 @@ def _masked_setting(key: str, item: Json, secret_key: re.Pattern[str]) -> Json:
 
 
 def find_secrets(*mappings: Json) -> frozenset[str]:
-    """Return the secrets of 8 or more characters in mappings, such as the environment and settings.
+    """Return the secrets in mappings, such as the environment and settings; secrets under 8 characters are left out.
 
     Secrets are values whose key means a secret, headers except harmless ones such as `accept`, and in texts: the
     passwords and secret parameters of URLs, bearer tokens, and secrets in commands.

@@ -118,9 +118,9 @@ class McpServer(_Settings):
 class AgentCommand(_Settings):
     """A process that plays an episode.
 
-    In all strings, `{prompt}` is replaced by the user's last message, `{task}` by the path of a JSON file with all
-    messages, and `{base_url}` (with `/v1`), `{url}` (without `/v1`), `{api_key}` and `{model}` by those of the policy's
-    endpoint.
+    In `command`, `args`, `env` and `stdin`, `{prompt}` is replaced by the user's last message, `{task}` by the path of
+    a JSON file with all messages, and `{base_url}` (with `/v1`), `{url}` (without `/v1`), `{api_key}` and `{model}` by
+    those of the policy's endpoint.
     """
 
     _string_key = "command"
@@ -129,8 +129,8 @@ class AgentCommand(_Settings):
     args: tuple[str, ...] = ()
     """Additional arguments."""
     env: dict[str, str] = Field(default_factory=dict)
-    """Environment variables in addition to PATH, the locale and the endpoint's variables; `${VAR}` is replaced from the
-    environment."""
+    """Environment variables in addition to the endpoint's and to a few that the process inherits, such as PATH and the
+    locale; `${VAR}` is replaced from the environment."""
     cwd: str | None = None
     """Working directory, relative to the configuration's folder. Default: an empty temporary folder, which is HOME
     too."""
@@ -153,7 +153,7 @@ MAX_TOOL_SHAPING: Final = 0.4
 
 
 class Judge(_Settings):
-    """A model that rates an answer with a number. A string is the dotted path of a Strands model."""
+    """A model that rates an answer with a number. A string in place of the mapping sets `strands_model`."""
 
     _string_key = "strands_model"
     base_url: str | None = None
@@ -163,20 +163,21 @@ class Judge(_Settings):
     api_key: str | None = None
     """API key. In it and in `base_url`, `${VAR}` is replaced from the environment, as in `${OPENAI_API_KEY}`."""
     params: dict[str, Any] = Field(default_factory=lambda: {"temperature": 0})
-    """Additional fields of the request."""
+    """Additional fields of a request to the API."""
     strands_model: str | None = None
     """Instead of an API: dotted path of a Strands model, or of a function that returns one."""
     prompt: str = (
         "Rate how well the answer solves the task, from 0 to 1. End with a line `Score: N`.\n\n"
         "Task:\n{question}\n\nAnswer:\n{response}\n\nReference:\n{label}"
     )
-    """Prompt of the judge. The last `Score: N` in the reply counts; without it, the reply must be a number."""
+    """Prompt of the judge, in which `{question}`, `{response}` and `{label}` are replaced. The last `Score: N` in the
+    reply counts; without it, the reply must be a number."""
     timeout_s: float = Field(default=60.0, gt=0)
     """Timeout of a reply, in seconds."""
     retries: int = Field(default=3, ge=0)
-    """Maximum retries after a response of 429 or 5xx, or no response."""
+    """Maximum retries of a request to the API after a response of 429 or 5xx, or no response."""
     max_concurrency: int = Field(default=64, ge=1)
-    """Maximum requests at once per process; more are queued."""
+    """Maximum answers that are rated at once per process; more are queued."""
 
     @model_validator(mode="after")
     def _check_one_model(self) -> Self:
@@ -201,7 +202,10 @@ class RewardPart(_Settings):
     @model_validator(mode="after")
     def _check_one_source(self) -> Self:
         if self.function is not None and (self.judge is not None or self.evaluator is not None):
-            raise ValueError("got a function with a judge or evaluator; expected one of them in a part of the reward")
+            raise ValueError(
+                "got a function with a judge or evaluator in a part of the reward; expected either the function "
+                "or the others"
+            )
         return self
 
 
@@ -210,8 +214,8 @@ class RewardSettings(_Settings):
 
     _string_key = "function"
     function: str | None = None
-    """Dotted path of your reward, `score(response, label)` or `score(sample)`, sync or async. It returns a number, or a
-    mapping with `score`. `reward: PATH` sets this key."""
+    """Dotted path of your reward, `score(response, label)`, `score(sample)` or slime's `score(args, sample)`, sync or
+    async. It returns a number, or a mapping with `score`. `reward: PATH` sets this key."""
     evaluator: str | None = None
     """Instead of a function: dotted path of an evaluator of strands-agents-evals."""
     judge: Judge | None = None
@@ -228,14 +232,14 @@ class RewardSettings(_Settings):
         "of slime's examples/strands_sglang exactly, including its bugs.",
     )
     correct: FiniteFloat = 1.0
-    """Score of a correct answer. A score of your reward counts as correct if it is at least this."""
+    """Score of a correct answer. If your reward gives no `acc`, its score counts as correct if it is at least this."""
     wrong: FiniteFloat = -1.0
     """Score of a wrong answer, and of an answer whose reward fails; below `correct`."""
     tool_shaping: bool = False
     """Add (tool iterations - 2) * 0.05, at most 0.4, to the score of a wrong answer, as in slime's example. GRPO can
     then train on a group whose answers are all wrong."""
     symbolic_timeout_s: float = Field(default=5.0, gt=0, le=60)
-    """CPU timeout of the comparison of an answer, in seconds; after it the answer is wrong."""
+    """CPU timeout of the comparison of an answer, in seconds; after it, the answer counts as wrong."""
 
     @property
     def is_user_defined(self) -> bool:
@@ -336,7 +340,10 @@ NamedTool = Annotated[
 
 
 class RolloutSettings(_Settings):
-    """All settings and their defaults; None means no limit or, where the description says so, another default."""
+    """All settings and their defaults.
+
+    None leaves a setting out: no limit, no such code or, where the description says so, another default.
+    """
 
     system_prompt: str | None = SYSTEM_PROMPT
     """System prompt for rows without a system message."""
@@ -361,8 +368,8 @@ class RolloutSettings(_Settings):
     resumable: Literal["replay"] | None = None
     """"replay" continues an episode of `agent_program` or `agent_command` after an abort, or after the death of the
     process that plays it: the program is started again, and its first requests get their recorded answers, up to the
-    interrupted turn. An aborted episode of `environment_factory` continues in the same way, in a new
-    environment. Otherwise an aborted sample starts from scratch, and an episode worker's death fails its samples."""
+    interrupted turn. An aborted episode of `environment_factory` continues in the same way, in a new environment. With
+    null, episodes of these three start from scratch after an abort, and fail if their episode worker dies."""
     resources: dict[str, str] = Field(default_factory=dict)
     """Resources by name: dotted paths of functions `(task)`, each of which returns an async context manager that is
     open during the episode."""
@@ -374,7 +381,7 @@ class RolloutSettings(_Settings):
     """Environment of the library in `environment`: dotted path of a hook file, of a function that returns an
     environment or a factory of environments, or of an environment class."""
     environment_timeout_s: float | None = Field(default=300.0, gt=0)
-    """Wall-clock timeout of each step of resources and environment (open, prepare, answer, score), in seconds."""
+    """Wall-clock timeout of each step of resources and environment (open, prepare, answer, score, state) in seconds."""
     hooks: tuple[str, ...] = ()
     """Dotted paths of Strands hook provider classes, or of functions that return a hook provider. Each episode creates
     new providers, also when it is resumed."""
@@ -406,8 +413,8 @@ class RolloutSettings(_Settings):
     """Folder for the journals of unfinished episodes. A run that was killed continues them when it is restarted and
     slime requests the same samples again. Each run needs a folder of its own."""
     repeat_interrupted_tools: bool = False
-    """Call a tool again that was running when its process died. If false, the episode fails and is not trained on,
-    since the tool may have acted. The code tool is always called again, except in a code session."""
+    """Call a tool again if it was running when the process of its episode died. If false, the episode fails and is not
+    trained on, since the tool may have acted. The code tool is always called again, except in a code session."""
     episode_workers: EpisodeWorkers = Field(default_factory=lambda: EpisodeWorkers(count=_workers_of_environment()))
     """Processes on the job's Ray cluster that play the episodes: a number, or a mapping. 0 plays them in the process
     that calls `generate`. Default: the environment variable STRANDS_ROLLOUT_EPISODE_WORKERS, else 0."""
@@ -416,10 +423,10 @@ class RolloutSettings(_Settings):
     turn from its own tokens, or "return" the sample as ABORTED."""
     engine_patience_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """Seconds for which a request is retried while the engine is unreachable, busy or failing; 0 never retries.
-    Default: 600 in a job of slime, whose step would be lost, else 90."""
+    Default: 600 in a job of slime, where an episode that gives up costs training data, else 90."""
     max_failed_groups: int | None = Field(default=16, ge=0)
-    """Maximum consecutive groups of training samples that fail because of the infrastructure, the setup or the reward;
-    then the run ends with the last error. With null or 0, no number of failed groups ends the run."""
+    """Number of consecutive failed groups of training samples at which the run ends with the last error. A group fails
+    because of the infrastructure, the setup or the reward. With null or 0, no number of failed groups ends the run."""
     max_staleness: int | None = Field(default=None, ge=0)
     """Maximum number of weight versions by which a trained token may be older than the sample's last token. Older
     tokens are not trained on."""
@@ -436,14 +443,14 @@ class RolloutSettings(_Settings):
     """Dotted path of a Strands conversation manager, which may drop or summarize messages, or of a function that
     returns one."""
     fan_out: bool = False
-    """Return several samples per episode: the main agent's, one for each sub-agent, and one for each history that was
-    rewritten later."""
+    """Return several samples per episode: the main agent's, and one for each branch of a sub-agent, each side
+    conversation, and each history that was rewritten later."""
     transient_context: Literal["segment", "keep"] = "segment"
     """Treatment of text that a plugin adds to one request only, such as a reminder: "segment" starts a new segment
     after it, as for a rewritten history; "keep" leaves it in the context, so that the episode stays one sample."""
     should_abort: Annotated[str | Callable[[], bool] | None, PlainSerializer(str, when_used="json-unless-none")] = None
-    """Abort flag for runs without slime: a function without arguments that returns True while the rollout is being
-    aborted, or the function's dotted path."""
+    """Abort flag in addition to slime's, which runs without slime lack: a function without arguments that returns True
+    while the rollout is being aborted, or the function's dotted path."""
     freeze_gc: bool = True
     """Before the process's first episode, exclude all loaded objects from Python's garbage collection (`gc.freeze`),
     and make full collections rarer."""
@@ -479,7 +486,7 @@ class RolloutSettings(_Settings):
 
     @property
     def environment_path(self) -> str | None:
-        """Dotted path of the environment: the setting, or the path of the library that it names."""
+        """Dotted path of the environment: the setting or, if it names a library, the path of the library's class."""
         return self.environment and ENVIRONMENT_LIBRARIES.get(self.environment, self.environment)
 
     @property

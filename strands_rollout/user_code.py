@@ -1,6 +1,7 @@
 """Load a user's code by its dotted path, or by the path of a Python file.
 
-Every setting and option that names code is resolved here. Errors name the folders that were searched.
+Every setting and option that names code is resolved here. Errors name the folders that were searched, or the nearest
+existing name.
 """
 
 import difflib
@@ -23,13 +24,16 @@ from strands_rollout.exits import exits_as_errors
 
 _FILE: Final = re.compile(r"(?P<file>.+\.py)(?::(?P<names>[^\W\d]\w*(?:\.[^\W\d]\w*)*))?")
 _MAX_NAMES_SHOWN: Final = 8
-_folders: Final[list[Path]] = []  # searched folders: those of used configurations, the latest first
+_folders: Final[list[Path]] = []  # searched folders: of used configurations, the latest first; working directory
 _modules: Final[dict[Path, ModuleType]] = {}  # imported files, by resolved path
 _import_lock: Final = threading.RLock()
 
 
 def add_config_folder(path: str | Path | None) -> None:
-    """Search modules and files in a configuration's folder, then in the working directory, as for a script."""
+    """Search modules and files from now on in a configuration's folder, then in the working directory.
+
+    Without a configuration (None), the working directory comes after the folders of earlier configurations.
+    """
     own = [] if path is None else [Path(path).absolute().parent, Path(path).resolve().parent]
     folders = list(dict.fromkeys([*own, Path.cwd()]))
     if folders != _folders[: len(folders)]:
@@ -39,11 +43,9 @@ def add_config_folder(path: str | Path | None) -> None:
 
 
 def find_file(path: str) -> Path:
-    """Return an existing file or folder that a configuration names.
+    """Return the file or folder that a configuration names; `path` itself if it does not exist.
 
-    A relative path is relative to the configuration's folder or the working directory.
-
-    Returns `path` itself if neither has it.
+    A relative path is relative to the configuration's folder or the working directory, the first that has it.
     """
     return next((candidate for candidate in _candidates(path) if candidate.exists()), Path(path))
 

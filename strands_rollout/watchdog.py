@@ -28,7 +28,7 @@ _MAX_SHOWN_FRAMES: Final = 12
 def watch_running_loop() -> None:
     """Watch the running loop, and log each line that blocks it, once.
 
-    A loop counts as blocked if its timer is late while the same call of the same task is at the same line in several
+    A loop counts as blocked if its timer is late while the same call of the same task is at one place in several
     checks. A busy loop or machine doesn't count as blocked: then the checks see different calls, the watching thread
     is late itself, or the call has waited for the processor instead of using it.
     """
@@ -81,7 +81,7 @@ class _WatchedLoop:
     is_computing: bool = False
 
     def check(self, *, is_certain: bool) -> None:
-        """Check the loop, and log its line if it is blocked; `is_certain` is False if the check itself is late."""
+        """Check the loop, and log the blocking line, if any; `is_certain` is False if the check is late itself."""
         loop = self.loop()
         poller = None if loop is None or not loop.is_running() else POLLERS.get(loop)
         if loop is None or poller is None or not is_certain or poller.late_s < _CHECK_INTERVAL_S:
@@ -112,8 +112,9 @@ def _log_blocked(blamed: FrameType, frames: Sequence[FrameType], late_s: float) 
     _LOGGED_LINES.add(line)
     called = [frame for frame in frames if is_user_file(frame.f_code.co_filename) or _is_installed(frame)]
     logger.warning(
-        "event=event_loop_blocked seconds=%.1f: all episodes of this process are blocked, with their deadlines and "
-        "aborts, while it runs %s. Use await there, or move the call to a thread: a tool that is not async runs in one",
+        "event=event_loop_blocked seconds=%.1f: all episodes of this process, with their deadlines and aborts, are "
+        "blocked while the event loop runs %s. Use await there, or move the call to a thread: a tool that is not async "
+        "runs in one",
         late_s,
         " < ".join(map(_describe_frame, called[:_MAX_SHOWN_FRAMES])),
     )

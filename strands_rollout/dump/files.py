@@ -3,10 +3,10 @@
 A file can be read while a run still writes to it: each sample is handed to the operating system before the next one.
 
 slime's `--save-debug-rollout-data` is read without torch, and without running code from the file. `torch.save` writes
-an uncompressed zip with one pickle and the bytes of each storage (torch/serialization.py). slime puts `{"rollout_id":
-..., "samples": [Sample.to_dict()]}` there (slime/observability/rollout_data_utils.py). The pickle may name only the few
-classes and functions below, which make plain values or NumPy arrays. So a file from an untrusted source can't run code
-or read memory outside its own data.
+an uncompressed zip with one pickle and the bytes of each storage (torch/serialization.py). slime saves
+`{"rollout_id": ..., "samples": [Sample.to_dict()]}` (slime/observability/rollout_data_utils.py). The pickle may name
+only the few classes and functions below, which make plain values or NumPy arrays. So a file from an untrusted source
+can't run code or read memory outside its own data.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _STORAGE_DTYPES: Final = {
 _NUMBER_KINDS: Final = "biufc"  # NumPy's kind codes of booleans and numbers
 _MAX_CODE_CHARS: Final = 16
 _LEGACY_MAGIC: Final = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)  # torch/serialization.py's MAGIC_NUMBER
-_SUPPORTED: Final = "samples hold plain values, tensors and NumPy arrays"
+_SUPPORTED: Final = "expected plain values, tensors and NumPy arrays"
 _NUMPY_CORES: Final = ("numpy.core.multiarray", "numpy._core.multiarray")
 
 
@@ -87,7 +87,7 @@ class UnreadSample:
     """A sample of a dump that has not been parsed yet.
 
     Attributes:
-        key: Identifies the sample by its position and content.
+        key: Identifies the sample by its position and content; in slime's file, by position and the file's time.
         read: Returns the dump record, or None for an incomplete last line; raises DumpError for a broken line.
     """
 
@@ -192,7 +192,8 @@ class DumpWriter:
 
     Args:
         path: A new file whose name ends in `.jsonl`, or in `.jsonl.gz` to compress it. Its folder is created.
-        secrets: Texts that are masked wherever they occur in a sample's texts. Default: the environment's secrets.
+        secrets: Texts that are masked in a sample's prompt, response, label, reward and metadata (`masked_values`).
+            Default: the environment's secrets.
 
     Raises:
         DumpError: The path has another ending or exists already, or the file can't be written.
@@ -311,7 +312,7 @@ class _PlainUnpickler(pickle.Unpickler):
         if module == "torch" and name in _STORAGE_DTYPES:
             return _AllowedName(name)
         if (module, name) not in _ALLOWED_NAMES:
-            raise _UnsupportedError(f"it names {module}.{name}, which is not supported: {_SUPPORTED}")
+            raise _UnsupportedError(f"it names {module}.{name}, which is not supported; {_SUPPORTED}")
         return _AllowedName(_ALLOWED_NAMES[module, name])
 
     def persistent_load(self, pid: Json) -> _Storage:
@@ -337,7 +338,7 @@ class _PickleObject:
 
     def __setstate__(self, state: object) -> None:
         raise _UnsupportedError(
-            f"it restores an object that is not a NumPy array, which is not supported: {_SUPPORTED}"
+            f"it restores an object that is not a NumPy array, which is not supported; {_SUPPORTED}"
         )
 
 
@@ -356,7 +357,7 @@ class _AllowedName(_PickleObject):
     def __call__(self, *args: object) -> object:
         if isinstance(self.target, str):
             raise _UnsupportedError(
-                f"it has a torch.{self.target} outside a tensor, which is not supported: {_SUPPORTED}"
+                f"it has a torch.{self.target} outside a tensor, which is not supported; {_SUPPORTED}"
             )
         return self.target(*args)
 
@@ -371,7 +372,7 @@ class _Storage(_PickleObject):
 
 
 def _rebuild_tensor(storage: object, offset: object, size: object, stride: object, *_: object) -> np.ndarray[Any, Any]:
-    """Return the copy of a view of a storage, as `torch._utils._rebuild_tensor_v2` builds it."""
+    """Return a copy of the view of a storage that `torch._utils._rebuild_tensor_v2` would build."""
     if not isinstance(storage, _Storage):
         raise _UnsupportedError("it has a tensor without the storage of its numbers; expected a file of torch.save")
     numbers = storage.numbers

@@ -2,9 +2,9 @@
 
 A value that JSON can't express is an object with one key that begins with `$`: `$tuple` (its items), `$bytes` (base64),
 `$float` ("nan", "inf", "-inf"), `$int` (decimal digits of an integer beyond 64 bits), `$text` (base64 of UTF-8 with
-lone surrogates), `$array` (dtype, shape, base64 of the items in C order; also for tensors, and without a shape for a
-NumPy number), `$image` (base64 of a PNG, for a PIL image) and `$map` (pairs of key and value, for a mapping with keys
-that are not strings, or that looks like one of these objects).
+lone surrogates), `$array` (dtype, shape, base64 of the items in C order; also for tensors, and with an empty shape for
+a NumPy number), `$image` (base64 of a PNG, for a PIL image) and `$map` (pairs of key and value, for a mapping with keys
+that are not strings or have lone surrogates, or for a mapping that looks like one of these objects).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def to_json(value: object, where: str) -> Json:
     """Return a JSON value that `from_json` converts back; tensors come back as NumPy arrays.
 
     Raises:
-        DumpError: The value is not made of plain values, NumPy values, tensors and PIL images, or contains itself; the
-            message names `where`.
+        DumpError: The value is not made of plain values, NumPy values, tensors and PIL images, contains itself, or is
+            nested too deeply; the message names `where`.
     """
     try:
         return _encode(value)
@@ -324,7 +324,7 @@ class DumpRecord:
 def check_tokenizer(record: DumpRecord, texts: TokenTexts, name: str) -> None:
     """Raise ConfigError if a dump record was not written with this tokenizer, to which `name` refers in the message.
 
-    The tokenizer must have the recorded fingerprint, at least nine tenths of the record's ids, and the recorded texts.
+    The tokenizer must have at least nine tenths of the record's ids and, if recorded, the fingerprint and the texts.
     """
     if record.tokenizer is not None and record.tokenizer.fingerprint != texts.identity.fingerprint:
         raise ConfigError(
@@ -490,7 +490,7 @@ class Step:
 
 
 def steps_of(facts: EpisodeFacts) -> list[Step]:
-    """Return all steps in order of their start; empty if a step has no recorded start."""
+    """Return all steps in order of their start; empty if a step has no recorded start or duration."""
     requests, calls = facts.requests or [], facts.calls or []
     steps = []
     for item in requests:
@@ -511,7 +511,8 @@ def _build_step(kind: str, at_s: object, s: object, **more: int | None) -> Step 
 def durations_of(facts: EpisodeFacts) -> dict[str, float] | None:
     """Return the seconds of generation, of tools, of waiting and of the whole episode; None if the whole is unknown.
 
-    Concurrent steps count once. Waiting is the rest, and includes the tools' wait for the sandbox.
+    Concurrent steps count once if the start of each step is recorded. Waiting is the rest, and includes the tools' wait
+    for the sandbox.
     """
     generate_s, tool_s, duration_s = map(_seconds, (facts.generate_s, facts.tool_s, facts.duration_s))
     if duration_s is None:

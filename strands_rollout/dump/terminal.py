@@ -77,7 +77,7 @@ def show_next(*words: object, folder: Path | None = None) -> None:
 
 @contextmanager
 def counter(description: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """Show a count on stderr until the block ends; call the yielded function with the number of further items.
+    """Show a count on stderr until the block ends; call the yielded function with a number of items to add them.
 
     Show nothing without a terminal. `total` is None if unknown.
     """

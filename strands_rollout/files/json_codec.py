@@ -38,10 +38,11 @@ def decode_json(text: bytes | str, *, is_finite: bool = True) -> Json:
 
     Args:
         text: The JSON text; bytes are UTF-8.
-        is_finite: Refuse NaN and Infinity, which Python's `json` writes, and numbers that are too large for a float.
+        is_finite: True to refuse NaN and Infinity, which Python's `json` writes, and numbers too large for a float.
 
     Raises:
-        ValueError: The text is not JSON, is nested too deeply, or has an integer of more than 4,300 digits.
+        ValueError: The text is not JSON, is nested too deeply, or has an integer of more than 4,300 digits or a number
+            that `is_finite` refuses.
     """
     import orjson  # imported on use: the code tool imports this module, and runs without third-party libraries
 

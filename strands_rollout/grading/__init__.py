@@ -1,7 +1,8 @@
 r"""Grading: the comparison of an assistant's answer with a label, without slime and samples.
 
 `extraction` finds the assistant's text without reasoning, tool calls and tool output, and the answer in this text.
-`labels` finds the answers that a label allows, and `grade` compares them. Extraction takes time linear in the text.
+`labels` finds the answers that a label allows, and `grade` compares the answer with each of them. Extraction takes
+time linear in the text.
 
 `slime_example_grade` grades as slime's strands example does, including its faults: it reads tool output, and only the
 last 300 characters. Source of its rules: THUDM/slime 624b824a, slime/rollout/rm_hub/math_dapo_utils.py (Minerva's

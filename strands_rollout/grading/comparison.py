@@ -437,7 +437,7 @@ def _end_point(key: Key, budget: Budget) -> Value | None:
 def _solution_set(relation: Relation, budget: Budget) -> list[Piece] | None:
     """Return the solutions of an inequality or chain of inequalities in one variable.
 
-    Return None for an equation, or if a relation has several variables or is not linear.
+    Return None if the relation has an equals sign, not exactly one variable, or a part that is not linear.
     """
     names = _variables(relation)
     if len(names) != 1 or "=" in relation.signs:

@@ -570,8 +570,8 @@ class Notation:
     r"""An answer in the common notation.
 
     `text` has no delimiters, decoration, unit or final punctuation; `unit` is the canonical name of the unit that stood
-    with a number, "%" for a percentage, "" for none. If `is_text`, words in it stood in a text macro and are not a
-    product of letters.
+    with a number, "%" for a percentage, "" for none. If `is_text`, something around the words was removed, such as a
+    text macro or a phrase before the answer; then words in `text` are not taken for a product of letters.
     """
 
     text: str

@@ -1,8 +1,8 @@
 r"""Find an assistant's text without reasoning, calls and tool output, and the answer in it.
 
 `spoken_text` and `last_assistant_text` rely on the markers of ChatML and of Qwen's and Hermes's tool use.
-`extract_answer` finds the last `\boxed{...}`, else the last `Answer:` line, else "The answer is" in the last line. All
-functions take time linear in the text.
+`extract_answer` finds the last `\boxed{...}`, else the last `Answer:` line, else, in the last line, a sentence that
+means "the answer is" in a language other than English. All functions take time linear in the text.
 """
 
 import re
@@ -99,7 +99,7 @@ def extract_answer(text: str, *, is_cut: bool = False) -> str:
     r"""Return the answer in a text, stripped; "" if there is none.
 
     An empty box, a box with unbalanced braces, and `Answer:` without text are not answers. Of nested boxes, the
-    innermost counts.
+    innermost counts. Only the last 50,000 characters are searched.
 
     Args:
         text: The assistant's text.
@@ -165,9 +165,9 @@ def _ends_in_answer_line(text: str, start: int) -> bool:
 def last_answer_line(text: str) -> str:
     """Return the text after the last "Answer:" (any case, bold or not) in its line, or in the next line with text.
 
-    Without "Answer:", return the text after "The answer is" if a sentence in the last line begins with it. The same
-    phrases in other languages are recognized. Markdown, a final full stop and the delimiters of a single formula are
-    removed.
+    "Answer:" is also recognized in other languages. Without it, if a sentence in the last line begins with "the answer
+    is" in a language other than English (see `phrases`), return the text after these words. Markdown, a final full stop
+    and the delimiters of a single formula are removed.
     """
     for label in reversed(list(ANSWER_LABEL.finditer(text))):
         line = text[label.end() :].partition("\n")[0].strip(_MARKUP)

@@ -1,8 +1,8 @@
 """Check the instructions of IFEval (Zhou et al., 2023, arXiv:2311.07911) with the checkers of lm-evaluation-harness.
 
 Needs the extra `ifeval`. The checkers count sentences and capital words with NLTK's model punkt_tab, which
-lm-evaluation-harness downloads on first use. On a machine without network, run `python -m nltk.downloader punkt_tab`
-elsewhere, and set NLTK_DATA to its folder.
+lm-evaluation-harness downloads on first use. For a machine without network, run `python -m nltk.downloader punkt_tab`
+on another machine, copy its folder nltk_data, and set NLTK_DATA to the copy.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class Instructions:
         if _USING_PUNKT.intersection(self.ids) and not _has_punkt():
             raise ConfigError(
                 "IFEval's sentence and word counts need NLTK's model punkt_tab, which could not be downloaded; run "
-                "python -m nltk.downloader punkt_tab on a machine with network, and set NLTK_DATA to its nltk_data"
+                "python -m nltk.downloader punkt_tab on a machine with network, and set NLTK_DATA to a copy of its "
+                "folder nltk_data"
             )
 
     def followed(self, response: str, prompt: str) -> list[bool]:
@@ -76,7 +77,8 @@ class Instructions:
         A response of more than `MAX_RESPONSE_CHARS` follows none.
 
         Raises:
-            ConfigError, PromptError: See `check_usable`.
+            ConfigError: See `check_usable`.
+            PromptError: See `check_usable`; or a checker can't be run with its arguments.
         """
         self.check_usable()
         if len(response) > MAX_RESPONSE_CHARS:

@@ -7,7 +7,7 @@ JSON lines often contain this text instead of the list. Such texts are:
   `('34',)`, `{'34'}`, `['34' '35']`, `[np.str_('34')]`;
 - calls of NumPy with any items: `array([34, 35])`, `[np.int64(34), np.int64(35)]`;
 - numbers in square brackets without commas, as NumPy prints them: `[34 35]`;
-- any of these in a further pair of quotes from CSV or JSON: `"[""34"", ""35""]"`, `"[\"34\"]"`.
+- any of these in an outer pair of quotes from CSV or JSON: `"[""34"", ""35""]"`, `"[\"34\"]"`.
 
 Other text in brackets is mathematics: `[1, 2]` is an interval, a vector or a list whose order counts, `(1, 2)` a pair,
 `\{1, 2\}` a set, `[[1, 2], [3, 4]]` a matrix, and `[34]` is 34.
@@ -68,7 +68,7 @@ def label_texts(label: object, depth: int = 0) -> tuple[str, ...]:
 def listed_items(text: str) -> list[str] | None:
     """Return the items of a text that is a printed list, with nested lists flattened; None for any other text."""
     text = text.strip()
-    forms = [text]  # as it is, and without a further pair of quotes
+    forms = [text]  # as it is, and without an outer pair of quotes
     if len(text) > 1 and text[0] == text[-1] and text[0] in _QUOTES:
         forms += [text[1:-1].replace(text[0] * 2, text[0]), _unquote(text)]
     elif '""' in text:
@@ -77,7 +77,7 @@ def listed_items(text: str) -> list[str] | None:
 
 
 def _parse_items(text: str) -> list[str] | None:
-    """Return the items of a printed list that has no further quotes around it; None for any other text."""
+    """Return the items of a printed list that has no quotes around it; None for any other text."""
     items: list[str] = []
     kinds: set[str] = set()
     position, depth, deepest, previous_kind = 0, 0, 0, ""

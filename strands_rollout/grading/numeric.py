@@ -2,7 +2,7 @@ r"""Compare formulas by computing them: exactly in fractions, else to 160 digits
 
 Variables get several sets of fixed values: two formulas are equal if they agree to 75 digits for each set. Every step
 is bounded in size and the steps are counted, so no formula takes long and none needs a process of its own. Functions
-with a `Budget` raise `TooComplexError` if a formula would take too many steps, or `OutOfTimeError`.
+with a `Budget` raise `TooComplexError` if a formula is too large to compute, and `OutOfTimeError` if the time is over.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _BITS_PER_STEP: Final = 500
 _MAX_STEPS: Final = 8_000
 _FLOAT_STEPS: Final = 4
 _MAX_FACTORIAL: Final = 1000
-_FRACTION_POINTS: Final = range(6)  # numbers of the points at which variables are fractions
-_WHOLE_POINTS: Final = range(6, 10)  # numbers of the points at which variables are whole numbers
+_FRACTION_POINTS: Final = range(6)  # indices of the points at which variables are fractions
+_WHOLE_POINTS: Final = range(6, 10)  # indices of the points at which variables are whole numbers
 _MIN_POINTS: Final = 2  # points at which both formulas must have a value
 _LINE_SAMPLES: Final = (Fraction(0), Fraction(1), Fraction(17, 5), Fraction(-29, 7), Fraction(211, 3))
 _DENOMINATORS: Final = (26, 34, 38, 46, 58, 62)  # even: a power with such an exponent is undefined for negative bases
@@ -223,7 +223,7 @@ class _Evaluation:
 
         Raises:
             _UndefinedError: The formula has no value at this point.
-            TooComplexError: The formula takes too many steps.
+            TooComplexError: The formula takes too many steps or too long, or a part of it is too large or too small.
         """
         if node.kind == "number":
             return self._checked_value(node.value)
@@ -240,7 +240,7 @@ class _Evaluation:
         return self._checked_value(operation(*values))
 
     def _checked_value(self, value: Value, *, is_exact: bool = True) -> Value:
-        """Return a value after checking its size and spending steps for it; values close to 0 become 0 if inexact."""
+        """Return a value after checking its size and spending steps on it; unless exact, a value near 0 becomes 0."""
         if isinstance(value, Fraction):
             bits = _bits(value)
             self._budget.spend(1 + bits // _BITS_PER_STEP)

@@ -91,7 +91,7 @@ def split_repetition_in_words(text: str) -> tuple[str, Fraction | None]:
 
 
 def _minutes(clock: re.Match[str]) -> set[int]:
-    """Return the minutes since midnight; both possible values for an hour without a.m. or p.m."""
+    """Return the minutes since midnight; both possible values for an hour up to 12 without a.m. or p.m."""
     hour, minute, half = int(clock["hour"]), int(clock["minute"]), clock["half"]
     if half is None:
         return {hour * 60 + minute, (hour + 12) % 24 * 60 + minute} if hour <= 12 else {hour * 60 + minute}

@@ -1,4 +1,4 @@
-"""The conditions of an episode: digests of everything that decides how it continues from one of its steps.
+"""The conditions of an episode: digests of the settings, code and limits under which it continues from a step.
 
 An episode is continued, from a journal or as an aborted sample, only if its conditions have not changed since it began;
 otherwise it starts from scratch. docs/partial-rollouts.md lists the conditions.
@@ -117,8 +117,8 @@ def template_kwargs(args: SlimeArgs, sample: SampleLike) -> Mapping[str, Any]:
 def context_limit(args: SlimeArgs, *, evaluation: bool) -> int | None:
     """Return slime's context limit in tokens; None if only the engine limits the context.
 
-    In training: `rollout_max_context_len`, else the tokens that a training batch can hold. In an evaluation:
-    `eval_max_context_len`, else `rollout_max_context_len`.
+    In training: `rollout_max_context_len`, else `max_tokens_per_gpu` times `context_parallel_size`, the tokens of the
+    longest sample that the trainer can hold. In an evaluation: `eval_max_context_len`, else `rollout_max_context_len`.
     """
     for name in ("eval_max_context_len", "rollout_max_context_len") if evaluation else ("rollout_max_context_len",):
         if (limit := getattr(args, name, None)) is not None:

@@ -3,10 +3,11 @@
 Drift is measured in two ways: by encoding each turn again by itself, and by encoding the whole conversation again as
 one text, as a trainer that gets text does.
 
-Mismatch is context that differs, token for token, from the chat template's rendering. The context between two turns is
-cut at its control tokens. They must be the control tokens that the template puts around the results of the turn's calls
-or around a user's turn, and each text between them must be encoded as the tokenizer encodes it. The texts of the
-results are taken from the tokens, so no record of the conversation is needed. A sample does not hold its tools and
+Mismatch is context whose tokens differ from the chat template's rendering. The context between two turns is cut at its
+control tokens. They must be the control tokens that the template puts around the results of the first turn's calls, or
+around a user's turn. Each text between them must be the template's, apart from what the messages fill in, and its
+tokens must be those that the tokenizer gives. No record of the conversation is needed, since the texts of the results
+are taken from the tokens. A sample does not hold its tools and
 system prompt, so only two things are checked in its prompt: the encoding of the texts, and the end (question and
 generation prompt).
 """
@@ -57,7 +58,7 @@ _PLACEHOLDER: Final = "probed-{}-of-{}"
 _PLACEHOLDER_ID: Final = "Probed{:03d}"  # 9 letters and digits, which some templates require
 _PLACEHOLDERS: Final = re.compile(r"probed-[a-z]+-of-\d+|Probed\d{3,}")
 _SHOWN_TOKENS: Final = 12  # shown from a mismatch on
-_MAX_USER_TURNS: Final = 2  # consecutive user turns that may follow a turn
+_MAX_USER_TURNS: Final = 2  # consecutive user turns that are tried after a turn of the policy
 _CALLS: Final = (parsers.ToolCall, parsers.ParseFailure)
 _COUNTS: Final = ("sampled_tokens", "turn_drift", "text_drift", "off_policy")  # counts of an EpisodeDrift
 
@@ -195,7 +196,10 @@ class RenderCheck:
                 yield Mismatch(at, max(found.tokens, 1), got, found.expected)  # 0 if tokens are only missing
 
     def _turn_difference(self, context: Sequence[int], turn: Sequence[int]) -> _Difference | None:
-        """Compare the context after a turn with each rendering that is possible there."""
+        """Compare the context after a turn with each rendering that is possible there.
+
+        If none fits, return the difference from the first; otherwise, or if none is known, compare the encoding alone.
+        """
         differences = []
         for results, users in self._possible_messages(turn):
             pieces = self._render_pieces(results, users)
@@ -254,7 +258,10 @@ class RenderCheck:
         return _consists_of(self._encoder.decode(ids), ["", *parts] if has_free_start else parts)
 
     def _encoding_difference(self, context: Sequence[int]) -> _Difference | None:
-        """Find the texts between control tokens that the tokenizer would encode differently; count their tokens."""
+        """Find the first text between control tokens that the tokenizer would encode differently; None without one.
+
+        The result counts the differing tokens of all such texts.
+        """
         at, count, first, shown = 0, 0, None, ""
         for ids in self._split(context):
             if not self._encoder.is_control(ids[0]):
@@ -361,10 +368,10 @@ class Divergence:
     Attributes:
         position: The token's index in the sample's tokens.
         turn: The number of the policy's turn that contains the token, from 0; None if the token is context.
-        before: The text of the tokens before it.
-        got: The sample's next ids, from the position on.
+        before: The text of the last tokens before it, at most `_DIVERGENCE_TOKENS`.
+        got: The sample's ids from the position on, at most `_DIVERGENCE_TOKENS`.
         got_texts: The text of each id in `got`.
-        again: The ids from the position on after encoding the text again.
+        again: The ids from the position on after encoding the text again, at most `_DIVERGENCE_TOKENS`.
         again_texts: The text of each id in `again`.
     """
 
@@ -386,9 +393,10 @@ class EpisodeDrift:
         index: The sample's own index.
         turn_drift: Sampled tokens that would differ if each turn were encoded again by itself.
         text_drift: Sampled tokens that would differ if the whole conversation were encoded again.
-        off_policy: Sampled tokens from the first difference of the whole text on. From there, a trainer on text would
-            show a history that the policy did not read or write.
-        classes: Drifted tokens by kind; "template" counts context tokens in the whole text.
+        off_policy: Sampled tokens from the first difference of the whole text on. A trainer that gets text would train
+            them after a history that the policy did not read or write.
+        classes: Drifted tokens by kind: sampled tokens when each turn is encoded again by itself; under "template",
+            context tokens when the whole text is encoded again.
         first: The first difference of the whole text; None without one.
         mismatches: Context that differs from the template's rendering; None if it was not compared.
     """

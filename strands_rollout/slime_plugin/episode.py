@@ -49,7 +49,7 @@ from strands_rollout.watchdog import watch_running_loop
 logger = logging.getLogger(__name__)
 ROUTING_HEADER: Final = "X-SMG-Routing-Key"
 _PARTIAL_GRACE_S: Final = 4.0
-# further reasons why an episode can't be continued
+# reasons why an episode can't be continued, in addition to those of `agent.run`
 _CLOSED_ENVIRONMENT: Final = "its environment and resources were closed"
 _NO_REPLAY: Final = "its program may not be started again (allow it with resumable: replay)"
 
@@ -165,7 +165,7 @@ async def _play_and_fill(job: RolloutJob) -> SampleLike | list[SampleLike]:
 
 
 def _restarted_job(job: RolloutJob, error: Exception) -> RolloutJob:
-    """Reset the sample and return a job that starts from scratch, since the environment did not repeat the attempt."""
+    """Reset the sample and return a job that starts from scratch, since the replay differs from the aborted attempt."""
     logger.warning("aborted sample starts from scratch index=%s reason=%s", job.call.sample.index, error)
     resume = job.start.resume
     sampled = 0 if resume is None else sum(resume.trajectory.loss_mask)
@@ -352,7 +352,7 @@ def _choose_player(
 
 
 def _named_limits(settings: RolloutSettings) -> EpisodeLimits:
-    """Return the limits that the settings name: an environment has its own limits in place of the others' defaults."""
+    """Return the limits that the settings name, not the defaults: a library's environment has limits of its own."""
     return EpisodeLimits(
         **{
             limit.name: getattr(settings, limit.name) if limit.name in settings.model_fields_set else None

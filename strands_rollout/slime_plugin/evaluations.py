@@ -1,8 +1,8 @@
 """Metrics that slime can't log: pass rates of problems with missing samples, and evaluations of one checkpoint.
 
 slime computes pass@k from blocks of `--n-samples-per-eval-prompt` rewards (`compute_pass_rate` in
-slime/observability/metric_utils.py), and stops if a reward is missing or a data set has another number of samples.
-`log_eval` computes it instead, under the same names.
+slime/observability/metric_utils.py). If rewards are missing, or a data set has its own number of samples per prompt,
+slime raises an error or mixes problems. Therefore `metrics.log_eval` computes pass@k, under slime's names.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ _LOG_PASSRATE_ATTR: Final = "strands_rollout_log_passrate"  # attribute of args:
 
 
 def checkpoint_step() -> int | None:
-    """Return the step of the checkpoint that this job evaluates; None in a job that trains."""
+    """Return the step of the checkpoint that this job only evaluates; None without `STEP_VARIABLE`, as in training."""
     given = os.environ.get(STEP_VARIABLE) or ""
     return int(given) if given.isdecimal() else None
 
 
 def take_over_pass_rates(args: SlimeArgs) -> bool:
-    """Return whether slime's `--log-passrate` is set, and turn it off for slime's own evaluation metrics."""
+    """Return whether the job was given slime's `--log-passrate`, and turn the flag off in `args`.
+
+    Then slime's own evaluation metrics have no pass rates. A later call with the same args returns the same.
+    """
     values = vars(args)
     wanted = bool(values.setdefault(_LOG_PASSRATE_ATTR, bool(values.get("log_passrate"))))
     if wanted:
@@ -37,7 +40,10 @@ def take_over_pass_rates(args: SlimeArgs) -> bool:
 
 
 def samples_per_problem(args: SlimeArgs, name: str) -> int:
-    """Return the number of samples that slime draws for each problem of a data set."""
+    """Return the number of samples that slime draws for each problem of a data set.
+
+    It is the data set's own number, else `n_samples_per_eval_prompt` of args, else 1.
+    """
     for data_set in getattr(args, "eval_datasets", None) or ():
         if getattr(data_set, "name", None) == name:
             count = getattr(data_set, "n_samples_per_eval_prompt", None)
@@ -50,9 +56,8 @@ def samples_per_problem(args: SlimeArgs, name: str) -> int:
 def pass_rates(rewards: Iterable[tuple[int, Any]], size: int) -> dict[str, float]:
     """Return the mean of pass@k over problems, for each power of two k up to `size`, as slime does.
 
-    A `size` of 1 gives {}.
-
-    A problem with missing samples counts with its other samples, for each k up to their number.
+    A `size` of 1 gives {}. A problem with missing samples counts with its other samples, for each k up to their number.
+    A k above the number of samples of every problem is left out.
 
     Args:
         rewards: The position of each sample among all samples of the data set, and its reward; 1 is a correct answer.
@@ -76,7 +81,10 @@ def pass_rates(rewards: Iterable[tuple[int, Any]], size: int) -> dict[str, float
 
 
 def headline_numbers(data: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Return the mean reward and the share of truncated samples of each data set, under slime's names."""
+    """Return the mean reward and the share of truncated samples of each data set, under slime's names.
+
+    Values that are not finite numbers or bools are left out.
+    """
     numbers = {}
     for name, result in data.items():
         columns = {f"eval/{name}": "rewards", f"eval/{name}-truncated_ratio": "truncated"}
@@ -90,12 +98,13 @@ def headline_numbers(data: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 
 @contextmanager
 def wandb_run_of_training() -> Iterator[Callable[[Mapping[str, Any]], object] | None]:
-    """Yield wandb's `log` for the run of the training whose checkpoint this job evaluates.
+    """Yield wandb's `log` for the run `WANDB_RUN_ID`, which gets the evaluations of a training's checkpoints.
 
     Yield None in a job that trains, and without the environment variable `WANDB_RUN_ID`.
 
-    A run that a training still writes is joined as slime's own secondary processes join it (`init_wandb_secondary` in
-    slime/observability/wandb_utils.py): it stays open afterwards, and each number has its step in `eval/step`.
+    The training's own run (`_SHARED_VARIABLE`), to which the training may still write, is joined as slime's secondary
+    processes join it (`init_wandb_secondary` in slime/observability/wandb_utils.py), and stays open afterwards. In any
+    run, the numbers are shown over the step in `eval/step`.
     """
     if checkpoint_step() is None or not os.environ.get("WANDB_RUN_ID"):
         yield None

@@ -1,9 +1,9 @@
 """slime's fully asynchronous rollout, which starts only as many groups as `max_sample_staleness` allows.
 
-slime's worker plays `--sglang-server-concurrency` x engines groups. Finished groups wait for the trainer: up to as many
-again in the newest slime, and up to 1,000 in 0.3.0 and 0.3.1, where a step takes all that wait and drops those that it
-does not need (slime/rollout/fully_async_rollout.py, `AsyncRolloutWorker`). Here, groups in play and groups that wait
-are limited together, and a step takes only the groups that it trains.
+slime's worker plays up to `--sglang-server-concurrency` x engines groups at once. Finished groups wait for the trainer:
+up to as many again in the newest slime, and up to 1,000 in 0.3.0 and 0.3.1, where a step takes all waiting groups and
+drops those that it does not need (slime/rollout/fully_async_rollout.py, `AsyncRolloutWorker`). Here, one limit holds
+for the groups in play and the waiting groups together, and a step takes only the groups that it trains.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def _start_worker(module: Any, args: SlimeArgs, data_source: object) -> None:  #
     known = all(hasattr(module, name) for name in ("_global_worker", "_worker_lock"))
     if not known or not all(hasattr(worker_class, name) for name in ("_make_done_cb", "get_completed_groups")):
         message = (
-            "max_sample_staleness does not limit the groups in flight: this slime's %s has another structure; expected "
-            "that of slime 0.3.0, 0.3.1 or 624b824a"
+            "max_sample_staleness does not limit the started groups: this slime's %s has another structure; expected "
+            "that of slime 0.3.0, 0.3.1 or its commit 624b824a"
         )
         log_once(logger, logging.WARNING, message, _MODULE)
         return
@@ -93,11 +93,12 @@ def _start_worker(module: Any, args: SlimeArgs, data_source: object) -> None:  #
 
 
 def max_started_groups(limit: int, *, prompts: int, update_interval: int = 1) -> int:
-    """Return the number of groups in play or waiting for the trainer, so that few samples get too old.
+    """Return how many groups may be in play or wait for the trainer at once, so that few samples get too old.
 
     A step takes the first `prompts` groups that have finished, so the last of the started groups is taken after
     `limit` - 1 versions. One version is a reserve for samples that wait for the slowest sample of their group. With a
-    limit of 0 or 1, the groups of one version are started, because fewer would leave the trainer without samples.
+    limit of 0 or 1, the groups of one version are started all the same, because fewer would leave the trainer without
+    samples.
 
     Args:
         limit: Maximum staleness, in weight versions.

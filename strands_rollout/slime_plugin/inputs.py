@@ -77,12 +77,12 @@ async def read_checked_config(path: Path | None, changes: Sequence[str] | None =
     The file's folder and the working directory are searched for user code.
 
     Args:
-        path: The configuration file; None for the default settings.
+        path: The configuration file; None for the default settings, whose code is loaded only if there are changes.
         changes: Changes from the command line, as `setting=value`.
 
     Raises:
-        ConfigError: The file can't be used, or code that it names can't be loaded; the message has a line for each
-            setting.
+        ConfigError: The file or a change can't be used, or code that the settings name can't be loaded; in the second
+            case, the message has a line for each such setting.
     """
     settings = read_config_file(path, changes)
     if path is not None or changes:
@@ -91,7 +91,7 @@ async def read_checked_config(path: Path | None, changes: Sequence[str] | None =
 
 
 async def check_loadable(path: Path | None, settings: RolloutSettings, changes: Sequence[str] | None = None) -> None:
-    """Load all code that the settings name.
+    """Check that all code that the settings name can be loaded.
 
     Args:
         path: The configuration file, whose folder is searched too.
@@ -99,7 +99,7 @@ async def check_loadable(path: Path | None, settings: RolloutSettings, changes: 
         changes: Changes from the command line, as `setting=value`; their errors are reported under "the command line".
 
     Raises:
-        ConfigError: Some code can't be loaded; the message has a line for each setting.
+        ConfigError: Some code can't be loaded, or a value can't be used; the message has a line for each such setting.
     """
     add_config_folder(path)
     changed = {re.split(r"[.=]", change.strip().removeprefix("strands_rollout."))[0] for change in changes or ()}
@@ -237,7 +237,7 @@ def to_episode_prompt(
             raise PromptError(
                 f"got a prompt that a chat template has already rendered ({prompt[:60]!r}...); expected the plain text "
                 "or the chat. Remove --apply-chat-template from slime's arguments: the agent renders its conversation "
-                "itself, and rendering the prompt twice would train on a wrapped prompt"
+                "itself, and would render this prompt a second time"
             )
         return EpisodePrompt(configured_system, [_message("user", prompt)])
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
@@ -284,7 +284,7 @@ def _convert_chat(
 
 
 def _check_question(messages: Sequence[Message]) -> None:
-    """Raise PromptError if the chat does not end with a user's message for the agent to answer."""
+    """Raise PromptError unless the chat ends with a user's message that is not empty, for the agent to answer."""
     last = messages[-1] if messages else _message("system", "")
     if last["role"] != "user" or any("toolResult" in block for block in last["content"]):
         raise PromptError("got a chat that does not end with a user's message; expected one for the agent to answer")
@@ -337,12 +337,12 @@ def _read_message(message: object, position: int) -> tuple[Mapping[str, Any], st
     role, content = message["role"], message.get("content")
     if role not in ("system", "user", "assistant", "tool"):
         raise PromptError(
-            f"got the role {role!r} at position {position} of the chat; expected system, user or assistant, or tool "
-            "after the calls of an assistant"
+            f"got the role {role!r} at position {position} of the chat; expected 'system', 'user' or 'assistant', or "
+            "'tool' after the calls of an assistant"
         )
     if calls and role != "assistant":
         raise PromptError(
-            f"got tool calls at position {position} of the chat, in a message of the role {role}; expected assistant"
+            f"got tool calls at position {position} of the chat, in a message of '{role}'; expected 'assistant'"
         )
     return message, role, "" if content is None and calls else content
 
@@ -400,7 +400,7 @@ def _add_tool_result(messages: list[Message], message: Mapping[str, Any], text: 
     if call_id not in unanswered:
         raise PromptError(
             f"got the role 'tool' at position {position} of the chat, with the tool_call_id {call_id!r}; expected "
-            f"system, user or assistant, or the result of one of the unanswered calls: {unanswered}"
+            f"'system', 'user' or 'assistant', or the result of one of the unanswered calls: {unanswered}"
         )
     result = {"toolUseId": call_id, "status": "success", "content": [{"text": text}]}
     messages.append({"role": "user", "content": [*results["content"], {"toolResult": result}]})
@@ -484,7 +484,8 @@ def _choose_tools(names: object, offered: Sequence[str | McpServer]) -> list[str
 def _tools_with_schemas(schemas: object, settings: RolloutSettings) -> Sequence[str | McpServer]:
     """Return the run's tools for which a row has schemas; all `tools` of the run if none matches.
 
-    MCP servers always stay, since their tools are known only when they are connected.
+    MCP servers in `tools` always stay, since their tools are known only when they are connected. Without such a server,
+    warn about schemas of tools that the run lacks.
     """
     wanted = [_schema_name(schema) for schema in schemas] if isinstance(schemas, list | tuple) else []
     servers = [tool for tool in settings.tools if not isinstance(tool, str)]
@@ -499,7 +500,7 @@ def _tools_with_schemas(schemas: object, settings: RolloutSettings) -> Sequence[
 
 
 def _schema_name(schema: object) -> str:
-    """Return the tool's name in an OpenAI schema, with or without its `function` envelope, or in a plain name."""
+    """Return the name in a tool's OpenAI schema, with or without its `function` envelope; a plain name stays."""
     inner = schema.get("function", schema) if isinstance(schema, Mapping) else schema
     return str(inner.get("name") if isinstance(inner, Mapping) else inner)
 

@@ -1,8 +1,8 @@
-"""The journal of an episode: one journal record per step, from which another process can continue the episode.
+"""The journal of an episode: one journal record per step. From it, another process can continue the episode.
 
 `record.saved` defines the content of a record and rebuilds an episode from its records. The records outlive the process
 in a `RecordStore` in `journal_dir`, or in the driver of an episode worker. An episode is continued from its last
-finished turn, like an aborted episode that is resumed, and gives the same sample.
+finished turn, in the same way as an aborted episode is resumed.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ class EpisodeJournal:
         sink: Stores the records.
         model: The main agent's model.
         code: The counts of the code tool, which grow as the episode runs.
-        sub_agents: The models of sub-agents; grows as the episode makes them.
-        fans_out: True if tokens of sub-agents become samples of their own; a record can't hold such samples.
+        sub_agents: The models of sub-agents, in a list that grows as the episode makes them.
+        fans_out: True if tokens of sub-agents and side conversations become samples of their own; a record can't hold
+            such samples.
         start: The state that the episode started from.
     """
 
@@ -92,7 +93,7 @@ class EpisodeJournal:
         self._writer = StepWriter(is_continued=start.resume is not None)
 
     async def turn_ended(self, progress: EpisodeProgress) -> None:
-        """Write a journal record if possible; return once it is safe, since the turn's tools run next."""
+        """Write a journal record if possible; return once it survives this process, since the turn's tools run next."""
         self._writer.on_turn_end()
         if (record := self._build_record(progress)) is not None:
             await self._sink.write_before_tools(record)
@@ -114,7 +115,7 @@ class EpisodeJournal:
         is_single = not self._sub_agents and not model.record.others  # the episode has only its main conversation
         dropped = 0 if is_single else self._count_other_tokens()
         if dropped and self._fans_out:
-            self.close("the samples of its sub-agents are not saved")
+            self.close("the samples of its sub-agents and side conversations are not saved")
         if self._is_closed:
             return None
         aborts = model.engine_aborts + self._earlier_aborts
@@ -185,9 +186,9 @@ async def open_journal(
     Return None without that setting, without the setting `resume_aborted`, and if the folder can't be used.
 
     Records are found by the sample's index, its row and the conditions of the episode: records of an episode on another
-    row or under other conditions are not this sample's. An aborted sample holds a newer state than such records, so
-    they are removed. Each process reads the records of dead processes only once, in a thread. Records that another
-    episode of the same sample has open are not shared.
+    row or under other conditions are not this sample's. If the sample is aborted, such records of its index are
+    removed, since the sample itself holds a newer state. Each process reads the records of dead processes only once,
+    in a thread. Records that another episode of the same sample has open are not shared.
 
     Raises:
         ConfigError: `conditions` finds no usable tokenizer.

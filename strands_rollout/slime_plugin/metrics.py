@@ -64,7 +64,7 @@ TRUNCATING: Final = tuple(str(reason) for reason in StopReason if reason in TRUN
 _SLIME_PACKAGES: Final = ("slime.observability", "slime.utils")
 _FIRST_STEPS: Final[dict[str, int]] = {}  # the first step in this process, by metric prefix
 _MAX_SHARE_TOO_OLD: Final = 0.1
-_NOT_LOGGED: Final = "%s is set, but this package's metrics are not logged there: %s"
+_NOT_LOGGED: Final = "%s is set, but has no effect on this package's metrics: %s"
 
 
 def log_rollout(
@@ -82,7 +82,8 @@ def log_rollout(
         False, so that slime logs its own metrics as well.
 
     Raises:
-        FailedGroupsError: Too many groups failed in a row, and `generate` could not end the run; see `FailedGroups`.
+        FailedGroupsError: No sample of the step can be trained, too many groups have failed in a row, and `generate`
+            could not end the run; see `raise_on_failed_groups`.
     """
     run_metric("settings", functools.partial(_check_staleness_setting, args))
     run_metric("rollout", lambda: _log_step(rollout_id, args, {"rollout/agent": samples}, "rollout/step"))
@@ -102,7 +103,7 @@ def log_eval(
 
     A sample that failed or was not graded because of an infrastructure fault is not a wrong answer. It is removed from
     `data`, from which slime computes its own metrics next. A data set that has only such samples is removed too, and
-    logged as an error.
+    logged as an error. With slime's `--log-passrate`, the pass rates are logged here, and slime's own are turned off.
 
     Args:
         rollout_id: slime's number of the step.
@@ -125,7 +126,7 @@ def log_eval(
 def _log_evaluation(
     rollout_id: int, args: SlimeArgs, data: Mapping[str, Any], rates: Metrics, write: LogToWandb | None
 ) -> None:
-    """Log pass rates; for the checkpoint of a training also the means, which slime logs nowhere else in that job."""
+    """Log pass rates; if `write` logs to a training's wandb run, also the means, which slime does not log there."""
     numbers = rates | (evaluations.headline_numbers(data) if write is not None else {})
     if not numbers:
         return
@@ -156,7 +157,7 @@ def _prepare_for_slime(args: SlimeArgs, data: MutableMapping[str, dict[str, Any]
             rates |= {f"eval/{name}-{rate}": value for rate, value in found.items()}
     if getattr(args, "reward_key", None):
         return rates
-    # slime reads each reward again, by `--reward-key`, and rounds it; a dict without that key would end the run
+    # slime reads each reward again and rounds it; without `--reward-key`, it would round a dict, which ends the run
     for result in data.values():
         for sample, reward in zip(result.get("samples") or (), result.get("rewards") or (), strict=False):
             if isinstance(sample.reward, Mapping):
@@ -168,7 +169,7 @@ def _drop_missing(data: MutableMapping[str, dict[str, Any]], name: str) -> list[
     """Remove samples without a graded answer; log their number. If no sample is left, the data set is removed.
 
     Returns:
-        The positions of the remaining samples; None if nothing was removed.
+        The positions of the remaining samples; None if nothing was removed, or the whole data set.
     """
     result = data[name]
     samples = finished_samples(result.get("samples"))
@@ -199,7 +200,10 @@ def _check_staleness_setting(args: SlimeArgs) -> None:
 
 
 def _step_of(rollout_id: int, args: SlimeArgs, step_key: str) -> int:
-    """Return the step to log under: slime's, or that of the checkpoint in a job that only evaluates it."""
+    """Return the step to log under: in a job that only evaluates a checkpoint, the checkpoint's, else slime's.
+
+    Where slime's function for the step is absent or fails, return `rollout_id`.
+    """
     if step_key.startswith("eval") and (step := evaluations.checkpoint_step()) is not None:
         return step
     compute_step = _slime_function("metric_utils", "compute_rollout_step")
@@ -315,7 +319,9 @@ def _slime_function(module: str, name: str) -> Callable[..., Any] | None:
 
 
 def distribution(name: str, values: Iterable[float | None]) -> Metrics:
-    """Return mean, 50th, 90th and 99th percentile (interpolated) and maximum of the values, ignoring None; {} if empty.
+    """Return mean, 50th, 90th and 99th percentile (interpolated) and maximum of the values that are not None.
+
+    Without such values, return {}.
 
     Each metric is named `<name>/<statistic>`.
     """
@@ -397,7 +403,10 @@ def gateway_metrics(samples: Samples) -> Metrics:
 
 
 def weight_metrics(samples: Samples) -> Metrics:
-    """Return the number of distinct weight versions per sample, and newest minus oldest if they are integers."""
+    """Return the distributions of each sample's number of weight versions, and of its newest minus its oldest version.
+
+    The difference leaves out samples whose versions are not integers of one version numbering.
+    """
     return {
         **distribution("weight_versions", [len(sample.weight_versions) or None for sample in samples]),
         **distribution("weight_version_spread", [sample.weight_version_spread for sample in samples]),
@@ -405,7 +414,7 @@ def weight_metrics(samples: Samples) -> Metrics:
 
 
 def staleness_metrics(args: SlimeArgs, samples: Samples) -> Metrics:
-    """Return the share of samples that `max_sample_staleness` leaves out of training; {} without that setting.
+    """Return the share of samples that are older than `max_sample_staleness` allows; {} without setting or samples.
 
     A share of more than a tenth is logged as a warning, since the engines generate these samples for nothing.
     """
@@ -415,7 +424,7 @@ def staleness_metrics(args: SlimeArgs, samples: Samples) -> Metrics:
     share = float(np.mean([versions > limit for versions in known_staleness([each.sample for each in samples])]))
     if share > _MAX_SHARE_TOO_OLD:
         logger.warning(
-            "event=samples_too_old share=%.2f samples=%d max_sample_staleness=%d: generation is faster than training; "
+            "event=samples_too_old share=%.2f samples=%d max_sample_staleness=%d: samples wait too long for training; "
             "train on more GPUs, lower --sglang-server-concurrency, or raise the setting. With "
             "--rollout-function-path strands_rollout.generate_rollout_fully_async, fewer groups wait",
             share,
@@ -426,23 +435,23 @@ def staleness_metrics(args: SlimeArgs, samples: Samples) -> Metrics:
 
 
 def answer_metrics(samples: Samples) -> Metrics:
-    """Return the number of samples without a graded answer, and the accuracy of the others if rewards have an `acc`."""
+    """Return the number of samples without a graded answer, and the mean `acc` of the others, if they have an `acc`."""
     answers = [finite_number(sample.reward_details.get("acc")) for sample in samples if not sample.is_missing]
     missing = {"missing": float(sum(sample.is_missing for sample in samples))} if samples else {}
     return missing | _mean("accuracy", [answer for answer in answers if answer is not None])
 
 
 def part_metrics(samples: Samples) -> Metrics:
-    """Return the distribution of each further number of the rewards."""
+    """Return the distribution of each part of the rewards, by its key `parts/NAME`."""
     parts = parts_of(sample.reward_details for sample in samples if not sample.is_missing)
     return {key: number for name, values in parts.items() for key, number in distribution(name, values).items()}
 
 
 def slowest_metrics(samples: Samples) -> Metrics:
-    """Return the seconds that the slowest sample spent in generation, tools, reward and other work.
+    """Return the seconds that the slowest sample took in all, and in generation, tools, reward and other work.
 
-    Only samples with an episode duration count; in a fan-out, that is the main agent's sample. Tools that ran
-    concurrently are added up, so the parts may sum to more than the total; the rest is at least 0.
+    Only samples with an episode duration count; in a fan-out, that is the main agent's sample. The seconds of tools
+    that ran concurrently are added up, so the parts may sum to more than the total; then `other_s` is 0.
     """
     durations = [(sample.facts.duration_s, sample) for sample in samples]
     timed = [(seconds + (sample.score_s or 0.0), sample) for seconds, sample in durations if seconds is not None]
@@ -487,7 +496,10 @@ def _mismatch_metrics(tokens: Sequence[int]) -> Metrics:
 
 
 def worker_metrics(samples: Samples) -> Metrics:
-    """Return the seconds that samples waited for a worker, and each worker's CPU use, episodes and restarts."""
+    """Return the seconds that samples waited for a worker, and each worker's CPU use, episodes and restarts.
+
+    Return {} if no sample was played on a worker.
+    """
     waits = distribution("queue_s", [sample.facts.queue_s for sample in samples])
     return waits | workers.pool_metrics() if waits else waits
 
@@ -552,7 +564,7 @@ def transcript_rows(
 
     Args:
         samples: The samples of a step.
-        step: slime's number of the step.
+        step: The number for the column "step".
         reward_key: The key of the number in rewards that are dicts.
         secrets: Texts that are masked everywhere.
     """
@@ -572,7 +584,7 @@ def transcript_rows(
 
 
 def _choose_rows(samples: Sequence[FinishedSample], rewards: Sequence[float | None]) -> Iterator[tuple[str, int]]:
-    """Yield the reasons to show a sample, each with the sample's position; the first of equal samples."""
+    """Yield each reason to show a sample, with the position of the first sample for which it holds."""
     graded = sorted((reward, position) for position, reward in enumerate(rewards) if reward is not None)
     if graded:
         yield "best", min(graded, key=lambda entry: (-entry[0], entry[1]))[1]
@@ -616,7 +628,10 @@ def _to_int(value: object) -> int | None:
 
 
 def bounded_text(value: object, max_chars: int, secrets: Collection[str] = ()) -> str | None:
-    """Return the head and tail of a text, or of a value's JSON, with secrets masked and lone surrogates as "?"."""
+    """Return a text, or a value's JSON, with secrets masked and lone surrogates as "?"; None for None.
+
+    More than `max_chars` characters are cut in the middle. A value that JSON can't hold is shown by its `repr`.
+    """
     if value is None:
         return None
     try:
@@ -629,9 +644,10 @@ def bounded_text(value: object, max_chars: int, secrets: Collection[str] = ()) -
 def write_step_dump(args: SlimeArgs, name: str, rollout_id: int, raw_samples: object) -> Path | None:
     """Write the step's first samples, at most `dump_samples` and in whole groups, to a file in `dump_dir`.
 
-    The file is `<name>_<rollout_id>.jsonl.gz`. If the first group has more than `dump_samples` samples, it is cut.
+    The file is `<name>_<rollout_id>.jsonl.gz`, with six digits for the number. If the first group has more than
+    `dump_samples` samples, it is cut.
 
-    An existing file of that name is replaced: it is from an interrupted step, which is being repeated.
+    An existing file of that name is replaced, since it is taken for the file of an interrupted step that is repeated.
 
     Args:
         args: slime's args.
@@ -660,7 +676,7 @@ def write_step_dump(args: SlimeArgs, name: str, rollout_id: int, raw_samples: ob
 
 
 def _first_groups(samples: Sequence[FinishedSample], limit: int) -> Sequence[FinishedSample]:
-    """Return as many whole groups as fit into `limit` samples, or the first samples of a group that does not fit."""
+    """Return as many whole groups as fit into `limit` samples; if not even the first group fits, its first samples."""
     groups = [getattr(sample.sample, "group_index", None) for sample in samples]
     whole_end = end = min(limit, len(samples))
     while 0 < whole_end < len(samples) and groups[whole_end] == groups[whole_end - 1]:

@@ -58,14 +58,14 @@ from strands_rollout.slime_plugin.slime_adapter import rollout_control
 from strands_rollout.user_code import resolve
 
 _PLACEHOLDERS: Final = re.compile(r"\{(question|response|label)\}")
-# "score: NUMBER", unless the number belongs to a fraction or a percentage, or has a decimal comma: its scale is unknown
+# "score: NUMBER"; not if the number belongs to a fraction or percentage or has a decimal comma: its scale is unknown
 _SCORE: Final = re.compile(r"score[\s*_]*[:=][\s*_]*(-?\d*\.?\d+)(?!\d|[.,]\d|\s*[/%])", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"-?\d*\.?\d+")
 
 
 @dataclass(frozen=True, slots=True)
 class RewardResult:
-    """The result of a reward: its score, `acc` and `pred` if it gives them, and further numbers by name."""
+    """The result of a reward: its score; `acc` and `pred`, if the reward gives them; and its other numbers by name."""
 
     score: float
     acc: float | None = None
@@ -92,15 +92,16 @@ class AnswerToGrade:
 async def user_reward(
     settings: RewardSettings, answer: AnswerToGrade, built_in: Callable[[], Awaitable[RewardResult]]
 ) -> RewardResult:
-    """Return the result of the user's function, judge or evaluator, or the weighted sum of concurrent parts.
+    """Return the result of the user's function or evaluator, or the weighted sum of parts, which run concurrently.
 
     `built_in` scores a part that has neither a function nor a judge nor an evaluator.
 
     Raises:
         EnvironmentFaultError: A judge failed or gave no number, an evaluator with a judge raised, an evaluator had
             nothing to judge, a part with a judge took too long, or the rollout was aborted.
-        RolloutError: A function, or an evaluator without a judge, can't be loaded, raised, took too long, or returned
-            no finite number.
+        RolloutError: A function or an evaluator can't be loaded, or returned no finite number; a function, or an
+            evaluator without a judge, raised or took too long; an evaluator reads what the episode lacks; or `built_in`
+            raised it.
     """
 
     async def score_part(part: RewardPart) -> RewardResult:
@@ -128,7 +129,7 @@ async def user_reward(
 
 @asynccontextmanager
 async def _within_limits(timeout_s: float, judge: Judge | None) -> AsyncIterator[None]:
-    """Wait for one of the judge's `max_concurrency` slots, then run the block within a time limit."""
+    """Run the block within a time limit; with a judge, first wait for one of its `max_concurrency` slots."""
     slot: AbstractAsyncContextManager[object] = nullcontext()
     if judge is not None:
         slots = _JUDGE_SLOTS.setdefault(asyncio.get_running_loop(), {})
@@ -158,7 +159,7 @@ def _weighted_sum(parts: Mapping[str, RewardPart], results_by_part: Mapping[str,
 
 
 def parse_score(value: object, name: str) -> RewardResult:
-    """Convert a number, or a mapping with the key `score`, whose further numbers become parts.
+    """Convert a number, or a mapping with the key `score`; the mapping's numbers other than `acc` become parts.
 
     Raises:
         RolloutError: The value is neither a finite number nor such a mapping, or its `acc` is not finite; `name` is
@@ -202,7 +203,7 @@ async def _call_function(path: str, answer: AnswerToGrade) -> RewardResult:
 
 
 def _choose_arguments(function: Callable[..., object], path: str, answer: AnswerToGrade) -> tuple[Any, ...]:
-    """Return the arguments of a reward function, by the number and the names of its parameters."""
+    """Return the arguments to call a reward function with, chosen by the number and the names of its parameters."""
     parameters = _positional_parameters(function)
     required = sum(parameters.values())
     if required <= 2 and takes_args_and_sample(function):
@@ -332,7 +333,8 @@ async def _run_evaluator(path: str, judge: Judge | None, answer: AnswerToGrade) 
 
     Raises:
         EnvironmentFaultError: The evaluator had nothing to judge, or raised and has a judge.
-        RolloutError: The evaluator raised and has no judge, or reads what the episode lacks.
+        RolloutError: The evaluator raised and has no judge, can't be loaded, returned no finite number, or reads what
+            the episode lacks.
     """
     from strands_evals.evaluators import Evaluator
 
@@ -373,7 +375,10 @@ def _check_comparable(evaluator: object, path: str, answer: AnswerToGrade) -> No
         got = ", ".join(states) or "none: give the environment a method `state()`"
         raise ConfigError(f"{path} compares the state {evaluator.name!r}, which this episode lacks; got {got}")
     if isinstance(evaluator, Equals) and evaluator.value is None and answer.label is None:
-        raise ConfigError(f"{path} compares with the row's label, but the row has none")
+        raise ConfigError(
+            f"{path} compares with the row's label, but the row has none; give the row a label, or the evaluator a "
+            "`value`"
+        )
 
 
 def _load_evaluator(path: str, judge: Judge | None) -> _Evaluator:
@@ -460,7 +465,7 @@ def _limit_model(model: Model, judge: Judge) -> Model:
             raise EnvironmentFaultError(f"a judge's reply took longer than judge.timeout_s={judge.timeout_s:g}") from e
         except ModelThrottledException as e:
             if judge.strands_model is not None:
-                raise  # Strands retries
+                raise  # Strands retries a throttled request
             raise EnvironmentFaultError(f"the judge refused {judge.retries + 1} requests, the last with: {e}") from e
         finally:
             reply.cancel()
@@ -498,8 +503,8 @@ def _case_class() -> type[Any]:
 def _build_case(answer: AnswerToGrade, *, reads_session: bool) -> object:
     """Return the episode as strands_evals' EvaluationData.
 
-    The trajectory is a Session, or a list of tool names if the row's `expected_trajectory` is such a list and the
-    evaluator does not read a Session (`reads_session`); None if the messages lack calls.
+    The trajectory is None if the messages lack calls; a list of tool names if the row's `expected_trajectory` is such a
+    list and the evaluator does not read a Session (without `reads_session`); otherwise a Session.
 
     Raises:
         ConfigError: The sample has no values for an evaluator.
@@ -541,7 +546,7 @@ def _build_case(answer: AnswerToGrade, *, reads_session: bool) -> object:
 
 
 def _build_session(evaluated: Mapping[str, Json], response: str) -> object:
-    """Return the messages as strands_evals' Session: a trace for each user's turn, with the calls before its answer."""
+    """Return the messages as strands_evals' Session: a trace for each message of the user and the calls after it."""
     from strands_evals.types import trace
 
     clock = itertools.count()  # only the order of the spans' start times matters

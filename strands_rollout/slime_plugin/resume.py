@@ -56,8 +56,9 @@ class EpisodeStart:
 def prepare_sample(sample: SampleLike, conditions: Mapping[str, str] | None, *, may_resume: bool) -> EpisodeStart:
     """Prepare a sample for an episode, and return the state to start from.
 
-    An ABORTED sample keeps its tokens if it can be resumed: `may_resume` is set, its saved state can be loaded, and no
-    condition outside `_CHANGEABLE_CONDITIONS` has changed. Any other sample is reset and starts from scratch.
+    An ABORTED sample keeps its tokens if it can be resumed: `may_resume` is set, the sample has a sampled token, its
+    saved state can be loaded, and no condition outside `_CHANGEABLE_CONDITIONS` has changed. Any other sample is reset
+    and starts from scratch.
     """
     facts = facts_of(sample)
     was_aborted = sample.status is statuses_of(sample).ABORTED
@@ -71,7 +72,7 @@ def prepare_sample(sample: SampleLike, conditions: Mapping[str, str] | None, *, 
         dropped += (facts.sampled_tokens or 0) if was_aborted else 0
         reset_sample(sample)
         return EpisodeStart(aborts=aborts, resumes=resumes, dropped_tokens=dropped)
-    # since the abort, slime may have masked tokens of older weights; masked tokens have no logprobs
+    # since the abort, slime may have masked tokens of older weights; masked tokens must have the logprob 0.0
     sample.rollout_log_probs = [
         logprob if mask else 0.0 for mask, logprob in zip(sample.loss_mask, sample.rollout_log_probs, strict=True)
     ]

@@ -1,7 +1,7 @@
 """slime's reward function: it takes a sample and returns a number, or a dict of plain JSON values.
 
-It raises an error only if the run must end; after any other failure it returns a reward that holds the reason.
-`reward_func` is the entry.
+It raises an error only if the run must end. After any other failure it returns the reward of a wrong answer, and the
+dict, or the sample's facts, hold the reason. `reward_func` is the entry.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ _MAX_LIST_DEPTH: Final = 8
 GRADING_KEY: Final = "strands_rollout_grading"
 """Key of a row's metadata with the grading of its answer: a value of `Grading`; without it, "math"."""
 Grading: TypeAlias = Literal["math", "choice", "ifeval"]
-"""Comparison with the label as mathematics, by the letter of a choice, or a check of IFEval's instructions."""
+"""How an answer is graded: compared with the label as mathematics or by the letter of a choice, or checked for whether
+it follows IFEval's instructions."""
 INSTRUCTIONS_PART: Final = "instructions"
 FOLLOWED_PART: Final = "instructions_followed"
 """Parts of the reward of a row of IFEval, whose sums over all samples give the accuracy by instruction."""
@@ -74,7 +75,7 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
     sample is graded once, and each sibling gets a copy. If the main agent's sample is not in the list, each sibling is
     graded by itself.
 
-    Run slime with `--reward-key score --eval-reward-key acc`. Without these keys, slime gets the score alone.
+    Run slime with `--reward-key score --eval-reward-key acc`. Without either key, slime gets the score alone.
 
     Args:
         args: slime's args. `strands_rollout["reward"]` (see `RewardSettings`), `reward_key` and `eval_reward_key` are
@@ -166,7 +167,7 @@ def _count_rewards(args: object, all_graded: Sequence[_GradedSample]) -> None:
 def _map_nested(samples: Sequence[Any], function: Callable[[Any], T], depth: int = 0) -> list[Any]:
     """Apply a function to each sample in order, and return the results in lists nested as the samples are.
 
-    A list that is nested deeper than slime's lists, or that holds itself, is passed to the function as a bad sample.
+    A list more than `_MAX_LIST_DEPTH` deep, as in a list that holds itself, is passed to the function as a bad sample.
     """
     is_list = [isinstance(each, list | tuple) and depth < _MAX_LIST_DEPTH for each in samples]
     pairs = zip(samples, is_list, strict=True)
@@ -195,7 +196,7 @@ def _to_slime_reward(args: object, sample: SampleLike, details: RewardDict) -> R
 def _reads_reward_key(args: object, sample: object) -> bool:
     """Return whether slime reads a key from this sample's reward, as slime's args show."""
     if not (hasattr(args, "reward_key") or hasattr(args, "eval_reward_key")) or getattr(args, "reward_key", None):
-        return True  # an evaluation without a key of its own reads the key of training
+        return True  # args are not slime's, or have training's key, which an evaluation without its own key reads too
     if not getattr(args, "eval_reward_key", None):
         return False
     return _is_evaluation(sample)

@@ -1,12 +1,12 @@
 """Rewards by group: normalization, the dynamic sampling filter, and the end of a run in which all groups fail.
 
 slime treats a failed sample as a finished sample. While an engine or a judge is down, a run with a dynamic filter would
-draw prompts without end, and a run without a filter would train on nothing. Therefore `FailedGroups` counts failures
-and ends the run.
+draw prompts without end, and a run without a filter would train on nothing. Therefore `FailedGroups` counts failures,
+and too many in a row raise an error that ends the run.
 
 An exception from `generate` or the reward ends slime's synchronous rollout, except in a surplus group that slime no
 longer awaits; the fully-async rollout logs the exception and loses the group. An exception from `log_rollout` or
-`normalize_rewards` ends both.
+`normalize_rewards` ends the run with either rollout.
 
 An episode has failed when its sample is FAILED or its reward failed. It has succeeded when its reward is known or,
 with a reward function other than this package's, when it has ended.
@@ -66,34 +66,37 @@ class Rollout:
 
 
 def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
-    """Compare the reward of each rollout with the others of its group; slime's `--custom-reward-post-process-path`.
+    """Return the rewards, raw and relative to their groups; slime's `--custom-reward-post-process-path`.
 
     A group is the rollouts with one `group_index`; without any index, every `n_samples_per_prompt` rollouts in order.
     Each rollout counts once in the mean and the unbiased standard deviation of its group, however many samples it
     became, and all of its samples get the same reward: GRPO compares draws from one prompt, and a rollout is one draw
     with one outcome. That outcome is the reward of the main agent's sample. A foreign fan-out has no main sample; its
-    outcome is the mean of its trained samples' rewards. For groups of equal size without fan-out and excluded samples,
-    the result equals slime's default.
+    outcome is the mean of its trained samples' rewards. If all groups have the same size, and there is neither a
+    fan-out nor an excluded sample, the result equals slime's default.
 
     The statistics exclude a sample with `remove_sample` or the status FAILED; all siblings of a FAILED main sample,
     since an infrastructure fault caused the failure; and a rollout without a usable reward, that is, a finite number in
     float32. The normalized reward of excluded samples is 0.0. An unusable reward is logged as an error and not raised,
     since an exception would end the training run.
 
-    With the setting `max_sample_staleness`, samples that are too old get `remove_sample` first. slime calls this
-    function last before it trains, and in its fully-async rollout finished samples may wait long for their step.
+    With the setting `max_sample_staleness`, samples that are too old are excluded first: they get `remove_sample` and
+    an all-zero mask. They are excluded here and not earlier, since slime calls this function last before it trains, and
+    in its fully-async rollout finished samples may wait long for their step.
 
     Args:
-        args: slime's args; `advantage_estimator`, `rewards_normalization`, `grpo_std_normalization`, `reward_key` and
-            `n_samples_per_prompt` are read.
+        args: slime's args; `advantage_estimator`, `rewards_normalization`, `grpo_std_normalization`, `reward_key`,
+            `n_samples_per_prompt` and the setting `max_sample_staleness` are read.
         samples: The samples of one training step, as a flat list.
 
     Returns:
         The raw rewards (0.0 for an unusable reward) and the normalized rewards, one of each per sample, in order. Both
-        lists are raw if args turn normalization off, or name an estimator without it (ppo, reinforce_plus_plus).
+        lists hold the raw rewards if args turn normalization off, or name an estimator without it, such as ppo or
+        reinforce_plus_plus.
 
     Raises:
-        FailedGroupsError: Too many groups failed in a row, and `generate` could not end the run.
+        FailedGroupsError: No sample can be trained, too many groups have failed in a row, and `generate` could not end
+            the run; see `raise_on_failed_groups`.
     """
     raise_on_failed_groups(args, samples)
     _exclude_stale(args, samples)
@@ -108,7 +111,10 @@ def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[flo
 
 
 def _normalize(groups: Iterable[Sequence[Rollout]], count: int, *, is_scaled: bool) -> list[float]:
-    """Return each of `count` samples' reward minus its group's mean, divided by the group's spread if scaled."""
+    """Return for each of `count` samples its rollout's reward minus the group's mean, if scaled divided by the spread.
+
+    The number is 0.0 for a sample that is not trained, or whose rollout has no reward.
+    """
     normalized = [0.0] * count
     for group in groups:
         rewards = [rollout.reward for rollout in group if rollout.reward is not None]
@@ -203,7 +209,7 @@ def is_trained(sample: SampleLike) -> bool:
 
 
 def _usable_reward(args: SlimeArgs, sample: SampleLike) -> float | None:
-    """Return the sample's reward; None if it is not a finite number, which no trainer can use."""
+    """Return the sample's reward; None if it can't be read, or is no finite number in float32, as a trainer needs."""
     try:
         return usable_number(sample.get_reward_value(args))
     except Exception:  # slime's method raises errors of many types on a reward of another shape
@@ -213,8 +219,8 @@ def _usable_reward(args: SlimeArgs, sample: SampleLike) -> float | None:
 def _groups(args: SlimeArgs, rollouts: Sequence[Rollout]) -> Iterable[list[Rollout]]:
     """Return the rollouts with a reward, by group.
 
-    Rollouts without a group index form groups of `n_samples_per_prompt` in order, as slime draws them, or a single
-    group if their number is not a multiple of that.
+    Rollouts without a group index form groups of `n_samples_per_prompt` in order, as slime draws them. If that size is
+    unknown or does not divide their number, they form a single group.
     """
     size = getattr(args, "n_samples_per_prompt", None)
     ungrouped = sum(rollout.group is None for rollout in rollouts)
@@ -235,7 +241,7 @@ def _mean(rewards: Sequence[float]) -> float:
 
 
 def _log_unusable(samples: Sequence[Any], rollouts: Sequence[Rollout]) -> None:
-    """Log one line per step about unusable rewards, with the first of these rewards."""
+    """If rollouts have unusable rewards, log one line with the number of these rollouts and the first such reward."""
     positions = [rollout.trained[0] for rollout in rollouts if rollout.trained and rollout.reward is None]
     if positions:
         first = samples[positions[0]]
@@ -276,7 +282,7 @@ def keep_informative_groups(args: SlimeArgs, samples: Sequence[Any], **kwargs: o
     as failed, since slime would otherwise draw prompts without end.
 
     Args:
-        args: slime's args; `reward_key` is read.
+        args: slime's args.
         samples: The samples of one prompt; the siblings of a fan-out may be in lists of their own.
         kwargs: Ignored; slime may pass more.
 
@@ -341,11 +347,11 @@ class FailedGroups:
     """Counts a job's groups that failed in a row; any sample that can be trained ends the streak.
 
     A group has failed when all of its samples have failed. A burst of failures among concurrent episodes is not enough
-    to end the run: it continues while any episode that began before the streak's first failure is running or being
+    to end the run: the run continues while any episode that began before the streak's first failure is running or being
     graded, since that episode may still succeed. Safe to use from several threads.
 
     Attributes:
-        error: The error that must end the run; None while the streak is too short.
+        error: The error that must end the run; None while the run may continue.
     """
 
     def __init__(self) -> None:
@@ -417,7 +423,7 @@ class FailedGroups:
             self.error = FailedGroupsError(
                 f"got {self._failed_groups} failed groups of training samples in a row ({self._failed_episodes} "
                 "episodes), by no fault of the policy; the run ends, since it would train on nothing. Fix the cause of "
-                f"the last failure, or set max_failed_groups (now {limit}; 0 never ends a run): {why}"
+                f"the last failure, or raise max_failed_groups (now {limit}; 0 never ends a run). The failure: {why}"
             )
             if number <= self._newest_at_raise:
                 return None
@@ -516,7 +522,7 @@ def _count_unrewarded_group(args: SlimeArgs, samples: Sequence[Any], rewards: Se
         return
     with groups.running_episode() as number:
         pass  # only the number is needed: no episode of the group is running
-    why = f"the reward is {trainable[0].reward!r:.200}, or it removed the sample; expected a finite number"
+    why = f"got the reward {trainable[0].reward!r:.200}, or no sample to train; expected a finite number"
     _add_failed(args, groups, number, trainable[0], why, size=1)
 
 
@@ -525,7 +531,7 @@ def _add_failed(
 ) -> None:
     """Count a failed episode or a group without rewards; too many in a row end the run.
 
-    Where slime would lose the exception, it is logged.
+    In slime's fully-async rollout, which would lose the exception, the error is logged instead of raised.
 
     Args:
         args: slime's args.
@@ -552,7 +558,10 @@ def _add_failed(
         return
     if not slime_loses_errors:
         raise error
-    logger.error("event=groups_failed error=%s; the next call of log_rollout or normalize_rewards ends the run", error)
+    logger.error(
+        "event=groups_failed error=%s; log_rollout or normalize_rewards ends the run once a step has nothing to train",
+        error,
+    )
 
 
 def _max_failed_groups(args: SlimeArgs) -> int:
@@ -565,10 +574,13 @@ def _max_failed_groups(args: SlimeArgs) -> int:
 
 
 def raise_on_failed_groups(args: SlimeArgs, samples: Iterable[Any]) -> None:
-    """End the run after a step without anything to train on, if slime lost the error that `generate` raised.
+    """Raise the error that must end the run, if there is one and the step has nothing to train on.
+
+    `generate` and the reward can't end the run in slime's fully-async rollout, which loses their exceptions.
 
     Raises:
-        FailedGroupsError: Too many groups failed in a row, and no sample of this step can be trained.
+        FailedGroupsError: Too many groups failed in a row, or an episode worker keeps dying, and no sample of this step
+            can be trained.
     """
     error = failed_groups_of(args).error
     if error is not None and not any(map(is_trained, samples)):

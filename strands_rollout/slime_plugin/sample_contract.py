@@ -69,7 +69,7 @@ def _bad_lengths(sample: SampleLike) -> Iterator[str]:
         values = getattr(sample, name)
         if not isinstance(values, list) or len(values) != length:
             got = f"{len(values)} values" if isinstance(values, list) else repr(values)
-            yield f"{name} has {got}; expected response_length={length} of them"
+            yield f"{name} has {got}; expected a list of {length} values, as many as response_length"
 
 
 def _bad_values(sample: SampleLike) -> Iterator[str]:
@@ -97,9 +97,9 @@ def _bad_training(sample: SampleLike, status: str) -> Iterator[str]:
     if not isinstance(sample.remove_sample, bool):
         yield f"remove_sample is {sample.remove_sample!r}; expected a bool"
     if status == "failed" and (trained or not sample.remove_sample):
-        yield "a FAILED sample would be trained; expected an all-zero loss_mask and remove_sample"
+        yield "a FAILED sample would be trained; expected an all-zero loss_mask and remove_sample=True"
     if status == "completed" and not trained:
-        yield "a COMPLETED sample trains no token; expected the policy's own tokens in loss_mask"
+        yield "a COMPLETED sample trains no token; expected 1 in loss_mask for the policy's own tokens"
     if trained and not sample.loss_mask[-1]:
         yield "the response ends with context, which is not trained; expected it to end with a sampled token"
 
@@ -141,7 +141,7 @@ def _bad_extras(sample: SampleLike) -> Iterator[str]:
         return
     status = str(sample.status.value)
     if sample.metadata[METADATA_KEY].get("stop_reason") == "aborted" and status in ("completed", "truncated"):
-        yield f"status is {status} and the episode was aborted; expected no training on an unfinished episode"
+        yield f"status is {status}, but the episode was aborted; expected aborted or failed, which is not trained"
     try:
         json.dumps(sample.metadata, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as e:

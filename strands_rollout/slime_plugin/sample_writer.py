@@ -114,9 +114,8 @@ def write_episode(
 ) -> list[SampleLike]:
     """Fill a sample with an episode's tokens, status and facts.
 
-    New tokens are appended to those of a resumed sample, unless the history was rewritten after the resume.
-
-    `prepare_sample` must have prepared the sample.
+    The sample must have been prepared by `prepare_sample`. New tokens are appended to those of a resumed sample, unless
+    the history was rewritten after the resume.
 
     Returns:
         The sample and, with `rules.fans_out`, a sibling for each segment, unless the episode failed or was aborted.
@@ -156,7 +155,7 @@ def write_episode(
 
 
 def write_failure(sample: SampleLike, error: BaseException, stop_reason: StopReason, rules: WritingRules) -> None:
-    """Fill the sample of an episode that could not be played or written."""
+    """Fill the sample of an episode that could not be played or written: no sampled tokens, and the error as a fact."""
     write_untrained(sample, [], 0)
     sample.status = _status(sample, stop_reason, may_abort=rules.may_abort)
     facts = EpisodeFacts(
@@ -234,9 +233,9 @@ def write_untrained(sample: SampleLike, prompt_ids: Sequence[int], filler_id: in
 def fill_batch_fields(args: SlimeArgs, sample: SampleLike, sampling_params: Mapping[str, Any]) -> None:
     """Fill the fields that some of slime's arguments require of every sample in a batch.
 
-    These are the number of turns (`--log-multi-turn`) and the replay data. A sample that failed before its first token
-    gets placeholders of the right shape as replay data (no top-p ids, arbitrary experts); without them, the batch could
-    not be built.
+    These are the number of turns (`--log-multi-turn`) and the replay data. A sample without replay data, such as one
+    that failed before its first token, gets placeholders of the right shape (no top-p ids, arbitrary experts); without
+    them, the batch could not be built.
     """
     if getattr(args, "log_multi_turn", False):
         sample.metadata["round_number"] = facts_of(sample).turns or 0
@@ -258,7 +257,7 @@ def _has_empty_field(sample: SampleLike, name: str) -> bool:
 
 
 def is_unfinished(sample: SampleLike) -> bool:
-    """Return whether the sample's episode will be resumed, or was interrupted."""
+    """Return whether the sample's episode was aborted, or was interrupted before its sample was filled."""
     return sample.status in (statuses_of(sample).ABORTED, statuses_of(sample).PENDING)
 
 
@@ -313,12 +312,12 @@ def _append(
 
 
 def _expert_shape(args: SlimeArgs) -> tuple[int, int]:
-    """Return the number of layers, and of experts for each token in a layer; 0 where slime's args lack it."""
+    """Return the number of layers, and of experts for each token in a layer; 0 for a number that slime's args lack."""
     return getattr(args, "num_layers", None) or 0, getattr(args, "moe_router_topk", None) or 0
 
 
 def _mask_stale(sample: SampleLike, trajectory: Trajectory, max_staleness: int | None) -> int:
-    """Mask the tokens that were sampled with too old weights; return their number."""
+    """Mask the tokens whose weights were older than `max_staleness` allows; return their number."""
     spans = [] if max_staleness is None else stale_spans(trajectory.weight_spans, max_staleness)
     for span in spans:
         _mask(sample, range(span.start - trajectory.prompt_length, span.end - trajectory.prompt_length))
@@ -346,9 +345,9 @@ _GROUP_NORMALIZED_ESTIMATORS: Final = ("grpo", "gspo", "cispo", "reinforce_plus_
 def may_fan_out(args: SlimeArgs, sample: object, *, evaluation: bool) -> bool:
     """Return whether slime can take a list of samples from an episode; warn once if the configuration does not fit.
 
-    slime 0.3 expects one sample, not a list, for each element of a group when it collects partial rollouts, in its
-    fully-async rollout and with --group-rm. Before 0.3.0, slime's Sample has no field for the rollout that it belongs
-    to.
+    Never in an evaluation. slime 0.3 expects one sample, not a list, for each element of a group when it collects
+    partial rollouts, in its fully-async rollout and with --group-rm. Before 0.3.0, slime's Sample has no field for the
+    rollout to which it belongs.
     """
     if evaluation:
         return False

@@ -290,8 +290,8 @@ def load_should_abort(path: str) -> Callable[[], bool]:
 def may_return_aborted(args: SlimeArgs, sample: object) -> bool:
     """Return whether slime can take an ABORTED sample now.
 
-    slime recycles aborted samples while it is aborting, and in its fully-async rollout; otherwise they crash the run.
-    Samples of other classes may always be returned as ABORTED.
+    slime recycles aborted samples while it is aborting, and in its fully-async rollout. At other times, an ABORTED
+    sample would end the run with an error. Samples of other classes may always be returned as ABORTED.
     """
     return not is_slime_sample(sample) or is_aborting(args, sample) or is_fully_async(args)
 
@@ -415,8 +415,8 @@ def slime_state(args: SlimeArgs, sample: object = None) -> object:
     """Return slime's process-wide state if its rollout has created it; None elsewhere, and for a foreign sample.
 
     The state is not created here, since that loads a tokenizer and needs args that a caller outside of slime's rollout
-    may lack; only a class of slime's state without `_instances` is called. In an episode worker, return the copy of the
-    driver's state.
+    may lack. The only exception: a state class that lacks `_instances` is called, which may create the state.
+    In an episode worker, return the copy of the driver's state.
     """
     if (driver_state := getattr(args, DRIVER_STATE_ATTR, None)) is not None:
         return driver_state

@@ -1,8 +1,8 @@
 """One episode worker: a Ray actor that plays episodes as `generate` does, and the messages between it and the driver.
 
-Samples are pickled, with their large arrays in separate buffers that Ray shares without a copy. The lists of a filled
-sample are sent as arrays. Journal records of an episode's steps are sent to the driver in batches; the tools of a turn
-run only once the driver has the turn's journal record.
+Samples are pickled, with their large arrays in separate buffers that Ray shares without a copy. The tokens, mask and
+logprobs of a filled sample are sent as arrays. Journal records of an episode's steps are sent to the driver in batches.
+If an episode has a journal, the tools of a turn run only once the driver has the turn's journal record.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ Packed = tuple[bytes, list[Any]]
 _DRIVER_SETTINGS: Final = ("episode_workers", "journal_dir", "should_abort")  # settings that are not sent to workers
 _LOG_LINES: Final = 20
 _MIN_BUFFER_BYTES: Final = 64_000  # smaller arrays are pickled with the value
-_RAY_DELAY_S: Final = 5.0  # longest delay with which Ray reports freed resources
-_MAX_BATCH_WAIT_S: Final = 0.05  # a batch waits for more messages while many arrive
+_RAY_DELAY_S: Final = 5.0  # assumed to be the longest delay with which Ray reports freed resources
+_MAX_BATCH_WAIT_S: Final = 0.05  # longest time for which a batch waits for more messages, while many arrive
 _BATCH_WAIT_PER_MESSAGE_S: Final = 0.002
 _BATCH_BYTES: Final = 1_000_000
 _HEARTBEAT_S: Final = 1.0  # an empty batch is sent after this time without messages
@@ -81,8 +81,8 @@ class RemoteCall:
     """A `GenerateCall` as it is sent to a worker.
 
     Attributes:
-        args_number: The number of slime's args, which are sent separately.
-        spans: slime's open spans in the driver.
+        args_number: Identifies slime's args, which are sent separately (`ArgsSnapshot.number`).
+        spans: The spans of slime's trace that are open in the driver.
     """
 
     args_number: int
@@ -93,7 +93,7 @@ class RemoteCall:
 
 
 class LeftoverRecords(NamedTuple):
-    """The journal records of an attempt whose process died; fields as in `journal.RecordSink`."""
+    """The journal records of an earlier attempt whose process died, if any; fields as in `journal.RecordSink`."""
 
     records: Sequence[bytes]
     may_have_acted: bool
@@ -119,8 +119,8 @@ class Assignment(NamedTuple):
         key: Identifies the episode in one driver.
         data: A pickled `RemoteCall`.
         buffers: Its large arrays.
-        leftover: The journal records of an earlier attempt.
-        aborts: The abort signals so far.
+        leftover: The journal records of an earlier attempt, if any.
+        aborts: The abort signals that the driver had read when it assigned the episode.
     """
 
     key: int
@@ -154,7 +154,7 @@ class Batch(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The outcome of an assignment: the packed fields of the filled samples, or the error if there are none."""
+    """The outcome of an assignment: the packed fields of the filled samples, or the error if there are none to send."""
 
     key: int
     error: str | None
@@ -173,7 +173,7 @@ class WorkerInfo:
         log: The path of its log, on that node.
         folder: The folder with the journal records of its episodes, on that node.
         versions: The versions of Python, Ray and this package there.
-        load_errors: One line for each setting whose code can't be loaded there.
+        load_errors: An entry for each setting whose code can't be loaded there, or whose value can't be used.
     """
 
     pid: int
@@ -207,7 +207,7 @@ class _RunningEpisode:
 
 
 class _Outbox:
-    """Collects journal records and results into batches for the driver: many entries in a message cost as much as 1."""
+    """Collects journal records and results into batches for the driver, since each message to it has a fixed cost."""
 
     def __init__(self) -> None:
         self._records: list[tuple[int, bytes]] = []
@@ -238,10 +238,12 @@ class _Outbox:
         await commit
 
     async def next_batch(self) -> tuple[list[tuple[int, bytes]], list[Result]]:
-        """Wait for records and results, and return them; return empty lists after `_HEARTBEAT_S` seconds.
+        """Wait for records and results, and return all records and the first results, of about `_BATCH_BYTES` at most.
 
-        The driver asks for a batch only once it has the last batch, so each call ends the calls of `commit` that wait
-        for the last batch.
+        Return empty lists if none arrive within `_HEARTBEAT_S` seconds, or after `send_soon` if none are waiting.
+
+        The driver asks for a batch only once it has the previous batch. Therefore each call ends the calls of `commit`
+        that wait for the previous batch.
         """
         for commit in self._sent_commits:
             if not commit.done():
@@ -299,7 +301,7 @@ class _WorkerRecordSink:
         self.file.write(record)
 
     def close(self, *, keep: bool) -> None:  # noqa: ARG002 - the driver keeps records
-        """Remove the file; the driver has the records and soon the sample."""
+        """Remove the file; the driver gets the records and the sample from the outbox."""
         self.file.close(keep=False)
 
 
@@ -307,7 +309,7 @@ class EpisodeWorker:
     """Plays episodes in a process of its own, as a Ray actor; its methods run concurrently on one event loop."""
 
     def __init__(self, number: int, pool: str, log_level: int, numbering: str) -> None:
-        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # the warning that torch is missing
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # no warning that torch is missing
         KNOWN_VERSIONS.use_numbering(numbering)
         self._number = number
         self._folder = _session_folder() / f"episodes-{pool}-{number}-{os.getpid()}"
@@ -439,13 +441,13 @@ def _log_path() -> str:
 
 
 def _session_folder() -> Path:
-    """Return Ray's folder of this session, which also holds its logs; else the folder for temporary files."""
+    """Return the folder of the Ray session to whose logs this process writes; else the folder for temporary files."""
     logs = Path(_log_path()).parent
     return logs.parent if logs.name == "logs" else Path(tempfile.gettempdir())
 
 
 def _changed_fields(sample: SampleLike, inputs: Mapping[str, object]) -> dict[str, Any]:
-    """Return the fields of a filled sample, without the inputs that have not changed, and with its lists as arrays."""
+    """Return a filled sample's fields, without inputs that have not changed; tokens, mask and logprobs as arrays."""
     values = {name: value for name, value in vars(sample).items() if name not in inputs or value is not inputs[name]}
     for name, dtype in _ARRAY_TYPES.items():
         if isinstance(values.get(name), list):
@@ -454,7 +456,7 @@ def _changed_fields(sample: SampleLike, inputs: Mapping[str, object]) -> dict[st
 
 
 def fill_sample(sample: SampleLike, values: dict[str, Any]) -> None:
-    """Set the fields of a sample to values from `_changed_fields`."""
+    """Set the fields of a sample to values from `_changed_fields`; tokens, mask and logprobs become lists again."""
     for name in _ARRAY_TYPES:
         if isinstance(values.get(name), np.ndarray):
             values[name] = values[name].tolist()
@@ -511,7 +513,7 @@ def _worker_settings(args: SlimeArgs) -> dict[str, Any]:
 
 
 def unpicklable_value(values: Mapping[str, Any], dumps: Callable[[Any], object]) -> str:
-    """Describe the first value that can't be pickled: its name, its type and the reason."""
+    """Describe the first value that can't be pickled: its name, its type and the reason; a general text if all can."""
     for name, value in values.items():
         try:
             dumps(value)
@@ -543,7 +545,7 @@ def require_ray() -> Ray:
 
 
 def choose_nodes(ray: Ray, setting: EpisodeWorkers) -> list[str | None]:
-    """Return for each worker the node that it must run on, or None to let Ray choose.
+    """Return for each worker Ray's id of the node on which it should run, or None to let Ray choose.
 
     Blocks for some seconds if resources are short, since Ray counts freed resources late.
 
@@ -567,9 +569,9 @@ def choose_nodes(ray: Ray, setting: EpisodeWorkers) -> list[str | None]:
         node_limit = "" if setting.per_node is None else f", at most {setting.per_node} on a node"
         raise ConfigError(
             f"got episode_workers for {count} workers of {wanted}{node_limit}; the Ray cluster has {len(nodes)} nodes "
-            f"with {total:g} CPUs, of which {free.get('CPU', 0.0):g} are free (engines, trainer and others hold the "
-            f"rest): enough for {capacity}. Set a count of {capacity} or less, set fewer cpus for each, or give Ray "
-            "more CPUs (ray start --num-cpus)"
+            f"with {total:g} CPUs, of which {free.get('CPU', 0.0):g} are free (engines, the trainer or others hold the "
+            f"rest): enough for {capacity} workers. Set a count of {capacity} or less, set fewer `cpus` and "
+            "`resources` for each worker, or give Ray more CPUs (ray start --num-cpus)"
         )
     if setting.per_node is None:
         return [None] * count
@@ -581,7 +583,7 @@ def actor_options(setting: EpisodeWorkers, node: str | None) -> dict[str, Any]:
     """Return Ray's options for a worker's actor."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    # soft: if a node is lost, its workers may start on another
+    # soft: if a node is lost, its workers may start on another node
     strategy = "SPREAD" if node is None else NodeAffinitySchedulingStrategy(node, soft=True)
     return {
         "num_cpus": setting.cpus,
@@ -595,7 +597,7 @@ def actor_options(setting: EpisodeWorkers, node: str | None) -> dict[str, Any]:
 
 
 def check_worker(info: WorkerInfo, ray: Ray) -> None:
-    """Check that a worker's node has the driver's Ray and strands-rollout versions, and code that the settings name.
+    """Check that a worker's node has the driver's versions of Ray and this package, and the code that settings name.
 
     Raises:
         ConfigError: A version differs, or code can't be loaded there.
@@ -614,7 +616,7 @@ def check_worker(info: WorkerInfo, ray: Ray) -> None:
 
 
 def log_tail(info: WorkerInfo | None) -> str:
-    """Return the end of a worker's log, or a text that says where the log is."""
+    """Return the end of a worker's log, or a text that says where the log is or why there is none."""
     if info is None:
         return "the worker has not started yet"
     try:

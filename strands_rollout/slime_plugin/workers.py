@@ -1,8 +1,9 @@
 """The driver's side of episode workers: the process that calls `generate` assigns episodes to actors on Ray.
 
-Each episode goes to the least busy worker. The driver keeps the journal records of the episode's steps, so that
-another worker can continue the episode if the first one dies. All calls to Ray are made in the pool's thread, which has
-its own event loop; callers wait in their own event loops.
+Each episode goes to the least busy worker, or to the worker of its group's last episode if that one is hardly busier.
+The driver keeps the journal records of the episode's steps, so that another worker can continue the episode if the
+first worker dies. All calls to Ray are made in the pool's thread, which has its own event loop; callers wait in their
+own event loops.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ from strands_rollout.slime_plugin.worker import (
 
 logger = logging.getLogger(__name__)
 _START_TIMEOUT_S: Final = 120.0
-_RETRY_START_S: Final = 30.0  # seconds after which a failed start of the pool is tried again
+_RETRY_START_S: Final = 30.0  # seconds after which the next episode tries a failed start of the pool again
 _ABORT_POLL_S: Final = 0.02
 _MAX_DEATHS: Final = 5  # deaths of one worker within `_DEATH_WINDOW_S` that end the run
 _DEATH_WINDOW_S: Final = 60.0
@@ -80,11 +81,14 @@ _NO_ABORT: Final = AbortSignals(slime=False, user=None)
 
 
 async def play_on_worker(call: GenerateCall, settings: RolloutSettings) -> SampleLike | list[SampleLike]:
-    """Play the episode of a call of `generate` in an episode worker.
+    """Play the episode of a call of `generate` in an episode worker, and fill its sample.
 
     Args:
         call: slime's call.
         settings: The settings of the run, without the row's.
+
+    Returns:
+        The sample or a list of samples, as for `generate`.
 
     Raises:
         RolloutError: No worker can play the episode.
@@ -228,11 +232,14 @@ class _EpisodeJob:
         self.new_records, self.waits_or_plays_since, self.worker = [], time.monotonic(), None
         if self.attempts >= _MAX_ATTEMPTS:
             self.end(
-                errors.LostEpisodeError(f"{self.attempts} episode workers in a row died while they played the episode")
+                errors.LostEpisodeError(
+                    f"{self.attempts} episode workers in a row died while they played the episode; the driver's log "
+                    "has the causes (event=episode_worker_died)"
+                )
             )
 
     def add_record(self, record: bytes) -> None:
-        """Keep a journal record of this attempt, with `journal_dir` on disk too."""
+        """Keep a journal record of this attempt; with the setting `journal_dir`, also write it to disk."""
         self.new_records.append(record)
         if self.journal is not None:
             self.journal.write(record)
@@ -243,7 +250,7 @@ class _Worker:
     """A worker of the pool. Its actor is replaced when it dies; the worker stays.
 
     Attributes:
-        node: Ray's id of the node that it must run on; None to let Ray choose.
+        node: Ray's id of the node on which it should run; None to let Ray choose.
         actor: Ray's handle of the current actor.
         info: The actor's process; None until the actor has started.
         jobs: The episodes that it plays, by key.
@@ -281,7 +288,7 @@ class _Worker:
         self.episode_s += (seconds - self.episode_s) * (_SMOOTHING if self.episode_s else 1.0)
 
     def expected_load_s(self) -> float:
-        """Return the seconds of work that the worker would have with one more episode."""
+        """Return the estimated seconds of work with one more episode; before any has ended, each counts as 1 s."""
         return (len(self.jobs) + 1) * (self.episode_s or 1.0)
 
 
@@ -411,7 +418,8 @@ class WorkerPool:
         """Start all workers.
 
         Raises:
-            ConfigError: The cluster has too few free resources, or code that the settings name can't be loaded.
+            ConfigError: The cluster has too few free resources, a node has other versions of Ray or this package, or
+                code that the settings name can't be loaded there.
             RolloutError: A worker did not start.
         """
         try:
@@ -436,7 +444,8 @@ class WorkerPool:
         """Create the worker's actor and start it.
 
         Raises:
-            RolloutError: The actor did not start, or can't load code that the settings name.
+            RolloutError: The actor did not start, has other versions of Ray or this package, or can't load code that
+                the settings name.
         """
         with self._args_lock:
             snapshot = next(reversed(self._args.values()))
@@ -511,7 +520,7 @@ class WorkerPool:
         worker.restarts += 1
         logger.warning("event=episode_worker_died worker=%s episodes=%d cause=%s", worker, len(interrupted), cause)
         if len(worker.deaths) == _MAX_DEATHS and now - worker.deaths[0] < _DEATH_WINDOW_S:
-            message = f"{worker} died {_MAX_DEATHS} times within {_DEATH_WINDOW_S:.0f} s, the last time by: {cause}"
+            message = f"{worker} died {_MAX_DEATHS} times within {_DEATH_WINDOW_S:.0f} s, the last time with: {cause}"
             self._fail_all(WorkersLostError(f"{message}. The end of its log:\n{remote.log_tail(dead)}"))
             return
         leftover: dict[int, Sequence[bytes]] | None = None
@@ -541,7 +550,7 @@ class WorkerPool:
         return next((worker for worker, info in ready if dead is not None and info.node == dead.node), None)
 
     async def _take_leftover_records(self, worker: _Worker, dead: WorkerInfo) -> dict[int, Sequence[bytes]] | None:
-        """Let a worker on the same node read a dead worker's journal records; the driver may lack the last one.
+        """Let a worker on the same node read a dead worker's journal records, the last of which the driver may lack.
 
         Returns:
             The journal records by episode; None if they can't be read.
@@ -555,7 +564,7 @@ class WorkerPool:
             return None
 
     def _fail_all(self, error: RolloutError) -> None:
-        """End all episodes, now and later, with this error."""
+        """End all workers, and fail their episodes, the waiting episodes and all later ones with this error."""
         self._error = error
         logger.error("event=episode_workers_lost error=%s", error)
         for jobs in self._jobs.values():
@@ -642,7 +651,7 @@ class WorkerPool:
             await asyncio.gather(*self._send_aborts(), return_exceptions=True)
 
     def _send_aborts(self) -> list[Ray]:
-        """Send new aborts to the workers, and end queued jobs that no worker has begun.
+        """Send new aborts to the workers, and end the aborted jobs that no worker has begun.
 
         Returns:
             Ray's references to the calls.
@@ -674,7 +683,7 @@ class WorkerPool:
 
 
 def _read_aborts(jobs: Mapping[int, _EpisodeJob]) -> AbortSignals:
-    """Return the abort signals of jobs with one abort key, which share them."""
+    """Return the abort signals of jobs with one abort key, which share them; no abort if `should_abort` raises."""
     try:
         return next(iter(jobs.values())).read_aborts()
     except Exception:  # a user's should_abort may raise anything
@@ -738,7 +747,10 @@ def local_workers(count: int) -> Iterator[None]:
 
 
 def describe_error(error: object) -> str:
-    """Return an error in one line: its type, and the first and last line of its text, which may be a traceback."""
+    """Return an error in one line of at most 500 characters: its type, and the first and last line of its text.
+
+    The text may be a traceback.
+    """
     cause = getattr(error, "cause", None) or error
     lines = [line.strip() for line in _ANSI_COLOR.sub("", str(cause)).splitlines() if line.strip(" ^~")]
     text = " ... ".join([*lines[:1], *lines[1:][-1:]])

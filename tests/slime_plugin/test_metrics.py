@@ -370,7 +370,7 @@ def test_log_rollout_warns_once_of_missing_trackers(wandb: StandInWandb, caplog:
     wandb.run = None  # type: ignore[assignment]
     for rollout_id in range(2):
         log_rollout(rollout_id, Namespace(use_wandb=True, use_tensorboard=True), [finished(turns=2)], None, 1.0)
-    not_logged = "is set, but this package's metrics are not logged there:"
+    not_logged = "is set, but has no effect on this package's metrics:"
     modules = "slime.observability.logging_utils or slime.utils.logging_utils"
     assert warnings_of(caplog) == [
         f"--use-wandb {not_logged} this process has no wandb run",

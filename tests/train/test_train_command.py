@@ -171,7 +171,7 @@ def test_train_refuses_fan_out_with_extra_prompts(tmp_path):
     [
         ("train-tool-tokens", "the trainer's logprobs differ from the rollout's"),
         ("shifted-logprobs", "the trainer's logprobs differ from the rollout's"),
-        ("aborted-as-completed", "expected no training on an unfinished episode"),
+        ("aborted-as-completed", "expected aborted or failed, which is not trained"),
     ],
 )
 def test_train_stops_at_faulty_samples(ablation, message, tmp_path, few_rows):

@@ -1,4 +1,4 @@
-"""Distinguish a user's files from this package's and from libraries."""
+"""Distinguish a user's files from the files of this package and of libraries."""
 
 import sysconfig
 from pathlib import Path

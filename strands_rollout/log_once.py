@@ -1,4 +1,4 @@
-"""Log a message once per process, such as a warning about a setting that hundreds of episodes would repeat.
+"""Log a message once per process, such as a warning about a setting, which hundreds of episodes would repeat.
 
 The driver and each episode worker log it separately, and again after a restart. A forked process doesn't repeat its
 parent's messages.

@@ -132,8 +132,8 @@ class AgentCommand(_Settings):
     """Environment variables in addition to the endpoint's and to a few that the process inherits, such as PATH and the
     locale; `${VAR}` is replaced from the environment."""
     cwd: str | None = None
-    """Working directory, relative to the configuration's folder. Default: an empty temporary folder, which is HOME
-    too."""
+    """Working directory, relative to the configuration's folder. Default: the process's HOME, a temporary folder that
+    has only the file `{task}`."""
     stdin: str = ""
     """Text for the process's standard input."""
     exit_codes: tuple[int, ...] = (0,)

@@ -292,7 +292,7 @@ def test_group_filter_ends_run_without_numeric_rewards(reward: Any, group_filter
     assert group_filter(args, group_of(1.0, 0.0, group=2)).keep
     for group in (3, 4):
         assert not group_filter(args, group_of(reward, reward, group=group)).keep
-    with pytest.raises(FailedGroupsError, match=r"got 3 failed groups .*: the reward is"):
+    with pytest.raises(FailedGroupsError, match=r"got 3 failed groups .*: got the reward"):
         group_filter(args, group_of(reward, reward, group=5))
 
 

@@ -423,7 +423,7 @@ def _extra_word_problems(use: _FlagUse, flag: Flag) -> Iterator[str]:
 
 
 def _explain_unknown(name: str, table: FlagTable) -> tuple[str, str | None]:
-    """Return the reason why no parser has a flag of this name, and the flag that was likely meant, if any."""
+    """Return what happens to a flag that is not in the table, and the flag that was likely meant, if any."""
     if name in table.left_out:
         replacement = _REPLACEMENTS.get(name)
         replacement = replacement if replacement and table.find(replacement) else None

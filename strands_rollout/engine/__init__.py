@@ -98,7 +98,7 @@ async def running_engine(
         host: Address to listen on.
         port: Port to listen on; 0 for a free port.
         routes: Additional aiohttp routes of the server.
-        **options: Limits and names; see `EngineSettings`.
+        **options: The other fields of `EngineSettings`.
 
     Yields:
         The base URL, such as "http://127.0.0.1:43211".

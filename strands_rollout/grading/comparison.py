@@ -163,7 +163,8 @@ def _are_answers_equal(prediction: Notation, label: Notation, budget: Budget) ->
     if are_keys_equal(key_of(prediction.text), key_of(label.text), budget):
         return True
     names, label_sides = _split_names(label.text)
-    if len(label_sides) != 1:  # only another equation can equal an equation
+    # without its names, the label is still an equation, as 2x = 42: only an equation equals it, as compared above
+    if len(label_sides) != 1:
         return False
     sides = _sides_to_match(prediction.text, names)
     units = prediction.unit, label.unit

@@ -99,7 +99,7 @@ async def fetch_tokenizer_folder(base_url: str) -> Path:
 
 
 async def start_executor(setting: str | Mapping[str, Any]) -> str:
-    """Start a local code sandbox before episodes need it; return its isolation, "unknown" for any other executor.
+    """Start an executor that is local, before episodes need it; return its isolation, or "unknown" if it is not local.
 
     Raises:
         ConfigError: The executor does not exist.

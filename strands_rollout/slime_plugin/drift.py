@@ -141,7 +141,8 @@ class _Difference:
 
     Attributes:
         at: Index of the first differing token in the stretch.
-        tokens: Number of differing tokens in the stretch; 0 if tokens are missing and none differs.
+        tokens: Number of differing tokens in the stretch; if it leaves the template's text, all tokens from `at` on,
+            and 0 if tokens are only missing.
         expected: The expected text at that place.
     """
 

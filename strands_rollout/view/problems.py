@@ -17,7 +17,7 @@ _POSITION: Final = re.compile(r"\[(\d+)\] is")
 _MIN_TURN_TOKENS: Final = 4  # logprobs of a shorter turn may all be 0.0
 # part of a violation's message -> kind of the problem
 _CONTRACT_KINDS: Final = {
-    "expected response_length=": "lengths disagree",
+    ", as many as response_length": "lengths disagree",
     " tokens with response_length": "lengths disagree",
     "where loss_mask is 0": "context logprob",
     "a FAILED sample would be trained": "trained failure",

@@ -145,7 +145,7 @@ def test_main_keeps_labels_and_metadata(data: Path) -> None:
         ("aime-2024", "expected NAME=PATH"),
         ("=x.jsonl", "expected NAME=PATH"),
         ("a/b=x.jsonl", "expected NAME=PATH"),
-        ("other=/nowhere.jsonl", "/nowhere.jsonl does not exist"),
+        ("other=/nowhere.jsonl", "/nowhere.jsonl is not a file"),
         ("aime-2024=/nowhere.jsonl", "a different name for each"),
     ],
 )

@@ -117,7 +117,7 @@ def test_to_generator_output_masks_untrained_samples() -> None:
         ({"reward": None}, "reward is None"),
         ({"reward": {"acc": 1.0}}, "expected a dict with a finite number under 'score'"),
         ({"reward": float("nan")}, "reward is nan"),
-        ({"loss_mask": [1]}, "loss_mask has 1 values; expected response_length=2"),
+        ({"loss_mask": [1]}, "loss_mask has 1 values; expected a list of 2 values, as many as response_length"),
     ],
 )
 def test_to_generator_output_refuses_an_unfinished_sample(changes, words) -> None:

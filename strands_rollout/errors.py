@@ -2,7 +2,7 @@
 
 
 class RolloutError(Exception):
-    """Base class of all exceptions that this package defines."""
+    """Base class of the exceptions that this package raises to its callers; internal ones may have other bases."""
 
 
 class ConfigError(RolloutError):

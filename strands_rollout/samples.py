@@ -321,7 +321,7 @@ class EpisodeFacts:
     aborts: int | None = None
     """Number of times that the sample was returned ABORTED."""
     resumes: int | None = None
-    """Number of times that the sample was resumed."""
+    """Number of times that the episode was resumed after an abort, or continued from its journal."""
     engine_aborts: int | None = None
     """Number of requests that the engine aborted and this package continued."""
     resume: Mapping[str, Any] | None = None

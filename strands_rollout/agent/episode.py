@@ -195,7 +195,7 @@ class AgentRun(EpisodeRun):
                 names = " or ".join(repr(agent.name) for agent in team.candidates)
                 raise TeamLimitError(
                     f"the {type(team.runner).__name__} ended before {names} answered; the sample needs the tokens of "
-                    "that agent"
+                    "that answer"
                 )
         if self.stats.infrastructure_error is not None:
             return reason_of_error(self.stats.infrastructure_error)

@@ -272,7 +272,7 @@ def _hide_tracebacks() -> Iterator[None]:
 
 
 def _filter_record(record: logging.LogRecord) -> bool:
-    """Drop the log record of an error that the episode reports in one line, or only the record's traceback.
+    """Drop records of errors that the episode reports in one line; of other connection errors, only the traceback.
 
     Returns:
         False to drop the record.

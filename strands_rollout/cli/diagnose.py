@@ -116,8 +116,8 @@ def drift(
     config: Annotated[
         Path | None,
         typer.Option(
-            help="Settings file of the run, for tool_parser and enable_thinking. Default: auto, and the "
-            "chat template's default.",
+            help="Settings file of the run, read for tool_parser and enable_thinking. Without it, the tool parser is "
+            "auto, and enable_thinking has the chat template's default.",
             exists=True,
             dir_okay=False,
         ),

@@ -212,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--protocol", required=True, help="name of the protocol")
     parser.add_argument("--config", type=Path, help="settings file of the training run")
     parser.add_argument("--out", type=Path, required=True, help="folder for the data sets and slime's configuration")
-    parser.add_argument("--model", type=Path, help="folder of the model, whose context is checked")
+    parser.add_argument("--model", type=Path, help="folder of the model, to check its context length")
     parser.add_argument("--prompt-room", type=int, default=2048, help="maximum tokens of a prompt")
     parser.add_argument("--samples", type=int, help="samples per problem instead of the protocol's")
     parser.add_argument("--temperature", type=float, help="sampling temperature instead of the protocol's")

@@ -680,7 +680,7 @@ def reasoning_block(text: str) -> Block:
 
 
 def blocks_of(content: object, convert: Callable[[Item], Block | None]) -> list[Block]:
-    """Return the blocks of a message's content: a string, a list of parts, or None for an empty content.
+    """Return the blocks of a message's content, which is a string, a list of parts, or None if it is empty.
 
     Raises:
         PromptError: The content is something else, or `convert` refuses a part.

@@ -500,7 +500,7 @@ def _tools_with_schemas(schemas: object, settings: RolloutSettings) -> Sequence[
 
 
 def _schema_name(schema: object) -> str:
-    """Return the name in a tool's OpenAI schema, with or without its `function` envelope; a plain name stays."""
+    """Return the name in a tool's OpenAI schema, with or without `function` envelope; return a plain name as it is."""
     inner = schema.get("function", schema) if isinstance(schema, Mapping) else schema
     return str(inner.get("name") if isinstance(inner, Mapping) else inner)
 

@@ -375,7 +375,7 @@ class WorkerPool:
             closing = [asyncio.ensure_future(each.actor.close.remote()) for each in self._workers if each.is_ready]
             if closing:
                 await asyncio.wait(closing, timeout=_CLOSE_TIMEOUT_S)
-        except Exception:  # Ray may raise anything; a worker that can't be closed is killed
+        except Exception:  # Ray may raise anything; all workers are killed below, closed or not
             logger.debug("episode workers can't be closed", exc_info=True)
         for worker in self._workers:
             self._kill(worker)

@@ -260,8 +260,8 @@ def _block_text(block: Mapping[str, Any]) -> str:
             "".join(part.get("text", "") for part in block["citationsContent"].get("content", ()))
         )
     raise PromptError(
-        f"got a content block with the keys {sorted(block)}; expected text or json, or an image of a user or a tool, "
-        "since this model reads nothing else. Use prompts and tools with such content."
+        f"got a content block with the keys {sorted(block)}; expected text or json, or, in a user message or a tool "
+        "result, an image: this model reads nothing else. Change the prompt or the tool that made this block."
     )
 
 

@@ -169,7 +169,7 @@ class TurnHabits:
     sampled_controls: frozenset[int] = frozenset()
 
     def forged_positions(self, context: list[int]) -> Iterator[int]:
-        """Yield the positions of control tokens that a template would not write at this place of a context.
+        """Yield the positions of those control tokens in a context that a template would not write there.
 
         A template closes each message that it opens, and opens the policy's message last. Apart from the generation
         prompt, it does not write the policy's own control tokens.

@@ -1,4 +1,4 @@
-"""Episodes of verifiers environments: its harness, tools, scoring and errors, over the recorded endpoint."""
+"""Episodes of verifiers environments over the gateway: the harnesses, tools, scoring and errors of verifiers."""
 
 import asyncio
 import json

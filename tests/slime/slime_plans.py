@@ -61,7 +61,7 @@ PLANS = {
     "refuses": _failed(turn(_MULTIPLY), Reply.status(422, "no such field")),
     "lies": _failed(Reply.tokens([11, 12, 13], logprob_ids=[11, 12, 14])),
     "foreign": _failed(Reply.tokens([10_000_000])),
-    # aborts with tokens are continued until the budget is used up, aborts without tokens ten times
+    # turns aborted with tokens are continued until the budget is used up; those without, until the patience is
     "stopped": Plan([turn(_MULTIPLY), Reply.abort([11, 12] * 64)], "response_length", "truncated"),
     "silent": _failed(Reply.tokens([])),
     "dequeued": Plan([Reply.abort()], "engine_error", "failed", trained=False),

@@ -75,7 +75,10 @@ def arguments_for(tokenizer, folder, rows, engine, given):
 
 
 def _replayable(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments without kept top-p ids if this slime can't replay them, as before 0.3.1."""
+    """Return the arguments, with top-p 1 if this slime can't replay top-p ids, as before 0.3.1.
+
+    A test without routing replay is skipped instead.
+    """
     from slime.utils.types import Sample
 
     if given.get("rollout_top_p", 1.0) == 1.0 or hasattr(Sample(), "rollout_top_p_token_ids"):

@@ -12,7 +12,7 @@ EXECUTOR = {"name": "local", "isolation": "files", "programs": True}
 
 def scratch(task: Task) -> CodeExecutorSandbox:
     """Return an episode's temporary folder and shell, which can't reach other files."""
-    del task  # the same for each row
+    del task  # the sandbox does not depend on the row
     return CodeExecutorSandbox(shared_executor(EXECUTOR), max_timeout_s=60)
 
 

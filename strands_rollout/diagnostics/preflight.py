@@ -497,7 +497,7 @@ def _weights_gb(model: Path) -> float | None:
     """Return the GB of a model's weights, which may be in FP8 or int4; None if they are not here."""
     try:
         return sum(file.stat().st_size for file in model.glob("*.safetensors")) / GB or None
-    except OSError:
+    except (OSError, ValueError):  # a ValueError for a path with a NUL, from Python 3.13 on
         return None
 
 

@@ -407,6 +407,12 @@ def test_preflight_survives_any_command() -> None:
             assert list(getattr(found, name)(found.with_files(HERE))) is not None, words
 
 
+def test_check_memory_survives_a_nul_in_a_path() -> None:
+    """`Path.glob` raises ValueError for it, from Python 3.13 on."""
+    found = Preflight((*shlex.split(f"{RUN} {QWEN3_8B}"), "--hf-checkpoint", "\0"), "it")
+    assert list(found.check_memory(found.with_files(HERE)))
+
+
 class Judge(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200 if self.headers["authorization"] == "Bearer right" else 401)

@@ -26,6 +26,10 @@ _CAMEL_NOTE: Final = (
     "camel-ai numpy sympy; then add --camel-python .venv-camel/bin/python"
 )
 _Out = Annotated[Path | None, typer.Option(help="Write all figures to this JSON file.", dir_okay=False)]
+_Tokenizer = Annotated[
+    Path | None,
+    typer.Option(help=f"Folder of a tokenizer. Default: ${_TOKENIZER_VARIABLE}, else the shipped model's."),
+]
 _JsonOnly = Annotated[bool, typer.Option("--json", help="Print only the JSON on stdout.")]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -49,10 +53,7 @@ def table(
     quick: Annotated[
         bool, typer.Option("--quick", help="Measure memory and lag with few episodes, to test the benchmark itself.")
     ] = False,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(help=f"Folder of a tokenizer. Default: ${_TOKENIZER_VARIABLE}, else the shipped model's."),
-    ] = None,
+    tokenizer: _Tokenizer = None,
     out: _Out = None,
     json_only: _JsonOnly = False,
 ) -> None:
@@ -251,10 +252,7 @@ def checkouts(
     ] = "plain",
     measure: Annotated[str, typer.Option(help="Measurement: cpu, or memory of concurrent episodes.")] = "cpu",
     settings: Annotated[str, typer.Option(help="Additional rollout settings, as JSON.")] = "{}",
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(help=f"Folder of a tokenizer. Default: ${_TOKENIZER_VARIABLE}, else the shipped model's."),
-    ] = None,
+    tokenizer: _Tokenizer = None,
     out: _Out = None,
     json_only: _JsonOnly = False,
 ) -> None:

@@ -52,7 +52,7 @@ class Step:
 
     @property
     def has_script_prompts(self) -> bool:
-        """Whether the prompts are the scripts'.
+        """True if the prompts are those of the scripts.
 
         They are not if the real code tool's description, a question of each episode's own, or an image is in them.
         """

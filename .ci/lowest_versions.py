@@ -1,4 +1,4 @@
-"""Print pip constraints: the lowest allowed version of each dependency in pyproject.toml, and of its extra `data`."""
+"""Print pip constraints: the lowest allowed version of each dependency in pyproject.toml and in its extra `data`."""
 
 import re
 import tomllib

@@ -130,8 +130,8 @@ def client(
     """Measure the cost of an episode for its client, compared with other clients and with requests alone.
 
     A scripted engine on its own core answers immediately. Each variant plays the same tokens in fresh processes, and
-    every token is checked. Prints tables in Markdown. Exits with 1 if a measurement failed, such as by a variant that
-    does not play its script.
+    every token is checked. Prints tables in Markdown. Exits with 1 if a measurement failed, for example because a
+    variant does not play its script.
 
     The JSON has `versions`, `machine`, `command`, `tokenizer` and `collector`; `medians`, a row per measurement (kind,
     variant, turns, concurrency, episodes, rounds, and figures whose names contain the unit); `ratios`, medians over the

@@ -169,7 +169,7 @@ def playable_variants(requested: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def missing_reason(variant: str) -> str | None:
-    """Return why a variant can't be measured here, or None; install strands-sglang if it is missing."""
+    """Return why a variant can't be measured here, or None; install strands-sglang if the variant lacks it."""
     if variant == PEER:
         try:
             peer_python()

@@ -1,4 +1,4 @@
-"""A processor of images for a text model's tokenizer, so that a benchmark can have images without a model that sees."""
+"""An image processor for a text model's tokenizer, so that a benchmark can have images without a vision model."""
 
 from pathlib import Path
 from typing import Any, Final

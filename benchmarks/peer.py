@@ -1,6 +1,6 @@
-"""The Python of strands-sglang, which needs a newer Python than this package.
+"""Find a Python that has strands-sglang; it needs a newer Python than this package does.
 
-If strands-sglang can't be installed here, it is installed into an environment of its own.
+If this environment lacks strands-sglang, it is installed into an environment of its own.
 """
 
 import functools

@@ -181,7 +181,7 @@ class _Scripts:
     def _encode(self, tail: bytes, input_logprobs_from: int | None, length: int | None) -> tuple[bytes, bytes]:
         """Return the input that a turn expects, and its answer."""
         if tail not in self._turns:
-            raise _UnexpectedRequestError(f"got the input {tail!r:.200}, which ends no turn's input")
+            raise _UnexpectedRequestError(f"got the input {tail!r:.200}, which is the end of no turn's input")
         script, number = self._turns[tail]
         answer = _generate_answer(script, number, input_logprobs_from, length)
         return orjson.dumps(script.input_ids(number)), answer

@@ -102,8 +102,8 @@ def command(
     if counts["rejected"] > MAX_REJECTED_SHARE * (counts["rejected"] + len(rows)) or not rows:
         raise PreparationError(
             f"{counts['rejected']} rows have no question or no answer, {counts['other']} are of another data_source, "
-            f"and {len(rows)} can be used; expected rows, and at most {MAX_REJECTED_SHARE:.0%} without question or "
-            f"answer. The values of data_source: {', '.join(sorted(count_rows_by_source(source.rows))) or 'none'}"
+            f"and {len(rows)} can be used; expected at least 1, and at most {MAX_REJECTED_SHARE:.0%} without question "
+            f"or answer. The values of data_source: {', '.join(sorted(count_rows_by_source(source.rows))) or 'none'}"
         )
     if seed is not None:
         random.Random(seed).shuffle(rows)  # noqa: S311 - a sample, not a secret

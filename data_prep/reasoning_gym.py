@@ -95,7 +95,7 @@ def _draw_rows(name: str, count: int, seed: int, level: int | None, options: Map
 
     Raises:
         ConfigError: The task has no curriculum or refuses an option, or its rows can't be stored as JSON.
-        PreparationError: The task has fewer different questions.
+        PreparationError: Fewer than `count` different questions were drawn in `_MAX_TRIES_PER_ROW` tries per row.
     """
     entries = _draw_entries(name, count * _MAX_TRIES_PER_ROW, seed, level, options)
     rows: dict[str, dict[str, Any]] = {}

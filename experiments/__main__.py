@@ -42,7 +42,7 @@ def compare(
     plot: Annotated[Path | None, typer.Option(help="PNG to draw the curves to; needs matplotlib.")] = None,
     json_only: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
 ) -> None:
-    """Compare training runs: print a Markdown table with mean and spread over seeds, and draw curves.
+    """Compare training runs: print a Markdown table with mean and spread over seeds, and with --plot draw curves.
 
     Runs that differ only in their seed are one variant, labelled by the options in which the runs differ. Unfinished
     runs are compared up to their last step.

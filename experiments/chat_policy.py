@@ -189,7 +189,7 @@ logger = logging.getLogger(__name__)
 
 
 class ChatPolicy(OpenAIModel):
-    """Strands' model with the further interface that an episode needs of a policy.
+    """Strands' OpenAI model, with the rest of the interface that an episode needs of a policy.
 
     Args:
         chat: Client that sends and records the requests.
@@ -197,7 +197,7 @@ class ChatPolicy(OpenAIModel):
 
     Attributes:
         conversation: The episode's turns so far.
-        sent_at: None: an aborted request would be answered with text that can't be resumed, so nothing waits for that.
+        sent_at: None: nothing waits for the answer to an aborted request, because its text can't be resumed.
         engine_fault: None: the OpenAI client's retries hide the engine's faults.
     """
 

@@ -1,4 +1,4 @@
-"""Compare training runs: group them by all options except the seed, and tabulate each group's figures."""
+"""Compare training runs: group those that differ only in their seed, and tabulate each group's figures."""
 
 import json
 import math

@@ -38,7 +38,7 @@ class Curve:
 def curve_of(key: str, runs: Runs) -> Curve:
     """Return the curve of a value by step.
 
-    Only steps that all runs have count, because a mean over the remaining runs would be biased.
+    The curve covers only the steps that all runs have, because a mean over fewer runs would be biased.
     """
     by_run = [values_by_step(key, steps) for steps in runs]
     shared = sorted(set.intersection(*map(set, by_run))) if by_run else []

@@ -245,7 +245,7 @@ def _facts(
 
 
 def _losses(transcript: Transcript | None) -> dict[str, int | None]:
-    """Return the differences that the text endpoint caused."""
+    """Return the number of trained tokens, and the changes that the text endpoint caused."""
     return {
         "trained_tokens": sum(end - start for start, end in transcript.spans) if transcript else 0,
         "unmatched_sampled": transcript.unmatched_sampled if transcript else None,

@@ -1,4 +1,4 @@
-"""The benchmarks as a script, from any folder: `python -m benchmarks` of this repository. See its --help."""
+"""Run `python -m benchmarks` of this repository from any folder. See its --help."""
 
 import sys
 from pathlib import Path

@@ -124,7 +124,10 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "mismatch_samples": ("total", "samples with any mismatch"),
     "mismatch_samples_share": ("share", "samples with any mismatch, among the compared samples"),
     "mismatch_measured": ("total", "samples whose context was compared with the template"),
-    "parts/<name>": ("distribution", "each part of your own reward, and each further number of an environment's score"),
+    "parts/<name>": (
+        "distribution",
+        "each part of your own reward, and each number of an environment's score except `score` and `acc`",
+    ),
     "slowest/total_s": ("seconds", "episode and reward of the step's slowest sample"),
     "slowest/generate_s": ("seconds", "the slowest sample's time at the engine"),
     "slowest/tool_s": ("seconds", "the slowest sample's time in tools"),
@@ -161,7 +164,7 @@ _MODELS: Final[Mapping[str, str]] = {
     "mistral-named": "Devstral, Ministral 3",
     "gpt_oss": "gpt-oss",
 }
-"""Models that use each template of the tests; a template without a model has its own name."""
+"""Models by the template of the tests that they use; a template without an entry is shown by its own name."""
 _EPISODES: Final = 20
 
 

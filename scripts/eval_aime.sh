@@ -49,7 +49,7 @@ if [[ $DUMP_ROLLOUTS -eq 1 ]]; then
 fi
 context_arguments
 parallel_arguments
-offload_arguments # slime makes an optimizer even if it trains nothing
+offload_arguments # up to 0.3.1, slime makes an optimizer even if it trains nothing
 engine_arguments
 model_row_arguments
 evaluation_arguments

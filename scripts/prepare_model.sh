@@ -65,8 +65,8 @@ download() {
   [[ $dry_run -eq 1 ]] || is_complete || fail "$HF_CHECKPOINT lacks weights after the download; run this script again"
 }
 
-# make_copy FOLDER TOOL ARGUMENTS...: run slime's tool, unless FOLDER exists. The arguments name FOLDER.partial, which gets its final
-# name when it is complete.
+# make_copy FOLDER TOOL ARGUMENTS...: on the node of rank 0, run slime's tool unless FOLDER exists. The arguments name
+# FOLDER.partial, which gets its final name when it is complete.
 make_copy() {
   local folder="$1" tool="$2"
   shift 2

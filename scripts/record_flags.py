@@ -34,7 +34,7 @@ def format_record(record: dict[str, Json]) -> str:
 
 
 def sources_of(answer: Json, slime: Path, megatron: Path, patches: str | None) -> dict[str, Json]:
-    """Return the version of each package whose flags were read."""
+    """Return the origin and version of each package whose flags were read."""
     patched = f" with {patches}" if patches else ""
     router = answer["versions"]["router"]
     return {

@@ -75,7 +75,7 @@ def main(
     data: Annotated[Path, typer.Option(help="JSONL of data_prep/gsm8k.py.", exists=True, dir_okay=False)] = REPOSITORY
     / "data"
     / "gsm8k-train.jsonl",
-    config: Annotated[Path, typer.Option(help="Settings under strands_rollout:.", exists=True)] = REPOSITORY
+    config: Annotated[Path, typer.Option(help="YAML file with the settings.", exists=True)] = REPOSITORY
     / "configs"
     / "gsm8k.yaml",
     base_url: Annotated[str | None, typer.Option(help="An SGLang server; default: the embedded engine.")] = None,
@@ -88,7 +88,7 @@ def main(
         int, typer.Option(help="Maximum tokens of a whole response, tool results included.", min=1)
     ] = 1024,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.", min=0.0)] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Seed of the first episode; each further episode adds 1.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the first episode; it grows by 1 per episode.")] = None,
     out: Annotated[Path | None, typer.Option(help="File to write the GeneratorOutput to, as JSON.")] = None,
 ) -> None:
     """Play GSM8K problems as SkyRL's generator; the last line on stdout is a summary as JSON."""

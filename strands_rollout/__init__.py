@@ -1,6 +1,6 @@
 """Token-exact Strands agent rollouts for slime.
 
-All public names can be imported from here. They are loaded on first use: `import strands_rollout` imports neither
+The main public names can be imported from here. They are loaded on first use: `import strands_rollout` imports neither
 Strands nor transformers.
 """
 

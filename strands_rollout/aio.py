@@ -29,7 +29,8 @@ class LoopCache(Generic[T]):
     """A cache with separate values for each event loop.
 
     A value is closed when its loop shuts down its asynchronous generators, as `asyncio.run` and `asyncio.Runner` do
-    before they close the loop. Values of a loop that was closed otherwise are dropped when a new loop uses the cache.
+    before they close the loop. The values of a loop that was closed in another way are dropped, without being closed,
+    when a new loop uses the cache.
     """
 
     def __init__(self) -> None:
@@ -38,7 +39,7 @@ class LoopCache(Generic[T]):
         ] = weakref.WeakKeyDictionary()
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the running loop's value for this key; make it if there is none or it was closed.
+        """Return the running loop's value for this key; make a new value if there is none or it is closed.
 
         Raises:
             RuntimeError: No event loop is running.
@@ -97,7 +98,7 @@ async def admit_to_loop() -> None:
 
 
 def _admit_next(loop: asyncio.AbstractEventLoop) -> None:
-    """Admit the caller that has waited longest to the pass that begins now."""
+    """Let the caller that has waited longest continue in the pass that begins now."""
     waiting = _WAITING[loop]
     while waiting:
         admission = waiting.popleft()

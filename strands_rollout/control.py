@@ -1,8 +1,8 @@
-"""Abort, deadlines and clock of an episode, in one `Control` that all its parts share.
+"""Abort, deadlines and clock of an episode, in one `Control` that all parts of the episode share.
 
-Aborts are polled in one place: a timer of each event loop calls `should_abort` every 0.05 s, once for all episodes with
-the same function, and ends the blocks that wait under a deadline. Other steps check before they begin
-(`Control.check`).
+Aborts are polled in one place: while blocks wait under a deadline, a timer of their event loop calls `should_abort`
+every 0.05 s, once for all episodes with an equal `poll_key`. If the function returns true, the timer ends the blocks of
+these episodes. Other steps check before they begin (`Control.check`).
 
 Code that Strands or a user's code calls can't be passed a `Control`. Two context variables tell such code whether it
 runs in an episode (`is_in_episode`), and in which tool call (`current_call`).
@@ -24,7 +24,7 @@ ABORT_POLL_S: Final = 0.05
 ABORT_GRACE_S: Final = 0.2  # for an engine to answer an aborted request with the tokens that it has sampled
 
 EngineGrace: TypeAlias = Callable[[float], float]
-"""Function from the time when a request was sent (`time.monotonic`) to the seconds for its answer after an abort."""
+"""Takes the time at which a request was sent (`time.monotonic`); returns the seconds for its answer after an abort."""
 
 
 def never() -> bool:
@@ -42,20 +42,21 @@ class Generating(Protocol):
 
     @property
     def sent_at(self) -> float | None:
-        """Time at which the last in-flight request was sent, by `time.monotonic`; None without one."""
+        """Time at which the last in-flight request was sent, by `time.monotonic`; None if none is in flight."""
 
     def stop_generating(self) -> Awaitable[bool]:
-        """Ask the engine to abort the in-flight requests; return True if the engine confirmed the abort."""
+        """Ask the engine to abort the in-flight requests; return True if the engine confirmed an abort."""
 
 
 class Control:
     """Abort, deadlines and clock of one episode.
 
     Args:
-        should_abort: Function that returns true once the rollout is aborted. Blocks under a deadline end at the next
-            poll, other steps before they begin.
-        engine_grace_s: Function from the time at which a request was sent to the seconds for which its answer is
-            awaited after an abort. The seconds must suffice for the answers to all requests that are aborted at once.
+        should_abort: Function that returns true once the rollout is aborted. Then blocks under a deadline end at the
+            next poll, or at most `engine_grace_s` later, and other steps do not begin.
+        engine_grace_s: Function that takes the time at which a request was sent, and returns the seconds for which its
+            answer is awaited after an abort. They must suffice for the answers to all requests that are aborted at
+            once.
         poll_key: Key of `should_abort`; the function is polled once for all episodes with an equal key. None polls it
             for this episode alone.
     """
@@ -94,8 +95,8 @@ class Control:
         Args:
             timeout_s: Seconds that the block may take; None for no limit.
             model: If the rollout is aborted while requests of this model are in flight, the engine is asked to abort
-                them, and the block ends `engine_grace_s` later, so that the engine can answer with the tokens that it
-                has sampled.
+                them, and the block ends at most `engine_grace_s` later, so that the engine can answer with the tokens
+                that it has sampled.
             during: The end of the error message after an abort.
         """
         return Deadline(self, timeout_s, model, during)
@@ -199,7 +200,7 @@ class Deadline:
 
 
 class AbortPoller:
-    """The timer of an event loop that polls for aborts while blocks wait under a deadline."""
+    """The timer of an event loop; it polls for aborts while blocks wait under a deadline."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         # weak, so that a closed loop is collected: the loop holds the timer, which holds this object
@@ -210,7 +211,7 @@ class AbortPoller:
 
     @property
     def late_s(self) -> float:
-        """Seconds by which the next poll is late; more than zero while the event loop is blocked."""
+        """Seconds by which the next poll is late, for example because the event loop is blocked; 0.0 without a poll."""
         due = self._due
         return 0.0 if due is None else max(0.0, time.monotonic() - due)
 
@@ -242,7 +243,7 @@ class AbortPoller:
         self._timer = None
         try:
             for key in list(self._polls):
-                # a function that raises is removed: the loop reports it, and the next tick polls the others
+                # a function that raises is removed: the loop reports its error, and the next tick polls the others
                 poll = self._polls.pop(key)
                 if poll.should_abort():
                     for abort in poll.waiting:
@@ -281,7 +282,7 @@ class RunningCall:
         id: The call's tool-use id.
         outer_id: If a tool's sub-agent made this call, the tool-use id of the outermost call; otherwise `id`.
         sandbox: Facts of the sandbox for the call's record, if the code tool runs.
-        faults: Failures of the code executor during the call, even if a sub-agent read a failure as a tool result.
+        faults: Failures of the code executor during the call, including those that a sub-agent read as tool results.
         began_at: Time at which the call began, by `time.monotonic`.
         timed_out: True if its time limit ended the call.
     """

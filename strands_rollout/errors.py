@@ -2,7 +2,7 @@
 
 
 class RolloutError(Exception):
-    """Base class of the exceptions that this package raises to its callers; internal ones may have other bases."""
+    """Base class of this package's own exceptions that reach its callers; internal exceptions may have other bases."""
 
 
 class ConfigError(RolloutError):
@@ -10,11 +10,11 @@ class ConfigError(RolloutError):
 
 
 class PolicyEndedError(RolloutError):
-    """The source of the policy's turns (a script, a person, an API) has too few or too many turns."""
+    """The source of the policy's turns (a script, a person, an API) has too few, too many or unusable turns."""
 
 
 class PromptError(RolloutError):
-    """A row's prompt can't be converted to chat messages, or its answer can't be graded as its metadata says."""
+    """A row's prompt can't be converted to chat messages, or an answer to it can't be graded as the metadata says."""
 
 
 class TemplateError(RolloutError):
@@ -22,7 +22,7 @@ class TemplateError(RolloutError):
 
 
 class TemplateDifferenceError(TemplateError):
-    """A template rendered tokens other than expected.
+    """A chat template did not render the expected tokens.
 
     Attributes:
         got: The rendered tokens, from the start of the comparison.
@@ -42,9 +42,9 @@ class TrajectoryError(RolloutError):
 
 
 class UnsendableTextError(TrajectoryError):
-    """A prompt contains the placeholder of an image or other medium, as a token or as text, without the medium.
+    """A prompt or turn contains the placeholder of an image or other medium, as token or text, without the medium.
 
-    No engine accepts such a prompt.
+    SGLang fails on such a prompt or never answers it; slime's trainer fails on such a turn.
 
     Attributes:
         is_sampled: True if the policy sampled the token in the failing turn; then the prompt is not the cause.
@@ -60,7 +60,7 @@ class ReplayError(RolloutError):
 
 
 class ResumeError(RolloutError):
-    """The saved state of an aborted episode can't be written or read, or does not match its tokens."""
+    """The saved state of an unfinished episode can't be written or read, or does not match its tokens."""
 
 
 class BudgetExhaustedError(RolloutError):
@@ -116,7 +116,7 @@ class EngineAbortedError(EngineError):
 
 
 class ToolError(RolloutError):
-    """A tool, or other code of the user, can't be loaded, has the wrong type, or raised SystemExit or the like."""
+    """A tool or other user code can't be loaded, has the wrong type, blocks, or raised SystemExit or the like."""
 
 
 class SandboxError(RolloutError):
@@ -136,7 +136,7 @@ class BlockingCallError(UnplayableAgentError):
 
 
 class TeamLimitError(RolloutError):
-    """A swarm or graph reached a limit of its own, such as its maximum handoffs."""
+    """A swarm or graph reached its own limit, such as its maximum handoffs, or ended before the policy answered."""
 
 
 class EnvironmentFaultError(RolloutError):

@@ -51,7 +51,7 @@ class exits_as_errors:  # noqa: N801 - used as a statement: `with exits_as_error
 
 
 def original_exception(error: BaseException) -> BaseException:
-    """Return the exception that the user's code raised: the error itself, or its cause if `exits_as_errors` made it."""
+    """Return the exception of the user's code: the error itself, or the cause of a ToolError from `exits_as_errors`."""
     cause = error.__cause__
     is_exit = isinstance(error, ToolError) and cause is not None and not isinstance(cause, Exception)
     return cause if is_exit and cause is not None else error

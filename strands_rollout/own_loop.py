@@ -30,7 +30,7 @@ class _Step:
 
 
 class OwnLoop:
-    """An event loop in a thread of its own, where blocking code delays no other code; an async context manager.
+    """An event loop in a thread of its own, where blocking code delays no other loop; an async context manager.
 
     Functions run in one task, one after the other, since some contexts must be exited by the task that entered
     them. Leaving the context manager doesn't wait for a running function.

@@ -26,8 +26,8 @@ def in_own_thread(
     """Return an async version of a sync function; each call has a thread of its own and the caller's context variables.
 
     A cancelled call is abandoned, and its thread continues until the function returns. With `has_grace_period`, a call
-    that ends within 0.03 s of the cancellation returns its result instead. SystemExit and similar exceptions become a
-    ToolError with the `name`, by default the function's own.
+    that ends within 0.03 s of the cancellation still returns its result, or raises. SystemExit, StopIteration and the
+    like become a ToolError whose message has the `name`, by default the function's own.
     """
     name = name or function_name(function)
 
@@ -52,7 +52,7 @@ def in_own_thread(
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            # keep the result of a function that is just ending: a resumed episode would run it again
+            # keep the result of a function that is about to end; otherwise, a resumed episode would run it again
             if not has_grace_period or not (await asyncio.wait({future}, timeout=_GRACE_PERIOD_S))[0]:
                 future.cancel()
                 raise

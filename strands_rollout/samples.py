@@ -1,7 +1,7 @@
 """slime's `Sample`: a stand-in for use without slime, and views of finished samples and their episodes' facts.
 
-Metadata is not trusted: facts may be missing, foreign or of another version. Facts that can't be read are logged once
-and left out.
+Metadata is not trusted: facts may be missing, foreign or of another version. Facts of a wrong type are left out. Values
+that raise an error when they are read are left out, too, and logged once for each type of error.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def statuses_of(sample: object) -> Any:  # noqa: ANN401 - slime's enum or this p
 
 @dataclass
 class Sample:
-    """A sample of slime's trainer; see slime's class of the same name for the meaning of each field."""
+    """A stand-in for slime's `Sample`; see slime's class for the meaning of each field."""
 
     group_index: int | None = None
     index: int | None = None
@@ -109,7 +109,7 @@ class Sample:
 
     @dataclass
     class SpecInfo:
-        """Sums of speculative decoding over an episode's requests."""
+        """Counts of speculative decoding, summed over an episode's requests."""
 
         spec_accept_token_num: int = 0
         spec_draft_token_num: int = 0
@@ -158,8 +158,8 @@ class Sample:
         weight versions, and sets the status.
 
         Raises:
-            ValueError: Trainable tokens have no logprobs, other tokens have some, lengths differ, or the sample has
-                earlier response tokens without logprobs.
+            ValueError: Trainable tokens lack logprobs or follow response tokens without logprobs, other tokens have
+                logprobs, or `tokens` and `log_probs` differ in length.
         """
         new = list(tokens or [])
         _check_appended(self, new, log_probs, trainable=trainable)
@@ -244,8 +244,8 @@ class EpisodeFacts:
     """The facts of an episode, under the names that they have in `sample.metadata["strands_rollout"]`.
 
     `slime_plugin.sample_writer` writes them at the end of the episode; `add_facts` adds facts that are known only
-    later. Read them with `facts_of`. None means unknown: failed samples, samples of sub-agents or of another generate
-    function, and old dumps have fewer facts.
+    later. Read them with `facts_of`. A fact that is unknown or does not apply is None: failed samples, samples of
+    sub-agents or of another generate function, and old dumps have fewer facts.
 
     Seconds are wall-clock time. Positions are indices into all tokens of the sample, prompt included. The first
     turn has the number 0. The facts of a resumed episode include those from before its abort.
@@ -319,7 +319,7 @@ class EpisodeFacts:
     budgets: Mapping[str, Any] | None = None
     """Used share of each limit, from 0 to 1, by name; null without a limit."""
     aborts: int | None = None
-    """Number of times that the sample was returned ABORTED."""
+    """Number of earlier attempts that ended with the sample ABORTED."""
     resumes: int | None = None
     """Number of times that the episode was resumed after an abort, or continued from its journal."""
     engine_aborts: int | None = None
@@ -331,7 +331,7 @@ class EpisodeFacts:
     environment_score: object | None = None
     """The score from the environment or the agent program: a number, or a mapping with `score`."""
     gateway: Mapping[str, Any] | None = None
-    """Counts of the endpoint that an agent program called, and how its process ended."""
+    """Facts about an agent program's requests to its endpoint and, for an agent command, about its process."""
     environment: Mapping[str, Any] | None = None
     """Facts of a library's environment that played: its termination reason, reward information and metrics."""
     question: str | None = None
@@ -382,7 +382,7 @@ def _fact_types() -> dict[str, type]:
 
 
 def _read_fact(value: object, kind: type) -> Any:  # noqa: ANN401 - an instance of `kind`
-    """Return the value if it is an instance of `kind`, else None; a whole float is read as an int."""
+    """Return the value if it fits `kind`, else None; an int fits float, and a whole float is converted for int."""
     if kind is bool or kind not in (int, float):
         return value if isinstance(value, kind) else None
     number = finite_number(value)
@@ -408,7 +408,7 @@ def add_facts(sample: SampleLike, added: EpisodeFacts) -> None:
     sample.metadata[METADATA_KEY] = {**recorded_facts(sample.metadata), **added.to_metadata()}
 
 
-def take_fact(sample: object, name: Literal["episode_number", "reward_ahead"]) -> Any:  # noqa: ANN401 - of either kind
+def take_fact(sample: object, name: Literal["episode_number", "reward_ahead"]) -> Any:  # noqa: ANN401 - either fact's
     """Remove and return a fact that an earlier call stored for the caller; None if the sample lacks the fact."""
     facts = recorded_facts(getattr(sample, "metadata", None))
     return facts.pop(name, None) if isinstance(facts, dict) else None
@@ -419,7 +419,7 @@ PART_PREFIX: Final = "parts/"
 REWARD_FAILED: Final = "error"
 """Value of `method` in the dict of a reward whose function failed."""
 NO_JUDGE: Final = "no_judge"
-"""Value of `method` in the dict of a reward whose judge is unavailable."""
+"""Value of `method` in the dict of a reward that failed with an EnvironmentFaultError, as when no judge answers."""
 FAILED_METHODS: Final = frozenset({REWARD_FAILED, NO_JUDGE})
 """Values of `method` of failed rewards, whose samples are not trained on."""
 UNGRADED_METHODS: Final = FAILED_METHODS | {"no_label"}
@@ -468,7 +468,7 @@ def fan_out_part(sample: object) -> int | None:
 
 
 def reward_details(sample: object) -> Mapping[str, Any]:
-    """Return the dict that the reward function returned; empty if it returned only a number."""
+    """Return the reward's dict, from the sample's reward or from its facts; empty if there is only a number."""
     reward = getattr(sample, "reward", None)
     return reward if isinstance(reward, Mapping) else facts_of(sample).reward or {}
 
@@ -513,7 +513,7 @@ def _none_if_unreadable(read: Callable[P, T]) -> Callable[P, T | None]:
 
 @dataclass(frozen=True, slots=True)
 class FinishedSample:
-    """A read-only view of a sample; values that are missing or unreadable are None."""
+    """A read-only view of a sample; values that are missing or unreadable are None or empty."""
 
     sample: Any  # slime's Sample, this package's, or any object
     facts: EpisodeFacts
@@ -532,12 +532,12 @@ class FinishedSample:
 
     @property
     def is_missing(self) -> bool:
-        """True if the episode failed or was aborted, or its reward has no verdict; metrics of rewards leave it out."""
+        """True if the episode failed or was aborted, or its reward has no verdict; reward metrics leave these out."""
         return self.status in ("failed", "aborted") or self.is_ungraded
 
     @property
     def reward_details(self) -> Mapping[str, Any]:
-        """The dict that the reward function returned; empty if it returned only a number."""
+        """The reward's dict, from the sample's reward or from its facts; empty if there is only a number."""
         return run_metric("reward_details", lambda: reward_details(self.sample), of_sample=True) or {}
 
     @property

@@ -97,12 +97,12 @@ class McpServer(_Settings):
     @model_validator(mode="after")
     def _check_one_source(self) -> Self:
         if (self.command is None) == (self.url is None):
-            raise ValueError("an MCP server needs either a command or a url")
+            raise ValueError("an MCP server with either a command or a url")
         return self
 
     @property
     def shown_name(self) -> str:
-        """The server's name for messages, without secrets."""
+        """The server's name, or its URL or command without secrets, for messages."""
         return self.name or str(mask_settings(self.url or self.command))
 
     def as_strands_config(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class AgentCommand(_Settings):
     @model_validator(mode="after")
     def _check_prompt_is_passed(self) -> Self:
         if not any("{prompt}" in text or "{task}" in text for text in (self.command, *self.args, self.stdin)):
-            raise ValueError("agent_command needs {prompt} or {task} in its command, args or stdin")
+            raise ValueError("{prompt} or {task} in the command, args or stdin")
         return self
 
 
@@ -182,7 +182,7 @@ class Judge(_Settings):
     @model_validator(mode="after")
     def _check_one_model(self) -> Self:
         if (self.base_url is None) == (self.strands_model is None) or (self.base_url is None) != (self.model is None):
-            raise ValueError("a judge needs either base_url and model, or strands_model")
+            raise ValueError("a judge with either base_url and model, or strands_model")
         return self
 
 
@@ -202,10 +202,7 @@ class RewardPart(_Settings):
     @model_validator(mode="after")
     def _check_one_source(self) -> Self:
         if self.function is not None and (self.judge is not None or self.evaluator is not None):
-            raise ValueError(
-                "got a function with a judge or evaluator in a part of the reward; expected either the function "
-                "or the others"
-            )
+            raise ValueError("either a function, or a judge, an evaluator or both")
         return self
 
 
@@ -262,17 +259,17 @@ class RewardSettings(_Settings):
     def _check_combination(self) -> Self:
         given = [name for name in ("function", "evaluator", "parts") if getattr(self, name)]
         if len(given) > 1:
-            raise ValueError(f"got {' and '.join(given)}; make the {given[0]} one of the parts")
+            raise ValueError(f"only one of {' and '.join(given)}; to combine rewards, list all of them in parts")
         if self.judge is not None and self.evaluator is None:
-            raise ValueError("got judge without evaluator; add the evaluator, or make the judge one of the parts")
+            raise ValueError("an evaluator that calls this judge, or the judge as one of the parts")
         highest_wrong = self.wrong + (MAX_TOOL_SHAPING if self.tool_shaping else 0.0)
         if not highest_wrong < self.correct:
-            raise ValueError(f"a wrong answer could score {highest_wrong}; expected less than correct={self.correct}")
+            raise ValueError(f"less than correct={self.correct} for a wrong answer, which could score {highest_wrong}")
         has_own_scores = (self.correct, self.wrong, self.tool_shaping) != (1.0, -1.0, False)
         if self.style == "slime_strands_example" and has_own_scores:
-            raise ValueError("style 'slime_strands_example' fixes the scores: remove correct, wrong and tool_shaping")
+            raise ValueError("no correct, wrong or tool_shaping: style 'slime_strands_example' fixes the scores")
         if self.function is not None and (self.style != "default" or self.tool_shaping):
-            raise ValueError("function replaces the grading: remove style and tool_shaping")
+            raise ValueError("no style or tool_shaping with a function, which replaces the grading")
         return self
 
 
@@ -307,7 +304,7 @@ class EpisodeWorkers(_Settings):
     @model_validator(mode="after")
     def _check_count(self) -> Self:
         if self.count is None and self.per_node is None:
-            raise ValueError("episode_workers without a count needs per_node")
+            raise ValueError("a count or per_node")
         return self
 
 
@@ -342,7 +339,7 @@ NamedTool = Annotated[
 class RolloutSettings(_Settings):
     """All settings and their defaults.
 
-    None leaves a setting out: no limit, no such code or, where the description says so, another default.
+    None means no limit or no such code or, where the description of the setting says so, another default.
     """
 
     system_prompt: str | None = SYSTEM_PROMPT
@@ -425,8 +422,9 @@ class RolloutSettings(_Settings):
     """Seconds for which a request is retried while the engine is unreachable, busy or failing; 0 never retries.
     Default: 600 in a job of slime, where an episode that gives up costs training data, else 90."""
     max_failed_groups: int | None = Field(default=16, ge=0)
-    """Number of consecutive failed groups of training samples at which the run ends with the last error. A group fails
-    because of the infrastructure, the setup or the reward. With null or 0, no number of failed groups ends the run."""
+    """Number of consecutive failed groups of training samples at which the run ends with an error that names the last
+    failure. A group fails because of the infrastructure, the setup or the reward. With null or 0, no number of failed
+    groups ends the run."""
     max_staleness: int | None = Field(default=None, ge=0)
     """Maximum number of weight versions by which a trained token may be older than the sample's last token. Older
     tokens are not trained on."""
@@ -504,42 +502,40 @@ class RolloutSettings(_Settings):
     def _check_one_player(self) -> Self:
         given = [name for name in ("agent_factory", "agent_program", "agent_command") if getattr(self, name)]
         if len(given) > 1:
-            raise ValueError(f"got {' and '.join(given)}; expected one of them")
+            raise ValueError(f"only one of {' and '.join(given)}")
         if self.resumable and not (self.has_program or self.environment_plays):
             raise ValueError(
-                "resumable is for agent_program, agent_command and environment_factory; for other agents use "
+                "no resumable, which is for agent_program, agent_command and environment_factory; for other agents use "
                 "resume_aborted"
             )
         if self.environment_config and self.agent_program is None and not self.environment_plays:
-            raise ValueError("environment_config is for agent_program and environment_factory; got neither")
+            raise ValueError("no environment_config, which is for agent_program and environment_factory")
         if isinstance(self.environment_config, dict) and self.agent_program is not None:
-            raise ValueError("environment_config of an agent_program is the path of a file; got a mapping")
+            raise ValueError("the path of a file as environment_config of an agent_program")
         self._check_environment(given)
         loop_settings = ("hooks", "conversation_manager", "max_parallel_tool_calls", "row_tools")
         ignored = [name for name in loop_settings if getattr(self, name)]
         if self.has_program and ignored:
-            raise ValueError(
-                f"{given[0]} ignores {' and '.join(ignored)}; remove {'it' if len(ignored) == 1 else 'them'}"
-            )
+            raise ValueError(f"no {' and '.join(ignored)}, which {given[0]} ignores")
         return self
 
     def _check_environment(self, players: Sequence[str]) -> None:
         """Check the settings of a library's environments, which play with agents of their own."""
         if not self.environment_plays:
             if self.environment_factory is not None:
-                raise ValueError(f"environment_factory needs environment: {', '.join(ENVIRONMENT_LIBRARIES)}")
+                raise ValueError(f"environment_factory with environment: {', '.join(ENVIRONMENT_LIBRARIES)}")
             return
         if self.environment_factory is None:
             raise ValueError(
-                f"environment {self.environment} needs environment_factory, the dotted path of one of its environments"
+                f"environment_factory, the dotted path of an environment, with environment: {self.environment}"
             )
         loop_settings = ("conversation_manager", "max_parallel_tool_calls", "max_user_turns", "row_tools", "tools")
         defaults = {name: RolloutSettings.model_fields[name].get_default() for name in loop_settings}
         ignored = [*players, *(name for name in loop_settings if getattr(self, name) not in (defaults[name], ()))]
         if ignored:
             raise ValueError(
-                f"environment {self.environment} ignores {' and '.join(ignored)}, since its environments build their "
-                f"own agents; remove {'it' if len(ignored) == 1 else 'them'}"
+                f"no {' and '.join(ignored)} with environment: {self.environment}, whose environments build their own "
+                "agents"
             )
 
     @property

@@ -24,7 +24,7 @@ from strands_rollout.exits import exits_as_errors
 
 _FILE: Final = re.compile(r"(?P<file>.+\.py)(?::(?P<names>[^\W\d]\w*(?:\.[^\W\d]\w*)*))?")
 _MAX_NAMES_SHOWN: Final = 8
-_folders: Final[list[Path]] = []  # searched folders: of used configurations, the latest first; working directory
+_folders: Final[list[Path]] = []  # searched: the folders of used configurations, and the working directory
 _modules: Final[dict[Path, ModuleType]] = {}  # imported files, by resolved path
 _import_lock: Final = threading.RLock()
 
@@ -32,12 +32,12 @@ _import_lock: Final = threading.RLock()
 def add_config_folder(path: str | Path | None) -> None:
     """Search modules and files from now on in a configuration's folder, then in the working directory.
 
-    Without a configuration (None), the working directory comes after the folders of earlier configurations.
+    The folders of earlier configurations come after these two. Without a configuration (None), the working directory is
+    only added at the end, if it is not searched yet.
     """
     own = [] if path is None else [Path(path).absolute().parent, Path(path).resolve().parent]
     folders = list(dict.fromkeys([*own, Path.cwd()]))
     if folders != _folders[: len(folders)]:
-        # without a configuration, the folders of earlier configurations stay before the working directory
         _folders[:] = dict.fromkeys([*folders, *_folders] if own else [*_folders, *folders])
     sys.path[:0] = [str(folder) for folder in folders if str(folder) not in sys.path]
 
@@ -88,7 +88,7 @@ def source_file(path: str) -> Path | None:
 
 
 def suggest_name(name: str, owner: object) -> str:
-    """Return a hint for a missing attribute: the closest public name, else the module's file and what it defines.
+    """Return a hint for a missing attribute: the closest public name, else for a module its file and what it defines.
 
     The file shows whether the module is the user's or another module of the same name.
     """
@@ -146,7 +146,7 @@ def _import_error(path: str, module: str, error: Exception) -> ToolError:
         return ToolError(f"can't load {path!r}: importing {module!r} {needed}")
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.name == "<module>"]
-    # messages of SyntaxError and ImportError have the file and line already
+    # the message of an ImportError names a file already
     location = f" ({own[-1].filename}, line {own[-1].lineno})" if own and not isinstance(error, ImportError) else ""
     return ToolError(f"can't load {path!r}: importing {module!r} raised {type(error).__name__}: {error}{location}")
 

@@ -341,7 +341,7 @@ def test_changelog_begins_with_this_version() -> None:
 
 
 def flags(text: str, word: str) -> dict[str, str]:
-    """Return slime's flags in the block with a word."""
+    """Return slime's flags in the code block that contains `word`."""
     words = block_with(word, text).split()
     return dict(zip(words[::2], words[1::2], strict=True))
 

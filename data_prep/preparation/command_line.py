@@ -153,12 +153,12 @@ def _prepare(request: Request, *, force: bool, as_json: bool) -> None:
 
 
 def _help(data_set: DataSet) -> str:
-    compared = f", compared with {' and '.join(data_set.against)}" if data_set.against else ""
+    compared = f" Compares the problems with those of {' and '.join(data_set.against)}." if data_set.against else ""
     return f"""Prepare {data_set.hub_id} ({data_set.id_source}) as JSONL for slime.
 
-    Writes data/{data_set.file_stem}.jsonl{compared}, with lines {{"prompt": [...], "label": "34", ...}}, and a
-    manifest. Leaves out duplicates, checks each label with the package's reward, and removes the data set's own answer
-    instruction; the manifest has the counts. An existing file with the same settings and an unchanged checksum is kept.
+    Writes data/{data_set.file_stem}.jsonl, with lines {{"prompt": [...], "label": "34", ...}}, and a manifest. Leaves
+    out duplicates, checks each label with the package's reward, and removes the data set's own answer instruction; the
+    manifest has the counts.{compared} An existing file with the same settings and an unchanged checksum is kept.
     `datasets` caches its downloads.
 
     Exit codes: 0 ok, 1 failed, 2 wrong usage.

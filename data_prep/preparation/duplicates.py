@@ -23,7 +23,7 @@ RowsByLabel = dict[Label, list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Rows with the same problem and label that are left out.
+    """Rows that are left out, all with the same problem and label.
 
     Attributes:
         row: The number of the first such row.
@@ -43,6 +43,7 @@ class Choice:
     """The decision on all rows.
 
     Attributes:
+        keep_duplicates: True if repeated rows are kept.
         kept: The numbers of the rows to write, ascending.
         repeated: The number of duplicates that are left out.
         rejections: The rows that are left out for other reasons.

@@ -190,7 +190,7 @@ class InstructionCount:
         return written
 
     def facts(self) -> dict[str, object]:
-        """Return the manifest's counts: prompts with an instruction, by kind, and prompts that still ask for a form."""
+        """Return the manifest's entry: counts of prompts with an instruction, and of prompts that still ask for one."""
         example = self._example
         return {
             "mode": "remove" if self._removing else "keep",

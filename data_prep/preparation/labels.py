@@ -31,7 +31,7 @@ _INTEGER: Final = re.compile(r"(?P<sign>-?)0*(?P<digits>\d+)")
 _THOUSANDS: Final = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _NOTHING: Final = re.compile(r"(?:null|none|n/?a|nan|nil|undefined|unknown|\?+)\.?", re.IGNORECASE)
 _MARKER: Final = "####"
-_MARKED_SHARE: Final = 0.5  # if this share of rows has the marker, a label without it is a solution without an answer
+_MARKED_SHARE: Final = 0.5  # if this share of rows or more has the marker, a label without it has no answer
 _EXACT_FLOATS: Final = 2**53  # whole floats are exact below this number
 
 
@@ -54,11 +54,10 @@ def label_of(value: object) -> Label:
 
 
 def normalize(value: object) -> str:
-    r"""Return the label as text: the part after `####` or in a box, without leading zeros and thousands commas.
+    r"""Return the label as text: the content of its last box, else the part after `####`, else all of it.
 
-    White space around it is removed.
-
-    Several alternatives become a JSON list, which the package's grading understands.
+    Removes white space around it, and a number's thousands commas and leading zeros. Several alternatives become a
+    JSON list, which the package's grading understands.
 
     Raises:
         RowError: The label is missing, is a placeholder such as "none", was changed when it was read, or is too long

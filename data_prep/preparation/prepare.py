@@ -44,7 +44,9 @@ class Prepared:
 
 
 def prepare(request: Request, *, force: bool = False) -> Prepared:
-    """Write the data file, its manifest and the rejected rows, unless a data file with the same arguments is unchanged.
+    """Write the data file, its manifest and the rejected rows.
+
+    Without `force`, does nothing if an earlier run with the same arguments made the data file, and it is unchanged.
 
     Raises:
         ConfigError: An option is wrong, or a file that must not be overwritten is in the way.
@@ -107,7 +109,7 @@ def _finished_manifest(request: Request, arguments: dict[str, Any]) -> dict[str,
 
 
 def _survey_rows(source: Source, columns: Columns) -> tuple[Survey, list[dict[str, Any]]]:
-    """Return the survey of the rows and, for each further label column, its first difference from the label."""
+    """Return the survey of the rows and, for each column of `other_labels`, its first difference from the label."""
     survey, differences = Survey(), dict[str, dict[str, Any]]()
     needed = {
         column_of(source.rows.column_names, path) for path in (columns.prompt, columns.label, *columns.other_labels)

@@ -58,7 +58,7 @@ class Columns:
     Attributes:
         prompt: The column of the prompt.
         label: The column of the label.
-        other_labels: Further columns with a known name of an answer; empty if the user named the label's column.
+        other_labels: Other columns whose name is known for answers; empty if the user named the label's column.
     """
 
     prompt: str

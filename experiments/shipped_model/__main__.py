@@ -43,8 +43,8 @@ def main(
     respelled: Annotated[
         float,
         typer.Option(
-            help="Make a variant of the shipped model, which spells this share of its tokens with two other tokens; "
-            "needs --out, which gets its rows too.",
+            help="Make a variant of the shipped model that spells, with two tokens each, this share of the tokens that "
+            "can be split; needs --out, which gets its rows too unless --data is given.",
             min=0,
             max=1,
         ),

@@ -76,7 +76,7 @@ def evaluate(
     seed: int,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Report:
-    """Play every row `samples_per_row` times and return the report, which the same seed and machine repeat.
+    """Play every row `samples_per_row` times and return the report; on one machine, equal seeds give equal reports.
 
     Args:
         task: Task whose agent plays.

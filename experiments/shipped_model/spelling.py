@@ -1,4 +1,4 @@
-"""Spell a text with other tokens than its tokenizer, as a policy may do that samples token by token."""
+"""Spell a text with other tokens than the tokenizer does, as a policy that samples token by token may."""
 
 from collections.abc import Sequence
 from random import Random

@@ -55,7 +55,7 @@ class Plan:
         respelled_share: Probability that a token of a turn which two other tokens can spell is replaced by these.
         training_rows: Number of training problems that are written as rows.
         held_out_rows: Number of problems besides `problems`, written as rows and used only for the final report.
-        validation_rows: Number of problems besides both of these, which decide when to stop.
+        validation_rows: Number of problems besides training and held-out problems; they decide when training stops.
         evaluate_from: First step after which validation runs.
         evaluate_every: Steps between validations.
     """

@@ -50,12 +50,12 @@ def rising(low: int, high: int, **bounds: tuple[int, int]) -> Callable[[Random],
 
 
 def percent(fewest: int, most: int) -> Callable[[Random], Numbers]:
-    """Return a function that draws an amount a and a percentage b of which the result is an integer."""
+    """Return a function that draws an amount a and a percentage b such that b% of a is an integer."""
     return lambda rng: {"a": 20 * rng.randint(fewest, most), "b": 5 * rng.randint(1, 19)}
 
 
 def exact(field: str, formula: Callable[[Numbers], int], **bounds: tuple[int, int]) -> Callable[[Random], Numbers]:
-    """Return a function that draws fields and adds a computed field, such as one that leaves no remainder."""
+    """Return a function that draws fields and computes one more from them, such as a multiple of another field."""
     others = between(**bounds)
 
     def draw(rng: Random) -> Numbers:

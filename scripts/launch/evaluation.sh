@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Evaluation in slime: data sets, sampling, and the protocols whose numbers can be compared with others.
+# Evaluation in slime: data sets, sampling, and protocols, which fix the conditions so that numbers can be compared.
 
 evaluation_settings() {
   local samples=16 length="$MAX_RESPONSE_LEN" one=1.0

@@ -7,7 +7,7 @@ smoke_or_full() {
   if [[ $SMOKE -eq 1 ]]; then printf '%s' "$1"; else printf '%s' "$2"; fi
 }
 
-# Print the end of the name of the folder that the engines load.
+# Print the suffix of the folder that the engines load: -FP8 with FP8_ROLLOUT=1, else nothing.
 _fp8_suffix() {
   if [[ $FP8_ROLLOUT -eq 1 ]]; then printf '%s' -FP8; fi
 }
@@ -35,9 +35,9 @@ path_settings() {
   fi
 }
 
-# Placement of the weights on the GPUs, and maximum length of an episode. SGLang gets 0.7 of the memory, as in slime's own scripts:
-# if SGLang and the trainer share GPUs, slime moves the trainer's state to the host while SGLang generates. On an 80 GB GPU, that
-# is 56 GB. Each of the two GPUs of an engine with Qwen3-8B uses 8 GB for weights and 48 GB for the cache, which holds 650,000
+# Placement of the weights on the GPUs, and maximum length of an episode. SGLang gets 0.7 of the memory, as in slime's own scripts,
+# even where it shares GPUs with the trainer: slime moves the trainer's state to the host while SGLang generates. On an 80 GB GPU,
+# 0.7 is 56 GB. Each of the two GPUs of an engine with Qwen3-8B uses 8 GB for weights and 48 GB for the cache, which holds 650,000
 # tokens of 74 kB each. 48 concurrent episodes per engine (24 prompts x 8 on 4 engines) of 9,000 tokens on average need 430,000. With
 # 0.4 the cache would hold 320,000, and SGLang would have to pause requests, drop their cache and compute it again.
 size_settings() {
@@ -106,7 +106,8 @@ agent_arguments() {
   fi
 }
 
-# The limits of an episode and of a training batch belong together: a sample that does not fit on a GPU ends the run.
+# The limits of an episode and of a training batch belong together: a sample that is longer than a batch gets a batch
+# of its own, which may exhaust the GPU's memory and so end the run.
 context_arguments() {
   arguments+=(
     --rollout-max-response-len "$MAX_RESPONSE_LEN"
@@ -157,7 +158,7 @@ engine_arguments() {
   )
 }
 
-# The row's further arguments come after all others, so that they win.
+# The row's own arguments come after those that they override, because the last use of a flag counts.
 model_row_arguments() {
   # shellcheck disable=SC2206 # the words of a row have no spaces and no patterns
   arguments+=(${model_further:-})
@@ -169,8 +170,8 @@ model_row_arguments() {
   fi
 }
 
-# slime's flag. For evaluations, strands_rollout.log_eval then computes the pass rates itself, because slime's own
-# computation needs all samples.
+# LOG_PASSRATE adds slime's --log-passrate. For evaluations, strands_rollout.log_eval then computes the pass rates itself,
+# because slime's own computation fails if samples are missing.
 pass_rate_settings() {
   setting LOG_PASSRATE 1 "log pass rates in training and evaluation; needs fan_out: false" switch
 }
@@ -200,14 +201,14 @@ require_sizes() {
     "$MAX_CONTEXT_LEN; expected a larger MAX_CONTEXT_LEN, because the context also holds the prompt"
   [[ $((MAX_TOKENS_PER_GPU * CONTEXT_PARALLEL)) -ge $MAX_CONTEXT_LEN ]] || usage_error "MAX_TOKENS_PER_GPU is" \
     "$MAX_TOKENS_PER_GPU and CONTEXT_PARALLEL $CONTEXT_PARALLEL; expected a product of at least MAX_CONTEXT_LEN=$MAX_CONTEXT_LEN;" \
-    "otherwise a long episode runs the trainer out of memory"
+    "otherwise a long episode may run the trainer out of memory"
   [[ $((trainers % replica)) -eq 0 ]] || usage_error "$trainers GPUs train; expected a multiple of TENSOR_PARALLEL x" \
     "PIPELINE_PARALLEL x CONTEXT_PARALLEL = $replica"
   [[ $((trainers % (EXPERT_PARALLEL * PIPELINE_PARALLEL))) -eq 0 ]] || usage_error "$trainers GPUs train; expected a multiple of" \
     "EXPERT_PARALLEL x PIPELINE_PARALLEL = $((EXPERT_PARALLEL * PIPELINE_PARALLEL))"
   case "${model_thinking:-on}:$THINKING" in
-    always:0) usage_error "THINKING is 0, but $model_name always reasons" ;;
-    off:1) usage_error "THINKING is 1, but $model_name does not reason" ;;
+    always:0) usage_error "got THINKING=0; expected 1 or no value, because $model_name always reasons" ;;
+    off:1) usage_error "got THINKING=1; expected 0 or no value, because $model_name does not reason" ;;
   esac
   require_fp8_copy
   [[ "$SAVE_DIR" != *[{}]* ]] || usage_error "SAVE_DIR is $SAVE_DIR; expected no braces, which slime reads as a placeholder"
@@ -309,7 +310,7 @@ require_known_flags() {
   fi
   print_command "$@" | python3 -m strands_rollout.cli doctor --flags - ${checkout[@]+"${checkout[@]}"} \
     ${MEGATRON_DIR:+--megatron-dir "$MEGATRON_DIR"} ||
-    fail "slime does not know an argument, see above; nothing was started"
+    fail "the arguments for slime have errors, see above; nothing was started"
 }
 
 # launch PROGRAM: run slime's train.py or train_async.py as a job on Ray, with model_arguments, arguments and extra_arguments.

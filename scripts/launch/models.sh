@@ -26,7 +26,7 @@ _model_keys+=" attention parser thinking r3 fp8 weights conversion_nodes convers
 #   concurrency  episodes per engine, as many as its cache holds (docs/training.md, "Why 64 episodes per engine"); default: 64 in
 #                asynchronous training, else slime's
 #   environment  environment variables of the job, as NAME=VALUE
-#   further      further arguments for slime
+#   further      arguments for slime that no other key sets
 row() {
   local pair key
   for key in $_model_keys; do
@@ -153,8 +153,8 @@ model_names() {
 
 has_model_row=0
 
-# use_model MODEL: set model_name and slime's name of the model, and take the defaults of the settings from its row. MODEL is the
-# name of a row, an id on the hub or its last part, in upper or lower case. Without a row, only the names are set.
+# use_model MODEL: read MODEL's row, and set model_name, slime's name of the model and its id on the hub. MODEL is the name of a
+# row, an id on the hub or its last part, in upper or lower case. Without a row, slime's name is not set.
 use_model() {
   local name
   shopt -s nocasematch

@@ -8,7 +8,7 @@ _key_file=""
 _job_runs=0
 
 ray_settings() {
-  setting RAY_ADDRESS "" "running Ray, as its dashboard's http://HOST:8265 or as HOST; default: the Ray of this machine, else the script starts one"
+  setting RAY_ADDRESS "" "running Ray, as its dashboard's http://HOST:8265 or as HOST; default: the Ray of this machine, else a Ray that the script starts"
   setting RAY_DASHBOARD_PORT 8265 "port of Ray's dashboard, which accepts jobs" count
   setting MASTER_ADDR 127.0.0.1 "address of this machine that the other nodes reach, for a Ray that the script starts"
   setting SOCKET_IFNAME "" "network interface between the nodes, such as eth0, for NCCL and Gloo; default: they choose"

@@ -47,7 +47,7 @@ read_options() {
           _option_values+=("") # an option without a value; `setting` accepts that for a switch only
         fi
         ;;
-      *) usage_error "got '$word'; expected an option (further arguments for slime go after --)" ;;
+      *) usage_error "got '$word'; expected an option (arguments for slime go after --)" ;;
     esac
   done
 }

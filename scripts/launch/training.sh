@@ -17,7 +17,7 @@ training_settings() {
   setting EPS_CLIP_HIGH "${default_clip_high:-0.28}" "upper clip range: the ratio is clipped at 1 + EPS_CLIP_HIGH" number
   setting ROUTING_REPLAY "${default_routing_replay:-0}" "for a mixture of experts: train the tokens through the experts that the engine chose" switch
   setting LEARNING_RATE 1e-6 "learning rate of Adam" number
-  setting KL_LOSS_COEF 0 "coefficient of the KL loss to the initial model; 0 saves its forward passes" number
+  setting KL_LOSS_COEF 0 "coefficient of the KL loss to the initial model; 0 saves that model's forward passes" number
   setting SAVE_INTERVAL "$(smoke_or_full 2 20)" "steps between checkpoints" count
   setting KEEP_ALL_CHECKPOINTS 0 "keep all checkpoints (115 GB each for Qwen3-8B), not only the newest" switch
   setting DUMP_ROLLOUTS 1 "write each step's samples to SAVE_DIR/rollouts" switch
@@ -25,8 +25,8 @@ training_settings() {
   ray_settings
 }
 
-# Dynamic sampling starts more prompts than it trains, because it drops groups whose rewards are all equal. A smoke run's responses
-# are too short for right answers, so that it would draw prompts forever.
+# Dynamic sampling starts more prompts than a step trains, because it drops groups whose rewards are all equal. A smoke run's
+# responses are too short for right answers, so that it would draw prompts forever.
 sampling_settings() {
   setting DYNAMIC_SAMPLING "$(smoke_or_full 0 1)" "drop groups whose rewards are all equal, and draw others" switch
   setting OVER_SAMPLING_BATCH_SIZE "$(((ROLLOUT_BATCH_SIZE * 3 + 1) / 2))" "prompts to start at once, with DYNAMIC_SAMPLING or PARTIAL_ROLLOUT" count

@@ -88,7 +88,7 @@ evaluate_checkpoint() {
   return "$status"
 }
 
-# Stop the running evaluation with this script; its own script stops its job and Ray.
+# Stop the running evaluation when this script is stopped; the evaluation's script stops the evaluation's job and Ray.
 _stop_evaluation() {
   trap '' INT TERM HUP
   if [[ -n "$_evaluation" ]]; then

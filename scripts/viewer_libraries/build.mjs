@@ -40,7 +40,7 @@ function script(text) {
   return `/*\n${licences}*/\n` + text.replaceAll("<!--", "\\x3C!--");
 }
 
-// without rules that load a font or an image, as a page must not
+// without rules that load a font or an image: a page must load neither
 function style(text) {
   return text.replace(/[^{}]*\{[^{}]*url\([^{}]*\}/g, "");
 }

@@ -48,8 +48,8 @@ class Task:
         resources: Open resources by their names in the setting `resources`.
         environment: The episode's environment, made by the class or function in the setting `environment`; None without
             the setting.
-        environment_config: Path of the file in the setting of this name; None without the setting, or if the
-            setting is a mapping.
+        environment_config: Path of the file that the setting `environment_config` names; None without the setting, or
+            if the setting is a mapping.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -73,7 +73,7 @@ class Task:
 class _TaskScope:
     """The task of a running episode, held by a context variable.
 
-    Contexts outlive the episode in timers and idle connections, so the task is cleared when the episode ends.
+    Timers and idle connections keep copies of the variable after the episode, so the task is cleared when it ends.
     """
 
     task: Task | None
@@ -113,7 +113,7 @@ def task_scope(task: Task) -> Iterator[None]:
 def describe_failure(what: str, error: BaseException, task: Task) -> str:
     """Return an error message with the exception, its line in the user's files and the sample's index.
 
-    `what` names the failed object as the settings do.
+    `what` names what has failed, such as `environment.score`.
     """
     error = original_exception(error)
     place = user_code_location(error)
@@ -121,7 +121,7 @@ def describe_failure(what: str, error: BaseException, task: Task) -> str:
 
 
 def user_code_location(error: BaseException) -> str:
-    """Return the innermost frame of the error's traceback in a user's file, in parentheses; "" if there is none."""
+    """Return " (FILE, line N, in FUNCTION)" for the error's innermost frame in a user's file; "" if there is none."""
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_user_file(frame.filename)]
     return f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
 
@@ -132,17 +132,18 @@ async def call_user_code(
     loop: OwnLoop | None = None,
     in_thread: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None,
 ) -> Any:  # noqa: ANN401 - the user's
-    """Call the user's function and return its result.
+    """Call the user's function and return its result, awaited if it is a coroutine.
 
     Args:
-        call: The function. A coroutine function runs on the loop, any other in a thread, since it may block.
+        call: The function. A coroutine function runs on the loop, any other in a thread, since it may block; the
+            loop runs a coroutine that such a function returns.
         args: The arguments of the function.
         loop: Loop that runs coroutines; None for the running loop.
         in_thread: Runs a sync function. By default, each call has a thread of its own: in the loop's pool, a function
             that never returns would occupy a worker forever.
 
     Raises:
-        ToolError: The function raised SystemExit or another exception that would end the event loop.
+        ToolError: The function raised an exception that `except Exception` doesn't catch, such as SystemExit.
         Exception: Any other exception of the function.
     """
     with exits_as_errors(function_name(call)):
@@ -162,7 +163,8 @@ class Environment(Protocol):
 
     Each method is optional and may be async; sync methods run in threads. At least one of `tools`, `prepare`, `answer`,
     `score` and `play` is required. The class or function at the setting's path is called with the `Task`, whose
-    `resources` are open. An environment that is an async context manager is entered before `prepare` and always exited.
+    `resources` are open. An environment that is an async context manager is entered before `prepare`, and is exited
+    when the episode ends.
 
     Only the classes in `ENVIRONMENT_LIBRARIES` play episodes: `EnvironmentRun` calls their method `play`. They are
     called with the `Task` and the settings `environment_factory` and `environment_config`.
@@ -177,7 +179,7 @@ class Environment(Protocol):
         """Set the initial state; returned text replaces the last user message of the row."""
 
     def answer(self, reply: str) -> str | Awaitable[str | None] | None:
-        """Return the user's reply to the policy's answer, which begins another turn; None ends the episode."""
+        """Return the next user message, given the text of the policy's answer; None ends the episode."""
 
     def score(self) -> float | Mapping[str, Any] | Awaitable[float | Mapping[str, Any]]:
         """Return the episode's score: a number, or a mapping of plain JSON with `score` and optionally `acc`."""
@@ -198,7 +200,8 @@ class EpisodeContext:
         prompt: User message that the environment's `prepare` returned; None if the row's message is used.
 
     Raises:
-        EnvironmentFaultError: From each method, if the environment fails or returns an unexpected value.
+        EnvironmentFaultError: From each method, if the environment or a resource fails or takes too long, or if the
+            environment returns an unexpected value.
         EngineAbortedError: From each method, if the rollout is aborted.
     """
 
@@ -274,7 +277,7 @@ class EpisodeContext:
     async def open_resource(
         self, stack: AsyncExitStack, what: str, resource: AbstractAsyncContextManager[Any]
     ) -> object:
-        """Enter a resource and return its value; the stack exits it."""
+        """Enter a resource and return its value; `stack` exits the resource."""
         opened = await self.call_guarded(f"the opening of {what}", resource.__aenter__)
         stack.push_async_callback(_close, what, resource, self)
         return opened
@@ -285,7 +288,7 @@ def checked_score(given: object, what: str) -> dict[str, Any]:
 
     Raises:
         EnvironmentFaultError: The score is neither a finite number nor a mapping of plain JSON with a finite `score`;
-            its `acc` is not a finite number; or it has more than `_MAX_SCORE_DEPTH` nested levels.
+            the mapping's `acc` is not a finite number; or the mapping has more than `_MAX_SCORE_DEPTH` nested levels.
     """
     expected = "a finite number, or a mapping with a finite number as `score` and optionally as `acc`"
     try:
@@ -322,10 +325,11 @@ async def open_context(
     """Open the resources, then make and prepare the environment; close all of them when the block ends.
 
     Raises:
-        ToolError: A path can't be loaded.
+        ToolError: The path of a resource or of the environment can't be loaded.
         NoModelError: An agent that a tool of the environment calls has no model.
-        EnvironmentFaultError: A resource or the environment can't be opened or prepared.
-        EngineAbortedError: The rollout was aborted while they were opened.
+        EnvironmentFaultError: A resource or the environment fails while it is made, opened or prepared, takes too long,
+            or is not of the expected kind.
+        EngineAbortedError: The rollout was aborted during one of these steps.
     """
     context = EpisodeContext(task, settings.environment_timeout_s, control, loop)
     async with AsyncExitStack() as stack:

@@ -1,7 +1,8 @@
 """Episodes that an environment plays with its own agent, for example an environment of another library.
 
 `EnvironmentRun` calls the environment's `play` within the episode's limits. It passes hooks that make the agent part
-of the episode: they bind the agent to the record, limit and count its tools, and notice aborts and failed model calls.
+of the episode: they bind the agent to the record, limit and count its tool calls, and notice aborts and failed model
+calls.
 """
 
 from __future__ import annotations
@@ -65,9 +66,9 @@ class EnvironmentRun(EpisodeRun):
         context: The context, whose environment has the method `play`.
         limits: Limits that apply in addition to the environment's own limits.
         hooks: The user's Strands hooks for the environment's agent.
-        tool_span: Context manager entered around each tool call.
+        tool_span: Returns a context manager to enter around each tool call; None for none.
         progress: State of an aborted attempt, which the environment repeats and continues; the model was resumed from
-            it. None for a new episode.
+            this state. None for a new episode.
         may_replay: True if a new environment may repeat and continue this episode after an abort.
     """
 
@@ -141,7 +142,7 @@ class EnvironmentRun(EpisodeRun):
 
         Raises:
             EnvironmentFaultError: The environment takes too long before or after the agent's turns, so the policy is
-                not at fault.
+                not at fault. In older versions of Strands, also if the agent's turns reach the episode's timeout.
         """
         limit_s = self._phase_limit_s()
         self.agent_hook.changed.clear()
@@ -250,7 +251,7 @@ class _AgentHook(HookProvider):
 
     @property
     def phase(self) -> str:
-        """The environment's work while the agent does not play, for messages."""
+        """Whether the environment works before or after its agent's turns, as a phrase for messages."""
         return "before its agent was asked" if self.agent is None else "after its agent's answer"
 
     def register_hooks(self, registry: HookRegistry, **kwargs: object) -> None:  # noqa: ARG002 - Strands' signature

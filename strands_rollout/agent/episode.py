@@ -65,8 +65,8 @@ class EpisodeSetup:
         system_prompt: The agent's system prompt.
         tools: Tools as `strands.Agent(tools=...)` takes them.
         limits: The episode's limits.
-        control: The episode's control. An abort ends the episode immediately; a running generation keeps the tokens
-            that the engine has sampled.
+        control: The episode's control. An abort ends the episode immediately or, while a request is in flight, after a
+            grace period, in which the engine can answer with the tokens that it has sampled.
         self_timed_tools: Names of tools to which `tool_timeout_s` is not applied from outside: they time their calls
             themselves, without the time that a call waits in a queue.
         hooks: The user's Strands hooks; they run before the hooks of the limits.
@@ -75,9 +75,10 @@ class EpisodeSetup:
             `on_rewritten_history="segment"` then. None keeps all messages.
         progress: State to continue from; the messages given to `run_episode` are ignored then. None for a new episode.
         team: Agents of a user's factory. With a team, `tools` and `conversation_manager` are not used, and
-            `system_prompt` is used only for a single agent without a system prompt.
-        next_message: Returns the user's reply to an answer of the policy; a reply of None ends the episode.
-        journal: Stores each step from which another process could continue the episode.
+            `system_prompt` is used only for a single agent without a system prompt. None for this package's agent.
+        next_message: Returns the next user message, given an answer of the policy, or None to end the episode. If
+            `next_message` is None, the first answer ends it.
+        journal: Stores each step from which another process could continue the episode; None for no journal.
     """
 
     system_prompt: str | None
@@ -231,7 +232,7 @@ class AgentRun(EpisodeRun):
         record.promote(conversations[main])
 
     def _root_cause(self) -> Ending | None:
-        """Return the ending due to a fault of the infrastructure during a tool call: it is never the policy's fault."""
+        """Return the ending due to an infrastructure fault in a tool call, which is never the policy's; else None."""
         fault = self.stats.infrastructure_error
         return None if fault is None else (reason_of_error(fault), fault)
 
@@ -272,7 +273,7 @@ class AgentRun(EpisodeRun):
 class _HookGroup(HookProvider):
     """Several hooks as one.
 
-    `Agent` checks each hook with `isinstance` of a protocol, which takes about 0.3% of an episode's CPU per hook.
+    `Agent` checks each hook with `isinstance` against a protocol, which takes about 0.3% of an episode's CPU per hook.
     """
 
     def __init__(self, members: Sequence[HookProvider]) -> None:

@@ -1,7 +1,7 @@
 """One invocation of an agent: call the model, run the tools, append their results, until the policy answers.
 
 This module and `observed_invocation` need private names of Strands. `loop` does without the two modules if the
-installed Strands lacks a name.
+installed Strands lacks one of these names.
 """
 
 from __future__ import annotations
@@ -41,16 +41,17 @@ _ENDED_BY_HOOK_TEXT: Final = "Turn ended early by hook after tool execution"
 
 
 class DirectInvocation:
-    """An invocation that only this package's own hooks observe; all others are an `ObservedInvocation`.
+    """An invocation that only this package's own hooks observe; `ObservedInvocation` is for all other invocations.
 
     It produces no cycles, metrics and traces of Strands, which nobody would read.
 
     Args:
         agent: An agent on an `SGLangModel`, with simple tools only (`BoundedTool.is_simple`).
         state: The invocation's state, which hooks and tools share.
-        listeners: All hooks of the agent except the loop. They receive the events before a model call, before and after
-            a turn's tools, before a tool call, and after a call of an unknown tool. They may raise exceptions, cancel
-            tool calls, and end the turn after its tools; nothing else that they do to an event has an effect.
+        listeners: All hooks of the agent except the loop. They can rely only on the events before a model call, before
+            and after a turn's tools, before a tool call, and after a call of an unknown tool. They may raise
+            exceptions, cancel tool calls, and end the turn after its tools; other changes of an event may have no
+            effect.
     """
 
     def __init__(self, agent: Agent, state: dict[str, Any], listeners: Sequence[hooks.HookProvider]) -> None:
@@ -74,6 +75,7 @@ class DirectInvocation:
 
         Raises:
             MaxTokensReachedException: A turn was cut at its limit of tokens.
+            Exception: An exception of the model, the conversation manager or a listener.
         """
         agent, state = self._agent, self._state
         state["agent"] = agent
@@ -81,7 +83,7 @@ class DirectInvocation:
             state.setdefault("request_state", {})
             message = agent.messages[-1]
             try:
-                # true, except after a resume: then the history may end with calls to run first
+                # false only after a resume, if the history ends with calls, which are run first
                 if not tool_uses(message):
                     await self._notify(hooks.BeforeModelCallEvent(agent=agent, invocation_state=state))
                     # only this loop has changed the messages since the last answer, so the record need not compare
@@ -183,7 +185,7 @@ class DirectInvocation:
         return interrupts
 
     def _find_directly_callable(self, name: str) -> AgentTool | None:
-        """Return the tool if `_run_call` does everything that Strands' executor would do for a turn's only call."""
+        """Return the tool if `_run_call` does all that Strands' executor would do for a turn's only call, else None."""
         agent, tool = self._agent, self._find_tool(name)
         middleware = agent._middleware_registry._handlers.get(ExecuteToolStage, ())
         # AgentDelegation is Strands' own middleware, which affects only agents used as tools
@@ -224,7 +226,7 @@ class DirectInvocation:
 
 
 def can_run_directly(agent: Agent) -> bool:
-    """Return True if an invocation of this package can do the agent's next step; check again after hooks and tools."""
+    """Return True if an invocation of this package can do the agent's next step; hooks and tools may change this."""
     features = (agent._session_manager, agent._background_tasks, agent._checkpointing, agent._interrupt_state.activated)
     return (
         isinstance(agent.model, SGLangModel)
@@ -236,7 +238,7 @@ def can_run_directly(agent: Agent) -> bool:
 
 
 def _has_no_observers(agent: Agent) -> bool:
-    """Return True if no callback handler or middleware but `DirectLoop`'s observes model calls or the invocation."""
+    """Return True if no handler, and no middleware except `DirectLoop`'s, observes model calls or the invocation."""
     handlers = agent._middleware_registry._handlers  # Strands has no public accessor
     has_only_own_middleware = len(handlers.get(AgentStreamStage, ())) == 1 and not handlers.get(InvokeModelStage)
     return has_only_own_middleware and agent.callback_handler is null_callback_handler

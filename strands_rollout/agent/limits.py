@@ -65,7 +65,7 @@ class StopReason(StrEnum):
     ENVIRONMENT_LIMIT = "environment_limit"
     """The environment that played the episode reached a limit of its own, such as its maximum messages."""
     UNSENDABLE_TEXT = "unsendable_text"
-    """The policy or a tool wrote a placeholder token of an image or another medium."""
+    """A turn, a tool result or a later user message contains a placeholder token of an image or another medium."""
     EPISODE_TIMEOUT = "episode_timeout"
     """The episode reached its timeout."""
     ABORTED = "aborted"
@@ -105,7 +105,7 @@ def stop_reason_of(error: BaseException, *, cut_by: str | None, has_turns: bool)
 
 
 def reason_of_error(error: BaseException) -> StopReason:
-    """Return the stop reason of an episode that an error ended, where no token limit is the cause."""
+    """Return the stop reason of an episode that was ended by an error other than a token limit."""
     reasons: dict[type[BaseException], StopReason] = {
         errors.EngineAbortedError: StopReason.ABORTED,
         errors.EngineError: StopReason.ENGINE_ERROR,

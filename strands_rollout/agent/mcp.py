@@ -1,4 +1,4 @@
-"""Clients of MCP servers: those in the settings, shared by all episodes or made for each episode, and a user's own.
+"""Clients of MCP servers: for a server in the settings, one for all episodes or one for each; and a user's own clients.
 
 A lost server is an infrastructure fault; an episode that ends because of it is never trained.
 """
@@ -72,7 +72,7 @@ def _shared_client(server: str) -> ToolProvider:
 
 @functools.lru_cache(maxsize=64)
 def guard_client(client: MCPClient, name: str) -> ToolProvider:
-    """Return the guarded form of a user's client; all episodes share it."""
+    """Return a user's client as a `GuardedMcpClient`, which all episodes share."""
     return GuardedMcpClient(client, name)
 
 
@@ -287,7 +287,7 @@ def _filter_record(record: logging.LogRecord) -> bool:
 
 
 def _first_cause(error: BaseException) -> str:
-    """Return the message of the innermost cause of exception groups and wrappers; of a group, the first exception's."""
+    """Return the message of an error's innermost cause, looking into wrappers and the first exception of each group."""
     text = str(error)
     while (below := getattr(error, "exceptions", (None,))[0] or error.__cause__ or error.__context__) is not None:
         error = below
@@ -305,7 +305,7 @@ def end_connections() -> None:
         client.wait_until_ended(max(0.0, give_up_at - time.monotonic()))
 
 
-os.register_at_fork(after_in_child=_CLIENTS.clear)  # the parent process ends them
+os.register_at_fork(after_in_child=_CLIENTS.clear)  # the parent process ends their connections
 atexit.register(end_connections)  # a busy server doesn't notice that this process has ended
 
 

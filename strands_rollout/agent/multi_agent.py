@@ -1,8 +1,8 @@
 """The agents of an episode: this package's agent, or the agent, swarm or graph of a user's factory.
 
 Also here: `join_episode` adds an episode's history and hooks to agents; `sub_agent_model` returns a model of the same
-policy with a trajectory of its own. Tool providers start and stop servers, so agents that have any are closed in a
-thread, and are built there unless an async factory builds them.
+policy with a trajectory of its own. Tool providers start and stop servers, so agents that have providers are closed in
+a thread, and are built in a thread unless an async factory builds them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Team:
 
     Attributes:
         runner: The agent, swarm or graph that is given the task.
-        candidates: Agents on the episode's model, one of which gives the answer; several in a swarm or graph.
+        candidates: Agents on the episode's model, one of which gives the answer; a swarm or graph may have several.
         agents: All agents except those used as tools of another agent.
         tool_agents: Agents used as tools of another agent.
     """
@@ -328,7 +328,10 @@ async def run_team(runner: MultiAgentBase, prompt: Any, visits: VisitLog) -> Non
         )
     refuse_interrupts(result)
     if result.status is Status.FAILED:
-        raise next(_errors_in(result), TeamLimitError(f"the {type(runner).__name__} ended as {result.status.value}"))
+        raise next(
+            _errors_in(result),
+            TeamLimitError(f"the {type(runner).__name__} ended with the status {result.status.value!r}"),
+        )
 
 
 def refuse_interrupts(result: AgentResult | MultiAgentResult) -> None:
@@ -357,7 +360,7 @@ def _errors_in(result: MultiAgentResult) -> Iterator[Exception]:
 class _ModelsScope:
     """The models of a running episode, held by a context variable.
 
-    Contexts outlive the episode in timers and idle connections, so the models are cleared when the episode ends.
+    Timers and idle connections keep copies of the variable after the episode, so the models are cleared when it ends.
     """
 
     models: AgentModels | None
@@ -396,7 +399,7 @@ class AgentModels:
                 model.record.close()
 
     def create(self) -> SGLangModel:
-        """Return a new model for an agent that a tool runs, named by the outermost call's id and a number."""
+        """Return a new model for an agent that a tool runs; its name is the outermost call's id and a number."""
         call = current_call()
         call_id = "" if call is None else call.outer_id
         self._names[call_id] += 1
@@ -464,7 +467,10 @@ def release_once(tools: Sequence[Any]) -> list[Any]:
 
 
 async def _run_in_thread(action: Callable[[], object], name: str | None = None) -> object:
-    """Run an action that may block, or start or stop tool providers, in a thread; copy back its context variables."""
+    """Return the result of an action that may block, run in a thread; copy back its context variables.
+
+    The action may start or stop tool providers.
+    """
     run = in_own_thread(_run_locked, has_grace_period=False, name=name or function_name(action))
     result, context = await run(lambda: (action(), copy_context()), _LOCK_TIMEOUT_S)
     for variable in context:

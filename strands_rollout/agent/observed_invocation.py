@@ -163,7 +163,7 @@ class ObservedInvocation(DirectInvocation):
         try:
             return await _estimate_input_tokens(self._agent)
         except Exception as e:  # a user's model may raise anything; the estimate is optional for hooks
-            logger.debug("could not estimate the tokens of a model call error=%r", e)
+            logger.debug("could not estimate the input tokens of a model call: %r", e)
             return None
 
     async def _add_answer(self, answer: Answer, message: Message) -> None:

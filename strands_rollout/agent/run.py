@@ -25,7 +25,7 @@ Ending: TypeAlias = tuple[StopReason, Exception | None]
 
 # reasons why an episode can't be continued
 SEVERAL_SEGMENTS: Final = "it has several segments, of which only one could be saved"
-SEVERAL_AGENTS: Final = "a swarm or graph played it, whose state is not saved"
+SEVERAL_AGENTS: Final = "it was played by a swarm or graph, whose state is not saved"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,14 @@ class PlayedEpisode:
 
 @dataclass(slots=True)
 class Episode:
-    """A finished episode; its tokens are in `model.trajectory`.
+    """A finished episode; its tokens are in the `trajectory` of the episode's model.
 
     Attributes:
         stop_reason: The reason why the episode ended.
         error: The exception that ended the episode; None for an ordinary end.
         tool_iterations: Number of turns whose tools were run.
         tool_calls: Number of calls that were run.
-        tools: Times and errors of the tools.
+        tools: Counts, times and results of the tools.
         duration_s: Wall-clock seconds, including the seconds before a resume.
         limits: The limits of the episode.
         progress: State from which another agent can continue; `progress.messages` is the main agent's history.
@@ -126,8 +126,8 @@ class EpisodeRun(ABC):
 
     Args:
         model: A model for this episode alone; with an earlier attempt, a resumed model.
-        control: The episode's control. An abort ends the episode immediately; a running generation keeps the tokens
-            that the engine has sampled.
+        control: The episode's control. An abort ends the episode immediately or, while a request is in flight, after a
+            grace period, in which the engine can answer with the tokens that it has sampled.
         limits: The episode's limits.
         start: State that the episode continues from. The counts of its tools continue, too.
 
@@ -221,7 +221,7 @@ class EpisodeRun(ABC):
         """Return the ending due to an exception of `_play`."""
 
     def _ending_of(self, error: Exception) -> Ending:
-        """Return the ending due to an exception of the policy's turns, which may stand for a limit."""
+        """Return the ending due to an exception of the policy's turns; the exception may stand for a limit."""
         has_turns = self.model.conversation.turn_count > 0
         return stop_reason_of(error, cut_by=self.model.cut_by, has_turns=has_turns), error
 

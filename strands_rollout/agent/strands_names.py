@@ -87,7 +87,7 @@ def find_losses(import_fault: str) -> dict[str, str]:
 
 
 def _strands_has(feature: str) -> bool:
-    """Return True if Strands has a feature: a parameter or method of `Agent`, its manager's parameter, or a model."""
+    """Return True if Strands has a feature: a parameter of `Agent` or its manager, a method of `Agent`, or a model."""
     parameters = [*signature(Agent).parameters, *signature(SlidingWindowConversationManager).parameters]
     return feature in parameters or hasattr(Agent, feature) or hasattr(models, feature)
 

@@ -1,7 +1,7 @@
-"""Wrap Strands tools for an episode: a time limit, counts, and a thread of its own for each sync call.
+"""Wrap Strands tools for an episode: a time limit, counts, and a thread of its own for each call of a sync tool.
 
 Strands runs sync tools in the loop's default thread pool, where a few hanging tools would block the tools of all
-episodes and the interpreter's exit. Here each call has its own daemon thread.
+episodes and the interpreter's exit. Here each of their calls has its own daemon thread.
 
 Also here: `TurnToolExecutor`, Strands' executor for the calls of a turn.
 """
@@ -46,8 +46,8 @@ class ToolStats:
         waited_s: Wall-clock seconds during which at least one of these tools ran.
         errors: Number of results with status error, including timeouts and calls of unknown tools.
         timeouts: Number of calls that were cancelled at the time limit.
-        infrastructure_error: The first fault of the sandbox, or of an agent that can't be played; never the policy's
-            fault.
+        infrastructure_error: The first fault of the code executor, of an MCP server, or of an agent that can't be
+            played; never the policy's fault.
         finished: Results of the last turn's calls by tool-use id, from this agent or the agent of an aborted attempt.
         succeeded: Ids of all calls whose last result was not an error.
         unread: Ids of results in `finished` that an aborted attempt left and that this agent has not asked for yet.
@@ -72,7 +72,7 @@ class ToolStats:
     _since: float = 0.0
 
     def count_unknown(self, tool_use: ToolUse) -> None:
-        """Count a call of a tool that the agent does not have as an error, and add its entry to `calls`."""
+        """Count an error, and add an entry to `calls`, for a call of a tool that the agent does not have."""
         self.errors += 1
         call = {"id": tool_use["toolUseId"], "tool": tool_use["name"], "status": "unknown"}
         self.calls.append({**call, "s": 0.0, "at_s": self.control.at_s(0.0)})
@@ -105,14 +105,14 @@ _VALID_NAME: Final = re.compile(rf"[a-zA-Z0-9_-]{{1,{_MAX_NAME_CHARS}}}")
 
 
 def callable_names(names: Collection[str]) -> dict[str, str]:
-    """Map tool names to names that Strands accepts in calls, replacing other characters by `_`.
+    """Map tool names to names that Strands accepts in calls, replacing invalid characters by `_`.
 
     Strands offers tools of any name to the model, but answers calls with an error unless the name consists of at most
     64 ASCII letters, digits, `_` and `-`. MCP allows dots and 128 characters. Longer names are cut, and a name that is
     taken gets a number. Each renaming is logged once.
 
     Raises:
-        ToolError: A name has no ASCII letter or digit.
+        ToolError: A name that Strands does not accept has no ASCII letter or digit.
     """
     found = {name: name for name in names if _VALID_NAME.fullmatch(name)}
     taken = {name.replace("-", "_") for name in found}  # Strands treats `-` and `_` as equal
@@ -231,7 +231,7 @@ class BoundedTool(WrappedTool):
     async def _run_with_timeout(
         self, tool_use: ToolUse, invocation_state: dict[str, Any], call: RunningCall, **kwargs: object
     ) -> Any:  # noqa: ANN401
-        """Return the tool's last event, or an error result after a timeout, which is counted.
+        """Return the tool's last event; after a timeout, count the timeout and return an error result.
 
         After a timeout or an abort, the tool has `CLEANUP_TIMEOUT_S` for its cleanup. If the call ends in that time
         after an abort, its result is stored, so that a resumed episode does not run the call again.

@@ -98,10 +98,11 @@ def end_mcp_connections() -> None:
 
 
 def load_conversation_manager(path: str | None) -> ConversationManager | None:
-    """Return the conversation manager that the class or function at a path makes; None for None.
+    """Return the conversation manager that the class or function at a path makes; None if `path` is None.
 
     Raises:
-        ToolError: The path can't be imported; or it makes no conversation manager, or one that blocks the event loop.
+        ToolError: The path can't be imported; or the class or function there is async, raises an exception, makes no
+            conversation manager, or makes one that blocks the event loop.
     """
     if path is None:
         return None
@@ -140,7 +141,7 @@ def refuse_unplayable(agent: Agent, path: str) -> None:
     router = getattr(agent, "_model_router", None)  # in Strands 1.62 and later
     if router is not None and any(candidate.model is not agent.model for candidate in router.candidates):
         raise ConfigError(
-            f"{path!r} gave the agent {agent.name!r} a ModelRouter with other models than the policy, whose answers "
+            f"{path!r} gave the agent {agent.name!r} a ModelRouter with other models than the policy: their answers "
             "would be trained as the policy's; give the agent the policy's model itself, or ask other models in a tool"
         )
 
@@ -182,7 +183,8 @@ def load_model(path: str) -> Model:
     """Return the Strands model at a dotted path, or the model that the class or function there makes.
 
     Raises:
-        ToolError: The path can't be imported, or leads to no Strands model.
+        ToolError: The path can't be imported, or leads neither to a Strands model nor to a class or function that makes
+            one without arguments.
     """
     found = _resolve(path)
     model = found if isinstance(found, Model) else _make_at(path, "a Strands model")
@@ -211,7 +213,8 @@ def load_hooks(paths: Sequence[str]) -> list[HookProvider]:
     """Return the hook providers that the classes or functions at these paths make.
 
     Raises:
-        ToolError: A path can't be imported, or makes no hook provider.
+        ToolError: A path can't be imported, or the class or function there is async, raises an exception, or makes no
+            hook provider.
     """
     hooks = []
     for path in paths:
@@ -330,7 +333,7 @@ def _resolve(path: str) -> object:
 
 @functools.cache
 def _keep_calls_off_the_loop() -> None:
-    """Patch the functions of Strands that would block an event loop with a model call: refuse them, or use a thread."""
+    """Patch functions of Strands that would block an event loop with a model call: refuse it, or run it in a thread."""
     for kind in (Agent, Swarm, Graph):
         kind.__call__ = _refuse_on_episode_loop(kind.__call__, _NOT_AWAITED_MESSAGE)  # type: ignore[method-assign]
     reduce = _refuse_on_episode_loop(SummarizingConversationManager.reduce_context, _SUMMARY_MESSAGE)
@@ -351,7 +354,7 @@ _SUMMARY_MESSAGE: Final = (
 
 
 def _refuse_on_episode_loop(call: Callable[..., Any], message: str) -> Callable[..., Any]:
-    """Return a method that raises the message if it is called on the loop of episodes."""
+    """Return a method that raises BlockingCallError with the message if it is called on the loop of episodes."""
 
     @functools.wraps(call)
     def wrapper(owner: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - Strands' signature

@@ -201,8 +201,8 @@ def gateway(
     """Serve a policy to any agent and record its exact tokens.
 
     For use with trainers other than slime. POST /sessions returns an API key for OpenAI and Anthropic clients; GET
-    /sessions/ID/samples returns the tokens that the session read and sampled. Prints a line of JSON with the base_url
-    on stdout as soon as the server accepts requests. Ctrl-C stops the server.
+    /sessions/ID/samples returns the tokens that the policy read and sampled in the session. Prints a line of JSON with
+    the base_url on stdout as soon as the server accepts requests. Ctrl-C stops the server.
     """
     from strands_rollout.engine import print_ready
     from strands_rollout.integrations.sessions import SessionServer, serve_sessions
@@ -395,8 +395,8 @@ def train(
     Each step plays groups of episodes through `generate` and `reward_func`, as slime calls them, normalizes rewards
     within groups, updates the policy, and has the engine load the new weights from disk.
 
-    At the first step the trainer's logprobs of the sampled tokens must equal the rollout's; otherwise the run stops and
-    prints the tokens that differ. The folder --out holds options.json, steps.jsonl, summary.json, curves.png,
+    At the first step the trainer's logprobs of the sampled tokens must agree with the rollout's; otherwise the run
+    stops and prints the tokens that differ. The folder --out holds options.json, steps.jsonl, summary.json, curves.png,
     checkpoints, and the policy as a model folder in weights/. The last line on stdout is the summary as JSON. Exits
     with 1 if a check or the engine fails, and with 130 after Ctrl-C.
     """

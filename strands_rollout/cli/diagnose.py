@@ -245,8 +245,8 @@ def validate(
 ) -> None:
     """Check that the reward gives 1 to each row's ground truth.
 
-    Prints the line, the label and the reason of each row that fails: for such a row, even the correct answer gets less
-    than 1. Exits with 1 if a row fails.
+    Prints which rows fail, and why: even the correct answer gets less than 1, or the row can't be used. Exits with 1 if
+    a row fails, or if the reward itself fails for every row.
     """
     from strands_rollout.diagnostics.rewards import ANSWER_FORMS, LABEL_PLACEHOLDER, load_reward, run_validate
 

@@ -42,7 +42,7 @@ _OPTION_GROUPS: Final = {
 }
 _GROUP_BY_OPTION: Final = {f"--{name}": group for group, names in _OPTION_GROUPS.items() for name in names.split()}
 _MAX_UNGROUPED: Final = 9
-"""Maximum parameters of a command whose help is one list."""
+"""Maximum number of parameters of a command whose help is one list."""
 _MAX_NAME_WIDTH: Final = 27
 """Maximum width of the help's first column, in characters."""
 _METAVAR_BY_TYPE: Final = {int: "N", float: "X", datetime: "TIME", bool: None}

@@ -231,7 +231,7 @@ class SGLangClient:
         Args:
             attempt: Sends the request once.
             missing: Start of the error message, such as "no generation from http://...".
-            control: The episode's control; its deadline and abort end the waits.
+            control: The episode's control; an abort ends the waits.
 
         Raises:
             EngineError: The retries are exhausted, or the rollout is aborted during a wait.

@@ -437,7 +437,10 @@ def _check_logprobs(logprobs: list[Any], logprob_ids: list[Any], ids: list[int])
 
 
 def _are_logprobs(numbers: list[float]) -> bool:
-    """Return whether all numbers are finite in float32 and at most 0; without a loop, since an answer has hundreds."""
+    """Return whether all numbers are finite in float32 and at most `MAX_LOGPROB`.
+
+    There is no loop, since an answer has hundreds of logprobs.
+    """
     try:
         total = sum(numbers)
         # Numbers of at most 0 (checked below) are at least as large as their sum. If the sum is below the minimum but

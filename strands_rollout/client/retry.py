@@ -25,7 +25,7 @@ class FaultKind(StrEnum):
     UNREACHABLE = "unreachable"  # refused, reset or lost before a response, or a router reports this about its worker
     BUSY = "busy"  # 429, 502, 503, 504, or a router without workers
     SERVER_ERROR = "server_error"  # any other 5xx
-    BAD_BODY = "bad_body"  # a 200 that isn't JSON or ended early
+    BAD_BODY = "bad_body"  # a 200 that isn't JSON, or an answer below 500 that ended early
     SLOW = "slow"  # no answer within the read timeout; retried only after the engine has confirmed the abort
 
 

@@ -362,7 +362,7 @@ async def post_generate(
     except READ_TIMEOUTS:
         return _timeout_fault(timeouts)
     except (*CONNECTION_ERRORS, httpx.DecodingError) as e:
-        # a server error stays a server error even if its body could not be read
+        # a 5xx may be retried more often than BAD_BODY allows, even if its body could not be read
         kind = FaultKind.BAD_BODY if response.status_code < 500 else FaultKind.UNREACHABLE
         return Fault(kind, f"HTTP {response.status_code} whose body ended early ({_error_text(e)})")
     finally:

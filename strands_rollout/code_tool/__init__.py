@@ -35,7 +35,7 @@ __all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> object:
-    """Import a backend on first access: the processes that run code import this package too and must stay light."""
+    """Import a name on first access: the processes that run code import this package too and must stay light."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

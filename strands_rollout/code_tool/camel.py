@@ -51,7 +51,7 @@ def import_camel() -> ModuleType:
     """Import `camel.interpreters`.
 
     Raises:
-        ConfigError: camel-ai is not installed.
+        ConfigError: camel-ai can't be imported.
     """
     try:
         return importlib.import_module(_CAMEL_MODULE)
@@ -66,7 +66,7 @@ def _make_factory(interpreter: object, options: Mapping[str, object] | None) -> 
     """Return a function that makes the interpreter of a call, or always returns `interpreter` if that is an instance.
 
     Raises:
-        ConfigError: camel-ai is not installed; or `interpreter` is neither an interpreter nor the name of one, does not
+        ConfigError: camel-ai can't be imported; or `interpreter` is nothing that `CamelExecutor` accepts, does not
             accept the options, or would wait on stdin.
     """
     base = import_camel().BaseInterpreter
@@ -82,8 +82,8 @@ def _make_factory(interpreter: object, options: Mapping[str, object] | None) -> 
         return functools.partial(found, **chosen)
     if options:
         raise ConfigError(
-            f"got the options {', '.join(options)} and interpreter={found!r:.80}; expected an interpreter that is "
-            "given as a name or a class, which is made with the options"
+            f"got the options {', '.join(options)} and interpreter={found!r:.80}; expected options only for an "
+            "interpreter that is given as a class or a name"
         )
     if isinstance(found, base):
         _check_no_confirmation(found)
@@ -124,7 +124,7 @@ def _is_stateless(interpreter: Interpreter) -> bool:
 
 @contextlib.contextmanager
 def _with_time_limit(interpreter: Interpreter, timeout_s: float) -> Iterator[Interpreter]:
-    """Yield the interpreter for one call: a copy with the call's time limit if it is stateless, else the original.
+    """Yield the interpreter for one call: if it is stateless, a copy with the call's time limit, else the original.
 
     The copy's temporary files are removed afterwards.
     """
@@ -226,10 +226,10 @@ class CamelExecutor(LoopExecutor):
     given. An instance of `SubprocessInterpreter` is stateless and is copied for each call; any other instance is used
     by one call at a time and keeps its state.
 
-    Cancelling `run` only stops waiting: camel can't end the code, which runs until the interpreter's own limit. Only
-    `SubprocessInterpreter` receives the call's limit. Code that another interpreter does not end at the time limit is
-    abandoned in its thread. While such code, or code of cancelled calls that is past its limit, occupies
-    `max_concurrency` threads, calls end in an `infra_error`.
+    Cancelling `run` only stops waiting: camel can't end the code, which runs on to its end or to the interpreter's own
+    limit. Only `SubprocessInterpreter` receives the call's limit. Code that another interpreter does not end at the
+    call's limit is abandoned in its thread. While such code, or code of cancelled calls that is past its limit,
+    occupies `max_concurrency` threads, calls end in an `infra_error`.
 
     Args:
         interpreter: A class of `camel.interpreters` by name ("SubprocessInterpreter") or dotted path, a class, a
@@ -239,13 +239,13 @@ class CamelExecutor(LoopExecutor):
         timeout_s: Default limit in wall-clock seconds, from the start of the interpreter's `run`; a call may set its
             own.
         max_output_chars: Characters kept of stdout and of stderr, half from each end.
-        max_concurrency: Calls that run at once; more calls wait. Must be 1 for code that runs in this process. Ignored
-            (always 1) for an instance, except one of `SubprocessInterpreter`.
+        max_concurrency: Maximum number of calls that run at once; the others wait. Must be 1 for code that runs in this
+            process. Ignored (always 1) for an instance, except one of `SubprocessInterpreter`.
         reuse: Keep interpreters and their state between calls; for interpreters that are slow to start.
 
     Raises:
-        ConfigError: camel-ai is not installed, there is no such interpreter, or an argument is invalid. `run` raises it
-            too, if a function makes an interpreter that would wait on stdin or that needs `max_concurrency=1`.
+        ConfigError: camel-ai can't be imported, there is no such interpreter, or an argument is invalid. `run` raises
+            it too, if a function makes an interpreter that would wait on stdin or that needs `max_concurrency=1`.
     """
 
     def __init__(
@@ -270,9 +270,10 @@ class CamelExecutor(LoopExecutor):
         self._abandoned: list[tuple[Future[Any], float]] = []  # threads, and when each should have ended
 
     async def _attempt(self, code: str, timeout_s: float) -> ExecutionResult:
-        """Make an interpreter, or take an idle one, and run the code on it, each in a thread of its own.
+        """Make an interpreter or take an idle one, and run the code on it; each step has a thread of its own.
 
-        Before that, wait while threads of cancelled or abandoned calls occupy all places.
+        Before that, wait while at least `max_concurrency` threads of cancelled or abandoned calls still run; if all of
+        them are past their limits, return an `infra_error` instead.
         """
         while len(self._prune_abandoned()) >= self._max_concurrency:
             if all(due_at <= time.monotonic() for _, due_at in self._abandoned):
@@ -304,7 +305,7 @@ class CamelExecutor(LoopExecutor):
         truncated = (stdout, stderr) != (result.stdout, result.stderr)
         return replace(result, stdout=stdout, stderr=stderr, truncated=truncated)
 
-    async def _wait_or_abandon(self, future: Future[Any], limit_s: float) -> Any:  # noqa: ANN401 - of either thread
+    async def _wait_or_abandon(self, future: Future[Any], limit_s: float) -> Any:  # noqa: ANN401 - a thread's result
         """Wait for a thread for a limited time; record it as abandoned if it runs on after the limit or a cancellation.
 
         Raises:
@@ -322,7 +323,7 @@ class CamelExecutor(LoopExecutor):
         return self._abandoned
 
     def _acquire_interpreter(self) -> Interpreter:
-        """Reuse an idle interpreter or make a new one; runs in the call's thread because making one may be slow."""
+        """Reuse an idle interpreter or make a new one; runs outside the event loop, since making one may be slow."""
         with contextlib.suppress(IndexError):
             return self._idle.pop()
         interpreter = self._make()

@@ -31,17 +31,18 @@ class ExecutionResult:
     """The output of one piece of code, and how it ended.
 
     Attributes:
-        stdout: Decoded as UTF-8 (bad bytes become U+FFFD); only head and tail when `truncated`.
+        stdout: Decoded as UTF-8 (bad bytes become U+FFFD); only its head and tail if it was too long.
         stderr: As `stdout`; tracebacks show only the code's own frames.
         exit_code: The process's exit status, -N if signal N ended it, None with an `infra_error`. In a session, where
-            the process lives on: 1 after an uncaught exception, else 0 or the argument of `sys.exit`.
-        timed_out: The time limit ended the code; `stdout` and `stderr` hold the output until then.
+            the process lives on: 1 after an uncaught exception, else 0 or the status set by `sys.exit`.
+        timed_out: The time limit ended the code; `stdout` and `stderr` hold the output that arrived until then.
         truncated: At least one stream was longer than the backend keeps; a marker says how much was dropped.
         duration_s: Seconds from the first instruction of the code to its end.
-        killed_by: Limit or signal that ended the code ("time limit of 30 s", "SIGSEGV (crash)"), else None.
+        killed_by: What ended the code, such as a limit or a signal ("time limit of 30 s", "SIGSEGV (crash)"); None if
+            it ended by itself.
         infra_error: Fault of the executor itself, else None. The code did not cause it, and it must not be shown to
             the model.
-        queued_s: Seconds that the call waited for a free slot before its code started.
+        queued_s: Seconds that the call waited before its code started, mainly for a free slot.
         session_lost: The session's interpreter ended before or during this call: variables and files are gone, and
             a fresh interpreter replaces it in this call or the next.
     """
@@ -64,7 +65,7 @@ class ExecutorFacts:
 
     Attributes:
         libraries: Libraries that can be imported besides the standard library.
-        memory_mb: Memory of one call in mebibytes.
+        memory_mb: Memory limit of one call in mebibytes.
         isolated: The code can neither use the network nor start other programs.
         keeps_sessions: `run` accepts the name of a session.
     """
@@ -83,11 +84,13 @@ class CodeExecutor(Protocol):
 
     - `run` never blocks the event loop, and cancelling `run` ends the code.
     - Anything that the code does ends in an `ExecutionResult`, never in an exception.
-    - stdin is empty, and the caller's environment variables are not visible.
+    - stdin is empty. Of the caller's environment variables, the code sees at most those for the locale and for the
+      folders of shared libraries.
     - A fault of the backend itself is retried, where that is safe, before it is reported.
 
-    A backend may have an attribute `facts` (an `ExecutorFacts`; without it the tool's description promises nothing),
-    and an async method `start`. `start` is awaited before an episode and raises the errors that would fail every call.
+    A backend may have an attribute `facts` (an `ExecutorFacts`; without it the tool's description omits libraries,
+    memory and isolation), and an async method `start`. `start` is awaited before an episode and raises the errors
+    that would fail every call.
     """
 
     async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
@@ -99,8 +102,8 @@ class CodeExecutor(Protocol):
             session: Name of an interpreter that keeps its variables between calls; None for a fresh interpreter.
 
         Raises:
-            ConfigError: `code` is not a string, `timeout_s` is not a positive number, or `session` is given and the
-                backend keeps no sessions.
+            ConfigError: `code` is not a string, `timeout_s` is not a positive, finite number, or `session` is not a
+                name or the backend keeps no sessions.
             SandboxError: The executor has been closed, or can't be started.
         """
         ...
@@ -202,8 +205,8 @@ def shared_executor(setting: str | Mapping[str, Any]) -> CodeExecutor:
             The mapping's key `name` holds such a name or path; its other keys are the arguments.
 
     Raises:
-        ConfigError: There is no such executor, its class or function does not accept these arguments, or what it makes
-            is no `CodeExecutor`.
+        ConfigError: `setting` names no executor, the named class or function does not exist or does not accept the
+            arguments, or what it makes is no `CodeExecutor`.
     """
     key = (os.getpid(), json.dumps(setting, sort_keys=True, default=repr))
     if key not in _shared:
@@ -217,7 +220,9 @@ def make_executor(setting: str | Mapping[str, Any]) -> CodeExecutor:
     options = {"name": setting} if isinstance(setting, str) else dict(setting)
     name = options.pop("name", None)
     if not isinstance(name, str):
-        raise ConfigError(f"got executor={setting!r}; expected a name, or a mapping with the key 'name' and options")
+        raise ConfigError(
+            f"got executor={setting!r}; expected a name, or a mapping with the key 'name', whose other keys are options"
+        )
     make = _resolve_factory(name)
     try:
         bound = inspect.signature(make).bind(**options)

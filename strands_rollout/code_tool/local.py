@@ -31,7 +31,7 @@ _REQUIREMENT_NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 
 
 def library_files(names: Iterable[str]) -> dict[str, list[str]]:
-    """Find the files of these distributions or modules and of their requirements, which code must read to import them.
+    """Find the files that code must read to import these distributions or modules: theirs and their requirements'.
 
     Returns:
         Folder -> names of files and folders in it.
@@ -97,13 +97,13 @@ _MAX_CODE_CHARS: Final = 16_000_000
 
 
 class LocalExecutor(CodeExecutor):
-    """Runs each piece of code in its own confined process on this machine.
+    """Runs each piece of code in its own confined process on this machine; the pieces of a session share a process.
 
     The first call (or `start`) starts a supervisor process and a fork server, which keeps the libraries in memory and
-    forks a child for each call. Code gets a clean environment, an empty stdin, a directory of its own, and limits on
-    time, memory, disk, files, threads and output. With `isolation` "full", the code can read only Python's own files,
-    the libraries, shared objects, locales and time zones, and write only in its directory. It can't use the network,
-    start programs or processes, signal other processes or raise its limits.
+    forks a child for each call or session. Code gets a clean environment, an empty stdin, a directory of its own, and
+    limits on time, memory, disk, files, threads and output. With `isolation` "full", the code can read only its own
+    directory, Python's files, the libraries, shared objects, locales and time zones, and write only in its directory.
+    It can't use the network, start programs or processes, signal other processes or raise its limits.
 
     At the start, probes in a real child test what the kernel enforces; if that is less than `isolation` demands, no
     code is run. Kernel exploits are not covered: for deliberately hostile code, use a remote backend.
@@ -119,17 +119,18 @@ class LocalExecutor(CodeExecutor):
         max_threads: Maximum number of threads of a process.
         max_output_chars: Characters kept of stdout and of stderr: half from the head, half from the tail.
         max_output_mb: Code that prints more mebibytes than this, on stdout and stderr together, is killed.
-        max_concurrency: Calls that run at once; further calls wait in turn. None for the number of usable CPUs, at
-            least 2.
-        libraries: Distributions or modules that can be imported besides the standard library, with their
-            requirements. Imported at the start.
+        max_concurrency: Maximum number of calls that run at once; the others wait. None for the number of usable CPUs,
+            at least 2.
+        libraries: Modules that can be imported besides the standard library, with the requirements of their
+            distributions. Imported at the start.
         isolation: Weakest mode that is accepted: "full"; "files", without a filter of system calls; "seccomp", only the
             limits and this filter; "rlimits", only the limits. Everything that the machine supports is enforced in any
             case.
         programs: Allow code to start the machine's programs, such as a shell; the start then fails if `isolation` is
-            "full" or "seccomp". Other files, sockets and other runs stay out of the programs' reach if `isolation` is
-            "files"; `memory_mb` holds for each program.
-        scratch_dir: Folder for the code's directories; None for the temporary directory.
+            "full" or "seccomp". With `isolation` "files", a program can't use the network or reach other runs, and it
+            can read only programs, what they need, and the code's own files. `memory_mb` holds for each program.
+        scratch_dir: Folder for the code's directories; None for the temporary directory (for root /tmp, if other users
+            can enter only that).
         disabled_layers: Layers to treat as missing in the kernel: "user", "files", "landlock", "chroot", "syscalls".
             For finding faults and for tests.
 
@@ -189,7 +190,8 @@ class LocalExecutor(CodeExecutor):
     def _session_slot(self, session: str | None) -> contextlib.AbstractAsyncContextManager[None]:
         """Return a context in which only one call of a session runs at a time; without a session, it changes nothing.
 
-        A call enters it before it waits for a slot, so that calls that wait for their session occupy no slots.
+        A call enters this context before it waits for a slot, so that no call occupies a slot while it waits for its
+        session.
         """
         return (
             contextlib.nullcontext()
@@ -247,7 +249,7 @@ class LocalExecutor(CodeExecutor):
                     await supervisor.link.close_session(session)
 
     async def aclose(self) -> None:
-        """End the supervisor and all code that it runs, and delete all files. Safe to call twice."""
+        """End the supervisor and all code that it runs, and delete the code's files. Safe to call twice."""
         self._closed = True
 
         def close() -> None:

@@ -174,7 +174,7 @@ class RemoteProgram:
     token: str = field(default_factory=lambda: secrets.token_hex(8))  # marks the supervisor's own lines in stdout
 
     def text(self) -> str:
-        """Return the script, in ASCII; it reads no arguments, no files and no stdin."""
+        """Return the script, in ASCII; it needs no arguments, no files and no stdin."""
         job = asdict(self)
         return (
             "import base64, json, sys, types, zlib\n"
@@ -188,7 +188,8 @@ class RemoteProgram:
     def result(self, stdout: str, stderr: str, exit_code: int | None, *, gave_up: bool = False) -> ExecutionResult:
         """Return the result that the script's output reports; lines that are not the supervisor's are skipped.
 
-        Without a report, the result has an `infra_error` if the code never started, or says how the code ended.
+        Without a report, the result has an `infra_error` if the code never started; otherwise it says how the code
+        ended.
 
         Args:
             stdout: The script's whole stdout, as the sandbox returned it.
@@ -203,7 +204,7 @@ class RemoteProgram:
             end = "it did not end in time" if gave_up else f"exit code {exit_code}"
             output = (stderr.strip() or stdout.strip())[-_SHOWN_CHARS:]
             return executors.infra_failure(f"the program did not start in the sandbox ({end}): {output!r}")
-        # The code started, and no report followed: it killed or stopped its supervisor, or forged its lines.
+        # no report although the code started: the code ended or stopped its supervisor, or spoiled the output
         killed_by = f"time limit of {self.timeout_s:g} s" if gave_up else "the end of its supervisor"
         return ExecutionResult("", "", exit_code or -9, timed_out=gave_up, killed_by=killed_by)
 
@@ -257,12 +258,12 @@ class SubprocessExecutor(LoopExecutor):
     """Runs each piece of code in its own Python process. This is NOT isolation.
 
     The code runs as this process's user: it can read and write that user's files, use the network, signal that user's
-    processes, and leave a daemon behind. It gets a clean environment (no inherited variables, so no secrets from
-    there), a private scratch directory as HOME and working directory, an empty stdin, and limits on wall-clock time,
+    processes, and leave a daemon behind. It gets a clean environment (no inherited variables, so none of the secrets
+    in them), a private scratch directory as HOME and working directory, an empty stdin, and limits on wall-clock time,
     memory, file size and output.
 
-    At most `max_concurrency` children run at once, over all event loops; further calls wait, and their time limit
-    starts with the code.
+    At most `max_concurrency` calls run at once, over all event loops; the others wait. A call's time limit starts with
+    its code.
 
     Args:
         timeout_s: Default limit in wall-clock seconds; a call may set its own.
@@ -270,7 +271,7 @@ class SubprocessExecutor(LoopExecutor):
         max_output_mb: Code that prints more mebibytes than this, on stdout and stderr together, is killed.
         memory_mb: Maximum address space of a child in mebibytes.
         file_mb: Largest file that a child may write, in mebibytes.
-        max_concurrency: Maximum number of children; None for the number of usable CPUs, at least 2.
+        max_concurrency: Maximum number of calls that run at once; None for the number of usable CPUs, at least 2.
 
     Raises:
         ConfigError: A limit is not a positive number.

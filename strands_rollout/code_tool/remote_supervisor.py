@@ -74,10 +74,10 @@ def run(job: dict[str, Any], sources: dict[str, str]) -> None:
 
 
 def fork_watcher(scratch: str) -> int:
-    """Fork and return in the child; the parent waits for the child and cleans up.
+    """Fork, and return in the child, in a process group of its own; the parent waits for the child and cleans up.
 
     Returns:
-        The reading end of a pipe, at whose end of file the parent has died.
+        The reading end of a pipe, which reaches its end of file when the parent dies.
     """
     lifeline, parents_end = os.pipe()
     pid = os.fork()
@@ -146,7 +146,7 @@ def set_up_child(go: tuple[int, int], stdout: int, stderr: int, scratch: str, jo
 
 
 class CodeWatch:
-    """Reads the code's output, enforces its limits, and writes the report."""
+    """Reads the code's output, enforces the code's limits, and encodes the report."""
 
     def __init__(self, child: int, descriptors: tuple[int, int, int], job: dict[str, Any], output: ModuleType) -> None:
         self.child = child

@@ -5,7 +5,7 @@ sandbox/runners/base.py and types.py, sandbox/utils/execution.py; July 2026) and
 
 - `POST /run_code` takes {"code", "language", "run_timeout", "compile_timeout", "memory_limit_MB", "stdin", "files",
   "fetch_files"} and answers 200 with {"status": "Success" | "Failed" | "SandboxError", "message", "compile_result",
-  "run_result", "executor_pod_name", "files"}; a result is {"status": "Finished" | "Error" | "TimeLimitExceeded",
+  "run_result", "executor_pod_name", "files"}; each result is {"status": "Finished" | "Error" | "TimeLimitExceeded",
   "execution_time", "return_code", "stdout", "stderr"}, all but the status nullable. "SandboxError" is the server's own
   fault; an unexpected exception is a 500 with {"detail", "traceback"}.
 - The server reads the script's pipes only after the script has ended: a script that prints about 200 KB hangs until
@@ -90,13 +90,14 @@ class SandboxFusionExecutor(LoopExecutor):
     """Runs each piece of code on one of several SandboxFusion servers.
 
     A call goes to the server with the fewest requests in flight. A server that fails (unreachable, an HTTP status other
-    than 200, an answer that is not SandboxFusion's, "SandboxError", no answer in time) is avoided for 5 s, or for up to
-    a minute if it fails repeatedly or asks to wait (Retry-After). The call is repeated once: on another server, or on
-    the only server if a second attempt may succeed there. Isolation depends on the servers' configuration.
+    than 200, an answer that is not SandboxFusion's, "SandboxError", a script that did not start, no answer in time) is
+    avoided for 5 s, or for up to a minute if it fails repeatedly or asks to wait (Retry-After). The call is repeated
+    once: on another server, or on the only server if a second attempt may succeed there. Isolation depends on the
+    servers' configuration.
 
-    Cancelling `run` closes the request, which a server does not notice: the code ends at its time limit. A result's
-    `queued_s` is the time during which the code did not run: waiting for a slot, the network, the server's own delays,
-    and a failed first attempt.
+    Cancelling `run` closes the request, which a server does not notice: the code runs on to its end or its time limit.
+    A result's `queued_s` is the time during which the code did not run: waiting for a slot, the network, the server's
+    own delays, and a failed first attempt.
 
     Args:
         urls: A list with the `http://host:port` of each server, or a string for a single server; a trailing `/run_code`
@@ -105,7 +106,7 @@ class SandboxFusionExecutor(LoopExecutor):
         max_output_chars: Characters kept of stdout and of stderr, half from each end; fewer if the server's pipes
             can't carry that much.
         memory_mb: Maximum address space of one call in mebibytes; None for the server's own limit.
-        max_concurrency: Requests in flight at once over all servers; further calls wait.
+        max_concurrency: Maximum number of requests in flight over all servers; the other calls wait.
         headers: Sent with every request, for example for authorization; never logged.
 
     Raises:
@@ -243,7 +244,7 @@ def _parse_response(response: httpx.Response, program: RemoteProgram) -> Executi
 
 
 def _one_line(text: str) -> str:
-    """Join lines, and cut the middle of a long text: a server may quote the whole script."""
+    """Join lines, and cut out the middle of a long text: a server may quote the whole script."""
     line = " ".join(text.split())
     half = _SHOWN_CHARS // 2
     return line if len(line) <= _SHOWN_CHARS else f"{line[:half]} ... {line[-half:]}"

@@ -8,8 +8,8 @@ sources of strands-agents 1.51 to 1.62:
   generator is closed.
 - The sandboxes of Strands start processes on the running loop and pass the code as one argument of a command, which
   Linux limits to 128 KiB.
-- The four file operations and the two streams are abstract. A missing folder raises `SandboxPathNotFoundError`; exit
-  code 127 means a missing command, and 128 + N signal N.
+- `execute_streaming`, `execute_code_streaming` and the four file operations are abstract. A missing folder raises
+  `SandboxPathNotFoundError`; exit code 127 means a missing command, and 128 + N signal N.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ class StrandsSandboxExecutor(LoopExecutor):
     """Runs each piece of code in a fresh interpreter inside a sandbox, in a scratch directory of its own.
 
     Isolation depends on the sandbox; `NotASandboxLocalEnvironment` isolates nothing. Of the sandbox's environment
-    variables the code sees PATH, locale, time zone, library path and the numbers of threads. It finds the sandbox's
-    other files at their absolute paths.
+    variables the code sees PATH, locale, time zone, library path and the numbers of threads. The sandbox's files
+    outside of the scratch directory have their usual absolute paths.
 
     The sandbox is called on this executor's own event loop, so that its processes are not started on the caller's.
     Cancelling `run` closes the sandbox's stream. The code then ends immediately if the sandbox kills its processes with
-    the stream (the local one does); otherwise, as with `docker exec`, it ends at its time limit.
+    the stream (the local one does); otherwise, as with `docker exec`, it runs on to its end or its time limit.
 
     Args:
         sandbox: An instance, which the caller owns; or the dotted path of an instance, or of a class or function that
             makes an instance. The sandbox must be a POSIX system with Python 3.8 or newer.
         timeout_s: Default limit in wall-clock seconds; a call may set its own.
         max_output_chars: Characters kept of stdout and of stderr, half from each end.
-        max_concurrency: Calls that run at once; further calls wait.
+        max_concurrency: Maximum number of calls that run at once; the others wait.
         language: The interpreter's name in the sandbox.
 
     Raises:
@@ -154,7 +154,7 @@ class _Output:
             self.stdout += item.data
 
     def merge_whole(self, stdout: str, stderr: str) -> None:
-        """Replace the collected chunks by a whole stream if that is longer."""
+        """Replace the collected chunks of each stream by the whole stream if that is longer."""
         self.stdout = max(self.stdout, stdout, key=len)
         self.stderr = max(self.stderr, stderr, key=len)
 
@@ -228,10 +228,10 @@ _SHELL_MARGIN_S: Final = 5.0  # extra time, so that a command that reaches its l
 class CodeExecutorSandbox(Sandbox):
     """Runs Python on a code executor, and shell commands if the executor's code may start programs.
 
-    A call that can't be run (a command if code may start no programs, another language, or code with `cwd` or `env`)
-    ends with exit code 127 and the reason on stderr. If the executor keeps sessions, all calls share one session:
-    variables are kept, and the file operations, code and commands see the same files under the same paths. Without
-    sessions each call starts a fresh interpreter, and every file operation raises an OSError.
+    A call that can't be run (a command if code may start no programs; code in another language than Python, or with
+    `cwd` or `env`) ends with exit code 127 and the reason on stderr. If the executor keeps sessions, all calls share
+    one session: variables are kept, and the file operations, code and commands see the same files under the same paths.
+    Without sessions each call starts a fresh interpreter, and every file operation raises an OSError.
 
     Leaving the async context ends the session. A function that returns a `CodeExecutorSandbox` can therefore be a
     resource of an episode: the sandbox's folder and processes then end with the episode. No tool is included: add
@@ -241,7 +241,8 @@ class CodeExecutorSandbox(Sandbox):
         executor: The executor, which the caller closes.
         session: The session's name, if the executor keeps sessions; None for a random name.
         max_timeout_s: Upper bound in seconds for the limit that a call sets (a model may set a tool's timeout), and the
-            limit of a call that sets none. None for no upper bound, and for the executor's default limit.
+            limit of a call that sets none. None for no upper bound; a call that sets no limit then has the executor's
+            default limit.
 
     Raises:
         ConfigError: `max_timeout_s` is not a positive number.

@@ -57,7 +57,8 @@ class ScratchRoot:
         if scratch.is_scarce(scratch.free_space(self.path)):
             self.delete()
             raise SandboxError(
-                f"the disk of {folder!r} is almost full; free some space, or set scratch_dir to a folder elsewhere"
+                f"the disk of {folder!r} is almost full; free some space, or set scratch_dir to a folder on another "
+                "disk"
             )
         _delete_abandoned(Path(folder))
 
@@ -70,7 +71,7 @@ class ScratchRoot:
 
 
 def _default_parent() -> str:
-    """Return the temporary directory; /tmp if the code could not reach its files there, as it runs as another user."""
+    """Return the temporary directory; for root /tmp, if other users, such as the code's, can enter only that."""
     chosen = tempfile.gettempdir()
     # only root changes the code's user
     if os.geteuid() != 0 or _others_can_pass(chosen) or not _others_can_pass("/tmp"):  # noqa: S108
@@ -113,6 +114,7 @@ class SupervisorLink:
 
     Raises:
         SandboxError: The supervisor did not start.
+        OSError, RuntimeError: This process lacks descriptors, memory or threads.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -274,7 +276,7 @@ def _settle(answer: asyncio.Future[Any], settle: Callable[[Any], None], outcome:
 
 
 def _start_supervisor(settings: Mapping[str, Any], link: socket.socket, stderr: IO[bytes]) -> subprocess.Popen[bytes]:
-    # the only variables of the trainer that code can see
+    # the only variables of this process that code can see
     inherited = {name: os.environ[name] for name in _INHERITED_VARIABLES if name in os.environ}
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     # a fixed hash seed: sets print in the same order in every run, so that the policy trains on reproducible results
@@ -288,7 +290,7 @@ def _start_supervisor(settings: Mapping[str, Any], link: socket.socket, stderr: 
         stderr=stderr,
         env={"LANG": "C.UTF-8", **inherited, **one_thread, **fixed, **macos},
         pass_fds=(link.fileno(),),
-        start_new_session=True,  # a Ctrl-C in the terminal must reach the trainer only
+        start_new_session=True,  # a Ctrl-C in the terminal must not reach the supervisor
     )
 
 
@@ -310,7 +312,7 @@ class SandboxReport:
     Attributes:
         enforced: Layer ("limits", "user", "files", "syscalls"; "programs" if code may start programs) -> mechanism.
         missing: Layer -> reason why it is missing.
-        isolation: Strongest mode whose layers are all enforced.
+        isolation: Strongest mode of which no layer is missing; "rlimits" if there is none.
         start_s: Seconds that the start took.
     """
 

@@ -80,7 +80,7 @@ class CodeCalls:
     """Totals over the code-tool calls of one episode."""
 
     calls: int = 0
-    queued_s: float = 0.0  # waiting for a free slot, in seconds; not counted by any time limit
+    queued_s: float = 0.0  # waiting for a free slot, in seconds; not part of `tool_timeout_s`
     run_s: float = 0.0  # running code, in seconds
     timeouts: int = 0  # calls that the time limit ended
     killed: int = 0  # calls that another limit or a signal ended
@@ -100,8 +100,8 @@ def format_result(result: ExecutionResult, max_output_chars: int | None = None) 
     """Return the text that the model reads: stdout, stderr, how a failed run ended, and whether a session was lost.
 
     Args:
-        result: Must have no `infra_error`; for such a result, the tool raises SandboxError instead.
-        max_output_chars: Limit on stdout and stderr together, cut in the middle; None for no limit.
+        result: Must have no `infra_error`, for which the tool raises SandboxError instead.
+        max_output_chars: Limit on stdout and stderr together; a longer text is cut in the middle. None for no limit.
     """
     printed = "\n".join(stream.rstrip("\n") for stream in (result.stdout, result.stderr) if stream.strip())
     if max_output_chars is not None and len(printed) > max_output_chars:
@@ -235,7 +235,8 @@ async def episode_code_tool(settings: RolloutSettings, calls: CodeCalls) -> Asyn
         calls: Totals to add each call to; those of a resumed episode include the calls before the abort.
 
     Raises:
-        ConfigError: The executor can't be made, or `code_session` is set and the executor keeps no sessions.
+        ConfigError: The executor can't be made, one of its libraries is not installed, or `code_session` is set and
+            the executor keeps no sessions.
         SandboxError: The executor can't start.
     """
     if CODE_TOOL_PATH not in settings.tools or settings.environment_plays:

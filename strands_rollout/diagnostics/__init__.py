@@ -259,15 +259,15 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Check:
-    """A function that checks a part of the machine."""
+    """A function that checks one thing, such as the GPUs, a server or a command's flags."""
 
     name: str  # name of the finding if the check itself fails
     run: Callable[[DoctorOptions], Iterable[Finding]]  # may raise anything
-    waits: bool = False  # True if the check mostly waits for another process, so that other checks may run meanwhile
+    waits: bool = False  # True if the check mostly waits, such as for a process or a disk, so that others may run
 
 
 def run_checks(checks: Sequence[Check], options: DoctorOptions, timeout_s: float = _CHECKS_TIMEOUT_S) -> list[Finding]:
-    """Run all checks and return their findings in the order of the checks; a check that raises is an error finding.
+    """Run all checks and return their findings in the order of the checks; a check that raises gets an error finding.
 
     Each check that waits runs in a thread of its own; the others, which import large packages, share one thread.
     Checks that still run after `timeout_s` seconds, for example because a file system hangs, are abandoned. They get an
@@ -298,7 +298,7 @@ def _unfinished(check: Check, begun: Sequence[Check], timeout_s: float) -> Findi
     if check in begun:
         remedy = "see whether a disk, mount or driver hangs: look for processes in state D in the output of ps aux"
         return error(check.name, f"the check {within}", remedy)
-    blocker = next((other.name for other in reversed(begun) if not other.waits), "an earlier check")
+    blocker = next((f"the check {other.name!r}" for other in reversed(begun) if not other.waits), "an earlier check")
     remedy = "follow the remedy of that check, then run strands-rollout doctor again"
     return error(check.name, f"the check did not start, because {blocker} {within}", remedy)
 
@@ -332,7 +332,7 @@ class ProgramResult:
 def run_program(*command: str, env: Mapping[str, str], timeout_s: float) -> ProgramResult | None:
     """Run a program from `env`'s PATH without input; return None if the PATH has no such program.
 
-    After `timeout_s` seconds the program and all processes that it started are killed.
+    After `timeout_s` seconds the program's process group is killed, and the result has no exit code.
     """
     program = shutil.which(command[0], path=env.get("PATH", ""))
     if program is None:
@@ -367,5 +367,5 @@ def package_folders(name: str, find_package: FindPackage = importlib.util.find_s
     except (ImportError, ValueError):
         return []
     if spec is None or (spec.origin is None and name == "slime"):
-        return []  # any folder named slime is a namespace package
+        return []  # an import finds any folder named slime, as a namespace package
     return [Path(folder) for folder in spec.submodule_search_locations or [str(spec.origin)]]

@@ -101,7 +101,7 @@ _LAYER_REMEDIES: Final = {
 
 
 def run_doctor(options: DoctorOptions, preflight: Preflight | None = None) -> diagnostics.Diagnosis:
-    """Run all checks on this machine, and those of a training command; leaves nothing behind."""
+    """Run all checks of this machine and, with `preflight`, of a training command; leave nothing behind."""
     if preflight is not None:
         options = preflight.with_files(options)
     checks = [
@@ -249,7 +249,7 @@ def _context_finding(info: ServerInfo, shown: str, required: int | None) -> Find
         return skipped(name, f"{stated}; no --max-context-length to compare with")
     if length is not None and length >= required:
         return good(name, f"{stated}; expected at least {required}")
-    found = f"{stated}; expected at least {required}: longer episodes are cut or refused"
+    found = f"{stated}; expected at least {required}: episodes beyond the server's limit are cut or refused"
     lower = f", or lower slime's --rollout-max-context-len to {length}" if length else ""
     return warning(name, found, f"start the server with --context-length {required}{lower}")
 
@@ -403,7 +403,7 @@ def check_disk(options: DoctorOptions) -> Iterator[Finding]:
         free_gb = shutil.disk_usage(existing).free / _GB
         found = f"{free_gb:.0f} GB free at {folder}"
         if not os.access(existing, os.W_OK):
-            yield error(name, f"{existing} can't be written to", remedy)
+            yield error(name, f"{existing} can't be written to", f"set {variable} to a writable folder")
         elif free_gb < needed_gb:
             yield warning(name, f"{found}; a run with {_REFERENCE_MODEL} needs up to {needed_gb:g} GB there", remedy)
         else:
@@ -413,7 +413,7 @@ def check_disk(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def check_limits(_options: DoctorOptions) -> Iterator[Finding]:
-    """Check memory, shared memory and open files, including a container's limits."""
+    """Check memory, including a container's limit, shared memory, and the limit on open files."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
         memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
@@ -461,7 +461,10 @@ def check_proxies(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def check_gpus(options: DoctorOptions) -> Iterator[Finding]:
-    """Count the GPUs that nvidia-smi lists; fewer than requested are an error."""
+    """Count the GPUs that nvidia-smi lists and CUDA_VISIBLE_DEVICES allows; fewer than required are an error.
+
+    If none is required, a machine where nvidia-smi lists none gets a warning.
+    """
     env = options.env
     required = options.gpus
     if required is None and not env.get("RAY_ADDRESS"):  # with RAY_ADDRESS, training runs on a cluster elsewhere
@@ -474,7 +477,7 @@ def check_gpus(options: DoctorOptions) -> Iterator[Finding]:
         if answer is None:
             reason = "no nvidia-smi on the PATH"
         elif answer.exit_code is None:
-            reason = f"nvidia-smi did not answer within {_NVIDIA_SMI_TIMEOUT_S:g} s: the driver hangs"
+            reason = f"nvidia-smi did not answer within {_NVIDIA_SMI_TIMEOUT_S:g} s: the driver may hang"
         else:
             reason = f"nvidia-smi {'failed' if answer.exit_code else 'lists no GPU'}: {answer.printed}"
         expected = f"; expected {required}" if required else ""

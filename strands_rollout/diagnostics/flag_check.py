@@ -1,12 +1,12 @@
 """Check the arguments of a training command as slime, Megatron-LM, SGLang and its router would parse them.
 
 slime parses with `parse_known_args` everywhere, so it silently drops a misspelled flag. This module finds misspelled
-flags, words that no flag takes, and flags that contradict this package. It does not repeat slime's own checks at its
-start. The installed parsers are read in a child process; parsers that can't be imported there are taken from
+flags, words that no flag takes, and flags that contradict this package. It does not repeat the checks that slime makes
+at its start. The installed parsers are read in a child process; parsers that can't be imported there are taken from
 `data/slime_flags.json`, which `scripts/record_flags.py` recorded.
 
-A launch script of this package is run with --dry-run, which prints its command. Other scripts are neither run nor read,
-because only a shell knows which arguments they pass on: they have to print their arguments.
+A launch script of this package is run with --dry-run, which prints its command. Other scripts are neither run nor
+parsed, because only a shell knows which arguments they pass on; the error shows how to have one print its arguments.
 """
 
 import difflib
@@ -71,7 +71,8 @@ def read_script(script: Path, slime_dir: Path | None) -> Arguments:
     """Return the arguments that a launch script of this package prints in its dry run, or the arguments in a file.
 
     Raises:
-        ConfigError: The file can't be read or is another kind of script, or the dry run fails or trains nothing.
+        ConfigError: The file can't be read, is another kind of script or has an unclosed quote; or the dry run fails or
+            trains nothing.
     """
     if script.exists() and not script.is_file():  # a pipe or a device may never end
         raise ConfigError(f"got {script}; expected a regular file, or - for arguments on stdin")
@@ -250,10 +251,10 @@ def probe_flags(
     python: str = sys.executable,
     timeout_s: float = _TIMEOUT_S,
 ) -> Json:
-    """Run the probe on a checkout of slime, with a Python that has SGLang and Megatron-LM's requirements.
+    """Run the probe on a checkout of slime, and return its answer; `failed` has the packages that can't be imported.
 
-    Without `megatron_dir`, Megatron-LM is searched in MEGATRON_DIR, or beside slime if this variable is not set; then
-    among the importable packages.
+    `python` should have SGLang and what Megatron-LM requires. Without `megatron_dir`, Megatron-LM is looked for in
+    MEGATRON_DIR, or beside slime if this variable is not set; then among the importable packages.
 
     Raises:
         ConfigError: There is no checkout, or the probe failed or took longer than `timeout_s` seconds.
@@ -302,7 +303,7 @@ class FlagFinding:
     """A problem of a flag: an error if the flag would end the run or be ignored, else a warning."""
 
     severity: Literal["error", "warning"]
-    flag: str  # as written in the command
+    flag: str  # as written in the command; also a word before the first flag
     problem: str
     nearest: str | None = None  # the known flag that was likely meant
 
@@ -467,7 +468,7 @@ def _batch_faults(last: Mapping[str, _FlagUse], values: Mapping[str, str]) -> It
     """
 
     def size(name: str, default: int = 0) -> int:
-        """Return the value of a flag, or `default` if the flag is absent; 0 if the value is not an integer."""
+        """Return the value of a flag, or `default` if the flag has none; 0 if the value is not only digits."""
         text = values.get(name, str(default))
         return int(text) if text.isdecimal() else 0
 
@@ -480,7 +481,7 @@ def _batch_faults(last: Mapping[str, _FlagUse], values: Mapping[str, str]) -> It
     # --num-rollout 0 only evaluates
     if batch and samples and values.get("--num-rollout") != "0":
         if samples < batch:
-            yield last[at].fault(f"got {batch}; expected at most the {samples} samples of a rollout, or training stops")
+            yield last[at].fault(f"got {batch}; expected at most the {samples} samples of a rollout, or training fails")
         elif samples % batch and at == "--global-batch-size":
             rest = f"the last {samples % batch} of a rollout's {samples} samples are not trained on"
             yield last[at].fault(f"got {batch}; expected a divisor of {samples}: {rest}", severity="warning")

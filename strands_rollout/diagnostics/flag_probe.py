@@ -1,7 +1,7 @@
 """Print the flags of slime's parsers as JSON: `python flag_probe.py SLIME_CHECKOUT`.
 
 Runs in its own process with any Python that can import SGLang and Megatron-LM, so it imports nothing of this package.
-Executes slime's argument files without their imports of other packages: these imports need Ray, GPU libraries and
+Executes slime's argument files without their imports of other packages: these imports need Ray and GPU libraries, take
 minutes, and affect no flag. Packages that can't be imported are listed under `failed`.
 """
 
@@ -131,7 +131,11 @@ def describe_flags(parser: argparse.ArgumentParser, name: str, systems: dict[str
 
 
 def read_all_flags(slime_dir: Path) -> dict[str, Any]:
-    """Return all flags of a training command of this slime, and the packages that could not be imported."""
+    """Return all flags that this slime's parsers know, and the packages that could not be imported.
+
+    Also returns SGLang's flags that slime leaves out, the parsers that accept abbreviations, and the versions of SGLang
+    and its router.
+    """
     failed: dict[str, str] = {}
     server = ArgumentsStandIn("sglang", "sglang.srt.server_args", "ServerArgs", failed)
     router = ArgumentsStandIn("router", "sglang_router.launch_router", "RouterArgs", failed)

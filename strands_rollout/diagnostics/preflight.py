@@ -67,10 +67,10 @@ def _default_script(options: DoctorOptions) -> Path | None:
 
 
 def read_preflight(script: Path | None, arguments: Sequence[str], options: DoctorOptions) -> Preflight | None:
-    """Return the checks of a launch script's command, followed by `arguments`.
+    """Return the checks of a command: the arguments that `read_command` reads for `script`, then `arguments`.
 
-    Without a script and arguments, read Qwen3-8B's launch script; return None if the options name another model, or the
-    script is missing.
+    Without both, read Qwen3-8B's launch script; return None if the options name another model, or this script is
+    missing.
 
     Raises:
         ConfigError: `read_command` can't read the arguments.
@@ -107,7 +107,7 @@ class Preflight:
         self._size = model_size(self.command)
 
     def with_files(self, options: DoctorOptions) -> DoctorOptions:
-        """Return the options with the command's model, files, GPUs per node and keys of rows as defaults.
+        """Return the options with the model, files, GPUs per node and keys of rows that the command gives.
 
         The options `data`, `gpus` and `model_name` take precedence over the command. The command takes precedence over
         `config`, over the keys of rows, and over the environment variables HF_CHECKPOINT, REF_LOAD and SAVE_DIR.
@@ -155,7 +155,7 @@ class Preflight:
         # --sglang-config has its own sizes of engines
         if command.rollout_gpus % command.engine_gpus and not command.has("--sglang-config"):
             found = (
-                f"{command.rollout_gpus} GPUs generate; engines have {command.engine_gpus} GPUs each, so some are idle"
+                f"{command.rollout_gpus} GPUs generate; engines have {command.engine_gpus} each, so some GPUs are idle"
             )
             remedy = "make --rollout-num-gpus a multiple of --rollout-num-gpus-per-engine"
             yield error("command: engines", found, remedy)
@@ -197,7 +197,7 @@ class Preflight:
             found = (
                 f"--rollout-max-context-len is {context}; --max-tokens-per-gpu x context parallel size is {trainable}"
             )
-            yield error(name, f"{found}: a longer sample ends the run", "make the product at least as large")
+            yield error(name, f"{found}: a longer sample may exhaust the memory", "make the product at least as large")
         if context and response >= context:
             faults = True
             found = f"--rollout-max-response-len is {response} of a context of {context}, leaving no tokens for prompts"
@@ -205,7 +205,7 @@ class Preflight:
         evaluated, response_evaluated = command.evaluated_context, command.number("--eval-max-response-len")
         if evaluated and command.evaluations and response_evaluated >= evaluated:
             faults = True
-            found = f"--eval-max-response-len is {response_evaluated} of a context of {evaluated}, which cuts responses"
+            found = f"--eval-max-response-len is {response_evaluated} of a context of {evaluated}, so responses are cut"
             yield error(name, found, "raise --eval-max-context-len, or lower --eval-max-response-len")
         given = command.number("--sglang-context-length")
         positions = given or model_positions(options.model)
@@ -216,7 +216,7 @@ class Preflight:
                 found = f"the context of {phase} is {length} tokens; {limit}"
                 yield error(name, found, f"lower it to {positions}: SGLang refuses longer requests")
         if context and not faults:
-            fits = f", which fits {trainable} tokens of a micro batch" if trainable else ""
+            fits = f", which fits into the {trainable} tokens of a micro batch" if trainable else ""
             yield good(name, f"{response} tokens of a response in a context of {context}{fits}")
 
     def check_memory(self, options: DoctorOptions) -> Iterator[Finding]:
@@ -271,9 +271,7 @@ class Preflight:
         try:
             free = shutil.disk_usage(next(path for path in paths if path.exists())).free / GB
         except (OSError, ValueError) as e:
-            yield error(
-                "command: disk", f"--save {folder:.200} can't be used: {e}", "name a folder that can be written"
-            )
+            yield error("command: disk", f"--save {folder:.200} can't be used: {e}", "name a writable folder")
             return
         found = f"{kept} checkpoints of {each:.0f} GB at once: {kept * each:,.0f} GB; {free:,.0f} GB free at {folder}"
         if kept * each > free:
@@ -291,7 +289,10 @@ class Preflight:
             yield error(name, f"{flag} is 0, by which slime divides after the first step", "set it to at least 1")
 
     def check_data(self, options: DoctorOptions) -> Iterator[Finding]:
-        """Check that the prompts of some rows leave room for the response, and that a step does not repeat rows."""
+        """Check that prompts keep their limit and leave enough tokens for a response, and that no step repeats rows.
+
+        Some rows are measured: see `measure_prompts`.
+        """
         name, command = "command: prompts", self.command
         path = command.text("--prompt-data")
         if path is None or not _is_file(data_file(path)[0]):

@@ -78,7 +78,7 @@ def to_episode(record: DumpRecord, number: int) -> DumpedEpisode | None:
     Turns come from the episode's facts; in a sample without facts, each run of trained tokens is a turn.
 
     Raises:
-        DumpError: The tokens are not ids, or the response is longer than the tokens.
+        DumpError: The tokens are not ids, or `response_length` is negative or more than the number of tokens.
     """
     if not record.has_tokens:
         return None
@@ -89,7 +89,7 @@ def to_episode(record: DumpRecord, number: int) -> DumpedEpisode | None:
         )
     if not 0 <= sample.response_length <= len(sample.tokens):
         length, count = sample.response_length, len(sample.tokens)
-        raise DumpError(f"{record.where}: got response_length {length}; expected at most the sample's {count} tokens")
+        raise DumpError(f"{record.where}: got response_length {length}; expected 0 to {count}, the sample's tokens")
     turns = FinishedSample(sample, record.facts).turn_bounds
     if turns is None:
         # without a mask, slime trains all tokens of the response
@@ -301,7 +301,7 @@ async def run_replay(
     seed: int | None = None,
     as_json: bool = False,
 ) -> bool:
-    """Replay an episode and print the result; return whether every turn is the same."""
+    """Replay an episode and print the result; return whether the engine samples every turn as recorded."""
     episode = read_episode(dump, sample)
     if episode.sample.multimodal_train_inputs is not None:
         raise DumpError(

@@ -408,7 +408,7 @@ def _container_notes(rows: Sequence[Row]) -> list[LabelNote]:
 
 
 def _ground_truth(row: Row, reward: RewardCall) -> GroundTruth:
-    # this package's reward never accepts mappings and deeply nested lists, so these labels have no texts
+    # this package's reward accepts no mappings and no deeply nested lists, so these labels have no texts
     texts: tuple[str, ...] = ()
     if not (reward.is_reward_func and isinstance(row.label, Mapping)):
         with suppress(ValueError):
@@ -441,8 +441,8 @@ class Rescored:
 async def rescore(path: Path, reward: RewardCall) -> AsyncIterator[tuple[DumpRecord, Rescored]]:
     """Yield the samples of a dump, in order, with the new reward; a sample that can't be scored keeps its old reward.
 
-    The reward receives each sample as from slime, without a reward. Aborted samples are not scored, as in slime, nor
-    are pending samples.
+    The reward function receives each sample as slime passes it, without a reward. Aborted samples are not scored, as in
+    slime, nor are pending samples.
 
     Raises:
         DumpError: The dump can't be read, or has no samples.
@@ -505,11 +505,11 @@ def _with_new_reward(
 
 
 def totals_of(found: Sequence[Rescored]) -> dict[str, int | float | None]:
-    """Return counts and means of a rescored dump.
+    """Return counts of a rescored dump, the means of its old and new numbers, and their correlation.
 
-    `failed` counts the samples for which the reward raised or gave no number. `compared` and all keys after it are
-    about the samples with an old and a new number. The correlation is Pearson's; None for fewer than two samples, or if
-    all old or all new numbers are equal.
+    `failed` counts the samples for which the reward failed or gave no number. `compared` and all keys after it are
+    about the samples with an old and a new number; of these, `raised` have a higher new number. The correlation is
+    Pearson's; None for fewer than two samples, or if all old or all new numbers are equal.
     """
     pairs = [(sample.old, sample.new) for sample in found if sample.old is not None and sample.new is not None]
     old, new = ([pair[side] for pair in pairs] for side in (0, 1))
@@ -533,7 +533,7 @@ def totals_of(found: Sequence[Rescored]) -> dict[str, int | float | None]:
 async def run_rescore(
     dump: Path, reward: RewardCall, *, out: Path | None = None, show: int = 50, as_json: bool = False
 ) -> bool:
-    """Rescore a dump, write a new dump to `out`, and print what changed; return whether all samples were scored."""
+    """Rescore a dump, write a new dump to `out`, and print what changed; return whether the reward never failed."""
     found: list[Rescored] = []
     with nullcontext() if out is None else DumpWriter(out) as writer, counter("samples") as on_done:
         async for record, rescored in rescore(dump, reward):

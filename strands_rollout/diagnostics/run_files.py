@@ -67,7 +67,7 @@ def check_model(options: DoctorOptions) -> Iterator[Finding]:
         return
     broken = [path.name for path in weights if not path.is_file() or path.stat().st_size < _MIN_WEIGHT_BYTES]
     if broken or not weights:
-        yield error("model", f"{folder} lacks weights: {', '.join(broken) or 'any *.safetensors'}", prepare)
+        yield error("model", f"{folder} lacks weights: {', '.join(broken) or 'it has no *.safetensors'}", prepare)
         return
     size_gb = sum(path.stat().st_size for path in weights) / 1e9
     kind = config.get("model_type") if isinstance(config, dict) else None
@@ -86,7 +86,8 @@ def check_converted_model(options: DoctorOptions) -> Iterator[Finding]:
     if saved and (folder / saved).is_dir():
         yield good(name, f"{folder}: {saved}")
     else:
-        problem = f"{folder} has no folder {saved}, which {_TRACKER_FILE} names" if saved else f"{tracker} is missing"
+        missing_tracker = f"{tracker} is missing or empty"
+        problem = f"{folder} has no folder {saved}, which {_TRACKER_FILE} names" if saved else missing_tracker
         yield error(name, f"{problem}: convert the model again", prepare)
 
 
@@ -157,7 +158,7 @@ def _check_workers(settings: RolloutSettings) -> Iterator[Finding]:
             found = f"{requested}; this machine has {cpus} CPUs, of which engines and trainer take some"
             yield warning("config: episode_workers", found, "check that the job has enough nodes, or use fewer workers")
         else:
-            yield good("config: episode_workers", f"{requested}; this machine has {cpus}")
+            yield good("config: episode_workers", f"{requested}; this machine has {cpus} CPUs")
     if settings.journal_dir is not None:
         folder = Path(settings.journal_dir)
         existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())

@@ -54,8 +54,8 @@ _CLUSTER_MODULES: Final = {
 _QUESTION: Final = "What is the perimeter of a rectangle with sides 781 and 435?"
 _ANSWER: Final = "2432"
 _REMEDY: Final = (
-    "see the log: python -m strands_rollout.diagnostics.slime_episode CHECKOUT; this package is tested with slime "
-    f"0.2.4 to 0.3.1 and with commit {TESTED_COMMIT[:8]}"
+    "to see the log, run: python -m strands_rollout.diagnostics.slime_episode CHECKOUT; this package is tested with "
+    f"slime 0.2.4 to 0.3.1 and with commit {TESTED_COMMIT[:8]}"
 )
 
 
@@ -67,8 +67,8 @@ def check_slime(
     folder = _find_checkout(options, find_package)
     if packages and not any(map(_is_slime, packages)):
         found = (
-            f"the importable slime at {packages[0]} is not THUDM's: it has no slime.utils.types.Sample. The slime of "
-            "PyPI is an unrelated package"
+            f"the importable slime at {packages[0]} is not THUDM's: it lacks slime.rollout.sglang_rollout or "
+            "slime.utils.types.Sample. The slime of PyPI is an unrelated package"
         )
         yield error("slime package", found, f"pip uninstall slime; then {_CLONE_REMEDY}")
     elif folder is None:

@@ -51,7 +51,7 @@ def load_tokenizer_folder(folder: Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer in a folder.
 
     Raises:
-        ConfigError: The tokenizer can't be loaded; the message names the file.
+        ConfigError: The tokenizer can't be loaded; the message names the file or the folder.
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder; expected a folder with a tokenizer.json")
@@ -111,10 +111,10 @@ def check_template(
     episodes: int = 0,
     seed: int = 0,
 ) -> list[Finding]:
-    """Check each rule on the tokenizer's template, or on `chat_template`, and render random episodes.
+    """Check each rule on the tokenizer's template, or on `chat_template`, and play random episodes.
 
     `tool_parser` must read the template's calls; "auto" picks a parser that does. `episodes` random episodes are
-    rendered, with seeds from `seed`. Must not be called from a running event loop.
+    played, with the seeds from `seed` on. Must not be called from a running event loop.
     """
     kwargs = {} if chat_template is None else {"chat_template": chat_template}
     rule, advice = "template", template_advice(chat_template or tokenizer.chat_template)
@@ -320,9 +320,10 @@ _TEXTS: Final = (
 class RandomEpisode:
     """A conversation determined by a seed, played through `SGLangModel` with a scripted engine.
 
-    Before each turn the tokens sent are compared with the tokenizer's rendering of all messages: after the previous
-    turn, whose tokens stay as sampled, both must be equal. `tool_parser` must read the calls; message kinds in
-    `refused` are left out. With `is_silent`, turns with calls have no text; see `TurnEnds`.
+    The tokens sent before each turn are compared with the tokenizer's rendering of all messages. Earlier turns must
+    keep their sampled tokens, and the tokens after the last of them must equal the rendering's. `tool_parser` must read
+    the calls; message kinds in `refused` are left out. With `is_silent`, messages with calls have no text; see
+    `TurnEnds`.
 
     Attributes:
         chat: Messages so far, as templates read them.

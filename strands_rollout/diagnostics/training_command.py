@@ -183,12 +183,12 @@ class TrainingCommand:
 
     @property
     def evaluated_context(self) -> int:
-        """Maximum tokens of an evaluated episode."""
+        """Maximum tokens of an evaluated episode; 0 if the engine's own limit applies."""
         return self.number("--eval-max-context-len") or self.context
 
     @property
     def concurrent_episodes(self) -> int:
-        """Maximum episodes that hold tokens in the engines at once."""
+        """Maximum number of episodes that hold tokens in the engines at once."""
         limit = self.number("--sglang-server-concurrency", DEFAULT_CONCURRENCY) * max(self.engines, 1)
         if self.is_fully_async:
             return limit
@@ -214,9 +214,9 @@ class TrainingCommand:
 
     @property
     def evaluations(self) -> int:
-        """Evaluations of the whole run: at each interval; train.py (colocated) also evaluates before the first step.
+        """Evaluations of the whole run: one at each interval, and one before the first step of a colocated run.
 
-        A run without steps evaluates once.
+        `--skip-eval-before-train` leaves out the evaluation before the first step. A run without steps evaluates once.
         """
         interval, steps = self.number("--eval-interval"), self.number("--num-rollout")
         if not interval:
@@ -249,7 +249,7 @@ def model_size(command: TrainingCommand) -> ModelSize | None:
 
 
 def _attention(command: TrainingCommand, hidden: int, heads: int) -> tuple[int, int, int]:
-    """Return the parameters of a layer's attention, its query groups, and the numbers in the cache for a token.
+    """Return the parameters of a layer's attention, its query groups, and how many numbers it caches for a token.
 
     Latent attention caches a compressed vector and the rotated part of the keys, for all heads (arXiv:2405.04434,
     section 2.1). The defaults are Megatron's.

@@ -1,4 +1,4 @@
-"""Dumps: finished samples in files, to be looked at, measured, replayed and trained on again.
+"""Dumps: samples in files, to be looked at, measured, replayed and trained on again.
 
 The format, version 1: a dump is a text file in UTF-8, plain (`.jsonl`) or compressed by gzip (`.jsonl.gz`); a folder
 stands for all dumps in it. Each line is one sample, a JSON object that needs no other line, so files may be split
@@ -15,10 +15,14 @@ A value that JSON can't express is an object with one key that begins with `$`; 
 version is refused; readers may ignore keys that are new within a version. The facts of the episode (turns, spans,
 times, stop reason) are where `generate` wrote them, in `metadata["strands_rollout"]`; see `samples.EpisodeFacts`.
 
-Secrets are masked in two ways: in `metadata`, `train_metadata` and `apply_chat_template_kwargs`, by the names of keys,
-and as bearer tokens and secrets of URLs in texts; in these mappings and in prompt, response, label and reward, by the
-values of the secrets in the writing process's environment and settings. Tokens stay unmasked: they still spell the
-text that the policy read and wrote.
+Secrets are masked in two ways:
+
+- by the names of keys, and as bearer tokens and secrets of URLs in texts: in `metadata`, `train_metadata` and
+  `apply_chat_template_kwargs`;
+- by their values, if these are in the writing process's environment or settings: in the same mappings, and in prompt,
+  response, label and reward.
+
+Tokens stay unmasked: they still spell the text that the policy read and wrote.
 
 `read_dump` also reads other formats: samples without `strands_rollout_dump` (version 0), the results
 of `strands-rollout eval`, and slime's `--save-debug-rollout-data`, without torch.

@@ -88,7 +88,8 @@ class UnreadSample:
 
     Attributes:
         key: Identifies the sample by its position and content; in slime's file, by position and the file's time.
-        read: Returns the dump record, or None for an incomplete last line; raises DumpError for a broken line.
+        read: Returns the dump record, or None for an incomplete last line that can't be read; raises DumpError for any
+            other broken line.
     """
 
     key: tuple[str, bytes]
@@ -98,14 +99,15 @@ class UnreadSample:
 def read_dump(path: Path) -> Iterator[DumpRecord]:
     """Yield the samples of a file, or of all dumps in a folder, one at a time; slime's files are read whole.
 
-    An incomplete last line of a file is skipped. In a folder, files whose first line is not a sample are skipped too.
+    An incomplete last line of a file is skipped if it can't be read. In a folder, files whose first line is not a
+    sample are skipped too.
 
     Args:
         path: A file of this package's (`.jsonl`, `.jsonl.gz`) or slime's (any other name), or a folder.
 
     Raises:
-        DumpError: There is no dump, a line is broken (the message names it), or slime's file holds an unsupported
-            object.
+        DumpError: There is no dump, a file can't be read, a line is broken (the message names it), or slime's file
+            holds an unsupported object.
     """
     for sample in unread_samples(path):
         if record := sample.read():

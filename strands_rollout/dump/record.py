@@ -375,7 +375,7 @@ def masked_values(sample: Mapping[str, Any], secrets: Collection[str] = ()) -> d
 
 
 def read_line(line: bytes, where: str) -> DumpRecord:
-    """Return the record in a line of this or an earlier format.
+    """Return the record in a line of a dump of this or an earlier version, or of the results of `eval`.
 
     Raises:
         DumpError: The line has no sample, is broken, or has a newer format; the message begins with `where`.
@@ -441,7 +441,7 @@ def _read_other_format(content: dict[str, Any], where: str) -> DumpRecord:
 def _with_defaults(values: object, where: str) -> dict[str, Any]:
     """Return a sample's values, with defaults for missing fields; raise DumpError if they are not a sample's."""
     if not isinstance(values, dict) or "status" not in values or "tokens" not in values:
-        raise DumpError(f"{where} is not a sample; expected an object with at least status and tokens")
+        raise DumpError(f"{where} is not a sample; expected an object with at least 'status' and 'tokens'")
     return {**Sample().to_dict(), **values}
 
 

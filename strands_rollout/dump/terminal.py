@@ -64,7 +64,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 def show_next(*words: object, folder: Path | None = None) -> None:
-    """Print the next command to run on stderr, as the user must type it; with `folder`, after a `cd` into it."""
+    """Print on stderr which command to run next, as the user must type it; with `folder`, after a `cd` into it."""
     program, name = Path(sys.argv[0]), "strands-rollout"
     command = "python -m strands_rollout.cli" if program.name == "__main__.py" else name
     # called by its path, as in the demo's script

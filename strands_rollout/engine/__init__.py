@@ -167,7 +167,7 @@ async def _serve(running: AbstractAsyncContextManager[str], on_ready: Callable[[
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def stop(*_: object) -> None:
-        # Threads can't be stopped: if a step or a request takes longer than this, SIGALRM kills the process.
+        # Threads can't be stopped: if a step or a request takes longer than this timeout, SIGALRM kills the process.
         signal.alarm(_SELF_KILL_TIMEOUT_S)
         loop.call_soon_threadsafe(stopping.set)
 
@@ -216,7 +216,7 @@ def print_ready(base_url: str) -> None:
 
 
 def stop_with_stdin() -> None:
-    """Start a thread that sends SIGTERM to this process when its standard input closes: it ends with its parent."""
+    """Start a thread that sends SIGTERM to this process when its stdin closes, so that it ends with its parent."""
 
     def wait() -> None:
         while os.read(sys.stdin.fileno(), 1):

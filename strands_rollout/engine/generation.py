@@ -144,7 +144,7 @@ class InFlightGeneration:
     crashed: bool = False
 
     def close_span(self, version: str, output_count: int) -> None:
-        """Assign the output tokens up to `output_count` that are in no span yet to `version`."""
+        """Assign to `version` the output tokens up to `output_count` that are in no span yet."""
         last = self.weight_spans[-1] if self.weight_spans else None
         if last is None:
             self.weight_spans.append(VersionSpan(version, 0, output_count))

@@ -22,7 +22,7 @@ MAX_GENERATIONS = 1024
 _CONTEXT_RESERVE = 2
 _PROMPT_RESERVE = 6
 # Generous number of characters per token: a text of more than _CHARS_PER_TOKEN * context_length characters is probably
-# too long, so its first characters up to this number are encoded alone at first.
+# too long, so only that many characters from its beginning are encoded at first.
 _CHARS_PER_TOKEN = 32
 _GREEDY_BELOW = 1e-6
 _MAX_STOP_STRINGS = 32
@@ -234,7 +234,7 @@ def read_generate_call(body: dict[str, Any], limits: RequestLimits, encode: Enco
         if body.get(name):
             raise RequestRefusedError(f"{name} is not supported by the embedded engine")
     if _read_field(body, "logprob_start_len", int) not in (-1, None):
-        raise RequestRefusedError("logprob_start_len is not supported by the embedded engine: output logprobs only")
+        raise RequestRefusedError("logprob_start_len is not supported by the embedded engine: no input logprobs")
     inputs, is_batch = _read_prompts(body)
     raw_params = _sampling_params(body, len(inputs))
     copies = _samples_per_prompt(raw_params)
@@ -254,7 +254,7 @@ def read_generate_call(body: dict[str, Any], limits: RequestLimits, encode: Enco
         requests += (EngineRequest(rid, input_ids, sampling, max_new_tokens, **flags) for rid in own_rids)
     is_list = is_batch or copies > 1
     if flags["stream"] and is_list:
-        raise RequestRefusedError("stream with several inputs is not supported by the embedded engine")
+        raise RequestRefusedError("stream with a batch or n > 1 is not supported by the embedded engine")
     return requests, is_list
 
 

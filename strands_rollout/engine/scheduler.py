@@ -205,7 +205,7 @@ class Scheduler:
         (self._held if self.paused or self._when_idle else self._waiting).append(generation)
 
     def when_idle_or_paused(self, action: Callable[[Scheduler], None]) -> None:
-        """Run `action` immediately if paused, else when nothing is in flight; new generations wait until then."""
+        """Run `action` immediately if paused, else when nothing runs or is queued; new generations wait until then."""
         if self.paused:
             action(self)
             return
@@ -213,7 +213,7 @@ class Scheduler:
         self.run_idle_actions()
 
     def run_idle_actions(self) -> None:
-        """Run the actions of `when_idle_or_paused` if nothing is in flight; called between steps."""
+        """Run the actions of `when_idle_or_paused` if nothing runs or is queued; called between steps."""
         if self._when_idle and not (self.is_busy() or self._waiting):
             while self._when_idle:
                 self._when_idle.popleft()(self)
@@ -252,7 +252,7 @@ class Scheduler:
         return True
 
     def replace_weights(self, weights: ModelWeights, version: str | None) -> None:
-        """Use other weights from the next step on."""
+        """Use other weights from the next step on, and report them as `version`; None keeps the version."""
         self._model.weights = weights
         if version is not None:
             self.rename_weights(version)

@@ -1,1 +1,1 @@
-"""Environments of other libraries, played unchanged (each an extra of this package); a search tool; QA rewards."""
+"""Environments of other libraries (an extra for each library), played unchanged; a search tool; QA rewards."""

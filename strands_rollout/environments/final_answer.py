@@ -14,7 +14,7 @@ def final_answer(sample: Any) -> str:  # noqa: ANN401 - slime's Sample or any ob
 
     `<answer>...</answer>`, the convention of Search-R1 and reasoning-gym, takes precedence over `\boxed{...}` and
     `Answer: ...`. Reasoning and tool calls are not searched. Without `<answer>`, a message that was cut within a
-    box or an `Answer:` line has no answer; see `extract_answer`.
+    box, a tag or an `Answer:` line has no answer; see `extract_answer`.
     """
     text = answer_text(sample)
     tagged = _TAGGED.findall(text)

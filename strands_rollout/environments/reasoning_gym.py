@@ -95,8 +95,8 @@ def _entry_of(sample: Any) -> dict[str, Any]:  # noqa: ANN401 - slime's Sample
     metadata = (getattr(sample, "metadata", None) or {}).get(METADATA_KEY)
     if not isinstance(metadata, Mapping) or not isinstance(metadata.get("source_dataset"), str):
         raise PromptError(
-            f"got a row whose metadata has {METADATA_KEY}: {metadata!r:.100}; expected a mapping with source_dataset, "
-            "as data_prep/reasoning_gym.py writes it. With slime, set --metadata-key metadata"
+            f"got a row whose metadata has {METADATA_KEY}: {metadata!r:.100}; expected a mapping with "
+            "'source_dataset', as data_prep/reasoning_gym.py writes it. With slime, set --metadata-key metadata"
         )
     return {"question": "", "answer": sample.label, "metadata": dict(metadata)}
 

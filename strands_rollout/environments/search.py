@@ -1,7 +1,7 @@
 """A search tool: `tools: [strands_rollout.environments.search.search]`.
 
 The tool asks a retrieval server that speaks Search-R1's protocol, or a BM25 index in this process (extra `search`).
-Used by `configs/search.yaml`; a configuration may also name a tool from a file of yours:
+`configs/search.yaml` names this tool; a configuration may also name a tool from a file of yours:
 
     from strands_rollout.environments.search import search_tool
 
@@ -57,7 +57,9 @@ class Passage:
             return cls(title.strip('" '), rest) if newline else cls("", contents)
         if isinstance(text := found.get("text"), str):
             return cls(str(found.get("title") or ""), text)
-        raise ValueError(f"got {document!r:.200}; expected an object with contents, or with text and an optional title")
+        raise ValueError(
+            f"got {document!r:.200}; expected an object with 'contents', or with 'text' and an optional 'title'"
+        )
 
 
 Retrieve = Callable[[str], Awaitable[Sequence[Passage]]]
@@ -89,11 +91,11 @@ def search_tool(
             `patience_s`.
 
     Raises:
-        ConfigError: Both a URL and a corpus are given, `top_k` is less than 1, the corpus is not a file, or the extra
-            `search` is not installed. The first call raises it if the corpus can't be parsed.
+        ConfigError: Both a URL and a corpus are given, `top_k` is less than 1, the corpus is not a file, or a corpus is
+            given without the extra `search`. The first call raises it if the corpus is empty or can't be parsed.
     """
     if url is not None and corpus is not None:
-        raise ConfigError(f"search_tool got url={url!r} and corpus={str(corpus)!r}; expected one of them")
+        raise ConfigError(f"search_tool got url={url!r} and corpus={str(corpus)!r}; expected only one of them")
     if top_k < 1:
         raise ConfigError(f"search_tool got top_k={top_k}; expected at least 1")
     if corpus is not None:
@@ -243,7 +245,7 @@ class _Batcher:
                     future.set_exception(e)
         finally:
             for _, future in batch:
-                future.cancel()  # has no effect on futures that are done: others are left only by a cancellation
+                future.cancel()  # has no effect on futures that are done; only a cancellation leaves others
 
 
 def _check_corpus(corpus: str | Path) -> Path:
@@ -274,7 +276,7 @@ class _Index:
         self._bm25.index(self._tokenize(texts), show_progress=False)
 
     def search(self, query: str, top_k: int) -> Sequence[Passage]:
-        """Return passages that share a word with the query, the best first."""
+        """Return at most `top_k` passages that share a word with the query, the best first."""
         numbers, scores = self._bm25.retrieve(
             self._tokenize([query]), k=min(top_k, len(self._passages)), show_progress=False
         )
@@ -311,9 +313,12 @@ def _read_corpus(path: Path) -> list[Passage]:
 def _tool_from_environment() -> AgentTool:
     url, corpus = os.environ.get("SEARCH_URL"), os.environ.get("SEARCH_CORPUS")
     if url and corpus:
-        raise ConfigError(f"got SEARCH_URL={url} and SEARCH_CORPUS={corpus} in the environment; set one of them")
+        raise ConfigError(f"got SEARCH_URL={url} and SEARCH_CORPUS={corpus} in the environment; set only one of them")
     return search_tool(url=url or None, corpus=corpus or None)
 
 
 search: Final = _tool_from_environment()
-"""The tool for the corpus in the file SEARCH_CORPUS or for the server at SEARCH_URL; for `DEFAULT_URL` without both."""
+"""The tool for the server or corpus that the environment names.
+
+SEARCH_URL is the URL of a server, SEARCH_CORPUS the path of a corpus; without both, the server is at `DEFAULT_URL`.
+"""

@@ -91,8 +91,8 @@ class StrandsEnvironment:
         """Make the environment, run its `rollout` on the policy, and return the outcome.
 
         Args:
-            model: The policy, which the environment's `model_factory` returns first. Further models that the factory
-                returns, and other models of the policy's server, are models of sub-agents.
+            model: The policy, which the environment's `model_factory` returns first. The models that the factory
+                returns later, and other models of the policy's server, are models of sub-agents.
             hooks: Hooks of the episode, which the environment's agent gets after the environment's own hooks.
 
         Raises:

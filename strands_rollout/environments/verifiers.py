@@ -50,7 +50,7 @@ _LOAD_LOCK: Final = threading.Lock()
 
 
 async def play(task: Task, endpoint: Endpoint) -> dict[str, Any]:
-    """Play one episode of the environment in `task.environment_config`; return its reward, rewards and metrics.
+    """Play one episode of the environment in `task.environment_config`; return its score, rewards and metrics by name.
 
     Raises:
         ConfigError: The configuration, the row or a seat can't be played.
@@ -234,8 +234,8 @@ class _Seats:
             )
         elif sum(_start_of(other) == start for other in playing) > 1:
             self.error = errors.ConfigError(
-                f"the seat {name!r} plays one task several times in an episode, and equal requests get equal answers; "
-                "use slime's --n-samples-per-prompt for several attempts"
+                f"the seat {name!r} begins with the same request as another run of the episode, and equal requests get "
+                "equal answers; use slime's --n-samples-per-prompt for several attempts at one task"
             )
         if self.error is not None:
             raise self.error

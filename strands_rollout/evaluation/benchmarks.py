@@ -1,6 +1,6 @@
 """The benchmarks that `data_prep/benchmark.py` prepares: their data sets on the hub and the grading of their answers.
 
-A row of a benchmark names it in its metadata, under `BENCHMARK_KEY`.
+A row's metadata name its benchmark, under `BENCHMARK_KEY`.
 """
 
 from __future__ import annotations
@@ -59,6 +59,6 @@ def find_benchmark(name: str) -> Benchmark:
 
 
 def benchmark_of(metadata: Sequence[Mapping[str, Any]]) -> Benchmark | None:
-    """Return the benchmark that the metadata of all rows name; None if they name none, or several."""
+    """Return the benchmark that the metadata of every row name; None unless all name the same, known benchmark."""
     names = {str(row.get(BENCHMARK_KEY)) for row in metadata}
     return BENCHMARKS.get(names.pop()) if len(names) == 1 else None

@@ -21,7 +21,7 @@ class RunPlan:
     Attributes:
         sampling_params: As slime passes them to `generate`: `max_new_tokens` is the budget of a whole response.
         concurrency: Maximum number of samples played at once.
-        seed: The seed of the first sample; each further sample adds 1. None for random sampling.
+        seed: The seed of the first sample; that of each later sample is 1 higher. None for random sampling.
         settings: The mapping under `strands_rollout:` of a settings file.
     """
 
@@ -82,7 +82,7 @@ async def evaluate(
         ConfigError: The URL or the tokenizer can't be used.
     """
     slots = asyncio.Semaphore(plan.concurrency)
-    settings = {**(plan.settings or {}), "max_failed_groups": None}  # failures must not end a run without training
+    settings = {**(plan.settings or {}), "max_failed_groups": None}  # failures must not end a run that trains nothing
     async with open_player(plan.base_url, plan.tokenizer_dir, settings, audited=True) as player:
 
         async def run(index: int, row: Row) -> Outcome:

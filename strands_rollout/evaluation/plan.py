@@ -268,7 +268,7 @@ class DataSetEntry(BaseModel):
         path = match["path"] if match else self.path
         start, stop = (int(match[bound]) if match and match[bound] else None for bound in ("start", "stop"))
         if not path.endswith((".jsonl", ".parquet")):
-            raise ConfigError(f"got path={self.path!r} of the data set {self.name!r}; expected .jsonl or .parquet")
+            raise ConfigError(f"got path={self.path!r} of data set {self.name!r}; expected a .jsonl or .parquet file")
         return DataFile(self.name, Path(path), start, stop, self.input_key or "prompt", self.label_key)
 
 
@@ -361,8 +361,8 @@ def load_sets(
     """Load the requested data sets; `on_note` receives a sentence for each ignored key of the `--eval-config` file.
 
     Raises:
-        ConfigError: No data set is named, two have the same name, or the protocol or the `--eval-config` file can't be
-            used.
+        ConfigError: Two options exclude each other, no data set is named, two have the same name, a selection has no
+            rows, or the protocol or the `--eval-config` file can't be used.
         PromptError: A data file can't be used.
     """
     if options.eval_config is not None:
@@ -371,7 +371,7 @@ def load_sets(
         if protocol is not None:
             raise ConfigError("got --protocol and --eval-config, which has its own sampling; expected one of them")
         if options.label_key is not None or options.input_key != "prompt":
-            raise ConfigError("got --input-key or --label-key; expected input_key and label_key in the --eval-config")
+            raise ConfigError("got --input-key or --label-key; set input_key and label_key in the --eval-config file")
         return read_eval_config(
             options.eval_config,
             options.sampling,

@@ -173,7 +173,7 @@ PROTOCOLS: Final[Mapping[str, Protocol]] = {
             name="tool",
             source="this package's own: the default agent with the code tool",
             sampling=Sampling(samples=16, max_new_tokens=16_384),
-            excluded={"ifeval": "its system prompt asks for an answer in \\boxed{}; use qwen3"},
+            excluded={"ifeval": "the agent's system prompt asks for an answer in \\boxed{}; use qwen3"},
         ),
     )
 }
@@ -205,7 +205,7 @@ class Measurement:
 
     @property
     def comparability(self) -> str:
-        """A text that names the published numbers with which the result may be compared, or says why there are none."""
+        """A text that names the published numbers with which the result may be compared, or says why it may not."""
         name = self.benchmark.name if self.benchmark else None
         published = self.protocol.published.get(name or "")
         if self.changes:
@@ -243,6 +243,6 @@ def refuse_several_protocols(paths: Iterable[Path]) -> None:
     if len(labels) > 1:
         found = ", ".join(f"{path} under {json.loads(label) or 'no protocol'}" for label, path in labels.items())
         raise ConfigError(
-            f"results of different protocols can't be compared: got {found}; view them one at a time, or evaluate both "
+            f"results of different protocols can't be compared: got {found}; view them one at a time, or evaluate all "
             "with the same --protocol"
         )

@@ -3,9 +3,9 @@
 A folder of results belongs to a single run: `run.json` has the values that identify the run, such as model, settings
 and data sets. A run with other values must use another folder, so that results of different runs don't mix.
 
-The report depends on the results only, not on their order. It has the accuracy with its uncertainty, pass@k, the
-majority's answer, and counts. Samples that failed or could not be graded because of the infrastructure are missing:
-they count in no share and no mean.
+Apart from facts about the session, the report depends only on the results, not on their order. It has the accuracy with
+its uncertainty, pass@k, the majority's answer, and counts. Samples that failed or could not be graded because of the
+infrastructure are missing: they count in no share and no mean.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _DIGITS: Final = 6  # decimal places of shares and means in the report
 _WITHOUT_ANSWERS: Final = frozenset({"environment", "function", "parts", "instructions"})
 _NO_ANSWERS: Final = frozenset({"", NO_ANSWER})
 FINISHED_STATUSES: Final = frozenset({"completed", "truncated"})
-"""Statuses of samples that measure the policy; with any other status, something other than the policy failed."""
+"""Statuses of samples that measure the policy; any other status means that the sample was aborted or failed."""
 
 
 def run_identity(
@@ -82,7 +82,7 @@ class _Reward(_ResultModel):
 
 
 class DriftCounts(_ResultModel):
-    """A sample's counts of drift and mismatches (see `EpisodeDrift`); None for mismatches that were not compared."""
+    """A sample's counts of drift and mismatches (see `EpisodeDrift`); None if mismatches were not looked for."""
 
     sampled_tokens: NonNegativeInt
     turn_drift: NonNegativeInt
@@ -210,7 +210,7 @@ class ResultsFile:
         self._log.close()
 
     def results(self, planned: Container[SampleKey]) -> Iterator[SampleResult]:
-        """Yield the results in the file, in the order written, a retried sample more than once; skip blank lines.
+        """Yield the results in the file, in the order written, several if a sample was played again; skip blank lines.
 
         Raises:
             ConfigError: A line is not a result, or its sample is not planned.
@@ -322,10 +322,10 @@ def mean_pass_at_k(counts: Sequence[tuple[int, int]], k: int) -> float | None:
 
 
 def majority_vote(votes: Iterable[tuple[str, bool]]) -> tuple[list[str], float]:
-    """Return the answer that most samples of a problem give, from their answers and the grader's verdicts.
+    """Return the answer that most samples of a problem give, or several in a tie, and the score of this majority.
 
-    Answers that the grader's comparison finds equal count as one answer, such as 1/2 and 0.5; so do all correct
-    answers. Samples without an answer don't vote.
+    `votes` has each sample's answer, and whether the grader accepted it. Answers that the grader's comparison finds
+    equal count as one answer, such as 1/2 and 0.5; so do all correct answers. Samples without an answer don't vote.
 
     Returns:
         The answers with most votes, each in its most frequent notation, and the score: 1.0 if the right answer won, 1/n
@@ -385,7 +385,7 @@ def report_notes(report: Mapping[str, Any], weight_version: str | None) -> list[
     versions = report["weight_versions"]
     if len(versions) > 1 or (weight_version is not None and versions not in ([], [weight_version])):
         start = "" if weight_version is None else f"; the run began with {weight_version}"
-        notes.append(f"sampled with the weights {', '.join(versions)}{start}: the numbers mix several models")
+        notes.append(f"sampled with the weights {', '.join(versions)}{start}: the numbers may mix several models")
     for name, data_set in report["data_sets"].items():
         drift = data_set["drift"] or {}
         if drift.get("mismatched"):

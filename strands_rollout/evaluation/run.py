@@ -82,7 +82,7 @@ _STATUS_STYLES: Final = {"completed": "green", "truncated": "yellow", "aborted":
 
 
 def run_evaluation(options: EvalOptions) -> int:
-    """Run or resume an evaluation; the last line on stdout is the report without its problems, as JSON.
+    """Run or resume an evaluation; the last line on stdout is the report without its entries per problem, as JSON.
 
     Returns:
         The exit code: 0 if every sample is scored and no check failed, 130 after Ctrl-C, else 1.
@@ -204,7 +204,7 @@ class EvaluationSession:
         if self.results:
             failed = len(self.results) - len(scored)
             retried = f"; {failed} failed samples are played again" if failed else ""
-            note(f"{len(scored)} samples have a result already{retried}")
+            note(f"{len(scored)} samples have a score already{retried}")
 
     @property
     def scored(self) -> list[SampleResult]:
@@ -317,10 +317,10 @@ class _TooManyFailuresError(Exception):
 async def run_samples(
     keys: Iterable[SampleKey], run: Callable[[SampleKey], Awaitable[SampleResult]], *, concurrency: int
 ) -> str | None:
-    """Call `run` once with each key, in order, `concurrency` at a time; stop after consecutive failures.
+    """Call `run` once with each key, in order, `concurrency` at a time; stop after many consecutive failures.
 
-    These are 8 failures for the same reason, or `concurrency` of them if that is more: at least as many as samples run
-    at once, each of which failed only after its own retries.
+    The limit is 8 failures for the same reason, or `concurrency` if that is more: then at least as many samples have
+    failed as run at once, each after its own retries.
 
     Returns:
         The reason for stopping early, in which case the running samples were cancelled; None if all keys were run.
@@ -377,7 +377,7 @@ async def _demo(options: DemoOptions) -> Summary:
     async with served_engine(options.base_url, options.model_dir) as base_url:
         log.print(f"engine at {redacted(parse_base_url(base_url))} after {time.monotonic() - started:.1f} s")
         tokenizer_dir = options.tokenizer_dir or await fetch_tokenizer_folder(base_url)
-        # loaded here, since its import of transformers would block the event loop of the episodes for seconds
+        # loaded before the episodes, whose event loop the import of transformers would block for seconds
         tokenizer = load_tokenizer(str(tokenizer_dir))
         executor = "local" if options.base_url or options.model_dir else SHIPPED_MODEL_EXECUTOR
         plan = RunPlan(
@@ -539,7 +539,7 @@ def print_evaluation(console: Console, report: Mapping[str, Any]) -> None:
 
 
 def _problem_rows(problems: Sequence[Mapping[str, Any]]) -> list[dict[str, str | Text]]:
-    """Return the table's rows, without labels if there are none, and with rewards only if there are no answers."""
+    """Return the table's rows, without labels if there are none, and with rewards in place of missing majorities."""
     has_answers = any(problem["majority"] for problem in problems)
     unused = {"reward" if has_answers else "majority"}
     unused |= {"label"} if all(problem["label"] is None for problem in problems) else set()

@@ -47,7 +47,7 @@ class ProtocolSet:
     measurement: Measurement
 
     def entry(self, folder: Path) -> dict[str, Any]:
-        """Return the entry of slime's `eval.datasets`."""
+        """Return the data set's entry in slime's `eval.datasets`."""
         return {
             "name": self.name,
             "path": str(folder / f"{self.name}.jsonl"),
@@ -113,10 +113,11 @@ def _to_json(row: Row, agent: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def model_positions(model: Path) -> int | None:
-    """Return the context in tokens that SGLang takes from a model's `config.json`; None if that is unknown.
+    """Return the context length in tokens that SGLang takes from a model's `config.json`; None if that is unknown.
 
-    A model that also reads images has the number in `text_config`. A factor of `rope_scaling` is applied, unless the
-    configuration names the original number (SGLang's srt/utils/hf_transformers, `get_context_length`).
+    A model that also reads images has the number in `text_config`. A factor of `rope_scaling` is applied, unless its
+    type is "llama3" or the configuration names the original number (SGLang's srt/utils/hf_transformers,
+    `get_context_length`).
 
     Raises:
         ConfigError: The file can't be read as JSON.
@@ -220,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--top-k", type=int, help="top-k instead of the protocol's")
     parser.add_argument("--max-new-tokens", type=int, help="maximum tokens of a response instead of the protocol's")
     parser.add_argument("--dry-run", action="store_true", help="print the arguments, but write no files")
-    parser.add_argument("sets", nargs="+", metavar="NAME=PATH", help="data sets")
+    parser.add_argument("sets", nargs="+", metavar="NAME=PATH", help="names and files of the data sets")
     given = parser.parse_args(arguments)
     names = ("samples", "temperature", "top_p", "top_k", "max_new_tokens")
     overrides = {name: value for name in names if (value := getattr(given, name)) is not None}

@@ -1,4 +1,4 @@
-"""The command `try`: play a row through `generate` and `reward_func` and print the transcript as it runs.
+"""The command `try`: play a row through `generate` and `reward_func`, and print the transcript meanwhile.
 
 Start reading at `run_try`. The policy may also be a script, a person or an OpenAI-compatible API. Instead of an engine,
 a local server then answers requests to `/generate` with that policy's turns, written in the chat template's format, so
@@ -93,7 +93,7 @@ class Transcript(HookProvider):
         registry.add_callback(AfterToolCallEvent, self._after_tool_call)
 
     def take_request(self) -> AgentRequest | None:
-        """Return the last request of a main agent and forget it; return None if another agent made this request."""
+        """Return the last request of a main agent and forget it; None if the current one is another agent's."""
         request, self._request = self._request, None
         return request
 
@@ -155,7 +155,7 @@ class Transcript(HookProvider):
                 self.show(label if message["role"] == "assistant" else "user", shown)
 
     def show_result(self, outcome: Outcome, *, has_tokens: bool) -> None:
-        """Print reward, status, counts of tokens and errors; if the episode failed without a turn, only an error."""
+        """Print reward, status, token counts and errors; if the episode failed without a turn, only an error."""
         sample, facts = outcome.sample, outcome.facts
         if sample.status is Sample.Status.FAILED and not facts.turns:
             self.show("error", _list_errors(outcome)[0])
@@ -170,7 +170,7 @@ class Transcript(HookProvider):
         self.show("status", status, "red" if sample.status is Sample.Status.FAILED else "")
         trained, prompt = sum(sample.loss_mask or ()), len(sample.tokens) - sample.response_length
         context = f"{prompt} of the prompt and {sample.response_length - trained} between turns"
-        siblings = f"; further samples: {len(outcome.siblings)}" if outcome.siblings else ""
+        siblings = f"; siblings: {len(outcome.siblings)}" if outcome.siblings else ""
         self.show("tokens", f"{trained} trained, {context} read{siblings}" if has_tokens else _NO_TOKENS)
         for error in _list_errors(outcome):
             self.show("error", error)
@@ -217,8 +217,8 @@ class Script:
     """Turns from a YAML list: strings, and mappings with the fields of `WrittenTurn`.
 
     Raises:
-        ConfigError: The file can't be read, or a turn (the message names it) is neither a string nor a mapping with
-            the fields of `WrittenTurn`.
+        ConfigError: The file can't be read or holds no list of turns, or a turn (the message names it) is neither a
+            string nor a mapping with the fields of `WrittenTurn`.
     """
 
     def __init__(self, path: Path) -> None:

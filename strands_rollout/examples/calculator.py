@@ -1,6 +1,6 @@
 """An agent factory: a function that builds an agent with the calculator of strands-agents-tools and a system prompt.
 
-Used by `configs/calculator.yaml`; needs `pip install 'strands-rollout[tools]'`.
+`configs/calculator.yaml` names `build`. The calculator needs `pip install 'strands-rollout[tools]'`.
 """
 
 from typing import Final

@@ -1,6 +1,6 @@
 """An environment with a state: a number to guess, a tool, messages of a user, and a score.
 
-Used by `configs/guessing_game.yaml`. Each episode makes a new `GuessingGame`, which is always closed.
+`configs/guessing_game.yaml` names the class. Each episode makes a new `GuessingGame`, and closes it in any case.
 """
 
 from typing import Any, Final, Self
@@ -13,7 +13,10 @@ HIGHEST: Final = 100
 
 
 class GuessingGame:
-    """A game whose number is the row's label; each guess after the first lowers the score by 0.1, down to 0.1."""
+    """A game whose number is the row's label.
+
+    Finding it scores 1.0, less 0.1 for each guess after the first, and at least 0.1; otherwise the score is 0.
+    """
 
     def __init__(self, task: Task) -> None:
         self.number = int(task.label)

@@ -1,4 +1,4 @@
-"""A model endpoint for agents in any process, which records the exact tokens of each answer.
+"""A model endpoint that records the exact tokens of each answer, for agents in any process.
 
 It serves OpenAI's Chat Completions and Responses and Anthropic's Messages APIs. Each API key has a session of its own.
 """

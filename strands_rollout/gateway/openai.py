@@ -144,14 +144,14 @@ def _chat_pieces(message: Item) -> list[Piece]:
     if role == "tool":
         return [("tool", [result_block(message.get("tool_call_id"), blocks_of(content, _chat_part))])]
     if role != "assistant":
-        raise PromptError(f"got the role {role!r:.100}; expected system, developer, user, assistant or tool")
+        raise PromptError(f"got the role {role!r:.100}; expected 'system', 'developer', 'user', 'assistant' or 'tool'")
     reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
     blocks = [reasoning_block(reasoning)] if isinstance(reasoning, str) and reasoning else []
     blocks += blocks_of(content, _chat_part)
     for call in list_of_objects(message, "tool_calls"):
         if call.get("type", "function") != "function":
             raise PromptError(
-                f"got a tool call of type {call['type']!r:.100}; expected function; no other type is supported"
+                f"got a tool call of type {call['type']!r:.100}; expected 'function'; no other type is supported"
             )
         function = field_of(call, "function", dict, "an object")
         blocks.append(call_block(call.get("id"), function.get("name"), function.get("arguments")))
@@ -164,7 +164,7 @@ def _chat_part(part: Item) -> Block | None:
         return {"text": str(part.get(kind, ""))}
     if kind == "image_url":
         return image_of_url(field_of(part, "image_url", dict, "an object").get("url"))
-    raise PromptError(f"got a content part of type {kind!r:.100}; expected text, refusal or image_url")
+    raise PromptError(f"got a content part of type {kind!r:.100}; expected 'text', 'refusal' or 'image_url'")
 
 
 class Responses(ApiProtocol):
@@ -253,7 +253,7 @@ class Responses(ApiProtocol):
 
 
 def _join_items(earlier: Sequence[Item], new: Sequence[Item]) -> list[Item]:
-    """Return the history up to an earlier response, and then the new items, without items that both contain.
+    """Return the items up to an earlier response, followed by the new items; items that are in both lists come once.
 
     Strands' agents send their whole history in each request, even if the request refers to an earlier response. Such a
     history is recognized only if it contains one of the earlier calls.
@@ -340,8 +340,9 @@ def _item_pieces(item: Item) -> list[Piece]:
         text = "".join(str(part.get("text", "")) for part in parts)
         return [("assistant", [reasoning_block(text)])] if text else []
     raise PromptError(
-        f"got an input item of type {kind!r:.100} and role {role!r:.100}; expected a message of the role user, "
-        "assistant, system or developer, a function_call, a function_call_output or reasoning"
+        f"got an input item of type {kind!r:.100} and role {role!r:.100}; expected the type 'message' "
+        "with the role 'user', 'assistant', 'system' or 'developer', or the type 'function_call', "
+        "'function_call_output' or 'reasoning'"
     )
 
 
@@ -352,6 +353,6 @@ def _response_part(part: Item) -> Block | None:
     if kind == "input_image":
         return image_of_url(part.get("image_url"))
     raise PromptError(
-        f"got a content part of type {kind!r:.100}; expected input_text, output_text, text, summary_text, refusal or "
-        "input_image"
+        f"got a content part of type {kind!r:.100}; expected 'input_text', 'output_text', 'text', 'summary_text', "
+        "'refusal' or 'input_image'"
     )

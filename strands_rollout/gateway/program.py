@@ -114,7 +114,9 @@ class ProcessEnd:
 
 
 class ProgramRun(EpisodeRun):
-    """An episode that a program plays at the gateway. The run observes the session, and stops the program at a limit.
+    """An episode that a program plays at the gateway.
+
+    The run observes the session, and stops the program at a limit or an abort.
 
     Args:
         program: The program.
@@ -271,7 +273,7 @@ class ProgramRun(EpisodeRun):
         if self.limit is not None:
             return self.limit, None
         fault = self.session.error
-        # an image or another field that the client should not have sent: a timeout counts before it
+        # such as an image or another field that the client should not have sent
         is_client_fault = isinstance(fault, errors.ConfigError)
         return None if fault is None or is_client_fault else self._ending_of(fault)
 
@@ -290,7 +292,10 @@ class ProgramRun(EpisodeRun):
         if self.session.error is not None:
             return self._ending_of(self.session.error)
         if not self.model.conversation.turn_count:
-            message = f"{self.program.name} ended without asking the policy; expected a request to the endpoint"
+            message = (
+                f"{self.program.name} ended without an answer of the policy; expected at least one request to the "
+                "endpoint that the policy answers"
+            )
             return StopReason.SETUP_ERROR, errors.ConfigError(message)
         if self._is_cut:
             return LENGTH_REASONS[self.model.cut_by or "turn"], None

@@ -294,8 +294,8 @@ class ItemCache:
     def parsed(self, raw: bytes, name: str) -> object:
         """Return a body's JSON; parse only the new items if it appends items to the list `name` of an earlier body.
 
-        The first such body is parsed completely, too, to find out where the list ends. Without this cache, an episode
-        takes 4% more CPU at 20 tool turns, and 10% more at 80; see docs/performance.md.
+        The first body that does so is also parsed as a whole, to find out where the list ends. Without this cache, an
+        episode takes 4% more CPU at 20 tool turns, and 10% more at 80; see docs/performance.md.
 
         Raises:
             ValueError: The body is not JSON.
@@ -315,8 +315,8 @@ class ItemCache:
     ) -> tuple[str | None, list[Message]]:
         """Convert a request's items to the system prompt (None if it is empty) and the messages.
 
-        The system prompt begins with the texts of `system`. Messages that one of the last requests also had consist of
-        the same objects, so that comparisons are fast.
+        The system prompt begins with the texts of `system`. A message that one of the last requests had, too, is the
+        same object, so that comparisons are fast.
 
         Raises:
             PromptError: The history does not end with a user's message or a tool's result, or an item can't be
@@ -610,7 +610,9 @@ def client_tools(tools: list[dict[str, Any]], tool_type: str) -> list[dict[str, 
     """
     for tool in tools:
         if tool.get("type", tool_type) != tool_type:
-            raise PromptError(f"got the tool {tool!r:.100}; expected a tool that the client runs, of type {tool_type}")
+            raise PromptError(
+                f"got the tool {tool!r:.100}; expected a tool that the client runs, of type {tool_type!r}"
+            )
     return tools
 
 
@@ -812,7 +814,7 @@ def _messages_usage(reply: Reply) -> dict[str, int]:
 def _message_pieces(message: Item) -> list[Piece]:
     role = message.get("role")
     if role not in ("user", "assistant", "system"):
-        raise PromptError(f"got the role {role!r:.100}; expected user, assistant or system")
+        raise PromptError(f"got the role {role!r:.100}; expected 'user', 'assistant' or 'system'")
     return [(role, blocks_of(message.get("content"), _messages_part))]
 
 
@@ -833,6 +835,6 @@ def _messages_part(part: Item) -> Block | None:
     if source.get("type") == "base64":
         return image_block(str(source.get("media_type", "")).removeprefix("image/"), str(source.get("data", "")))
     raise PromptError(
-        f"got a content block of type {kind!r:.100}; expected text, thinking, redacted_thinking, tool_use or "
-        "tool_result, or an image whose source has the type base64"
+        f"got a content block of type {kind!r:.100}; expected 'text', 'thinking', 'redacted_thinking', "
+        "'tool_use', 'tool_result', or 'image' with a source of type 'base64'"
     )

@@ -46,7 +46,7 @@ class Replay:
                 node.reply = reply_of_turn(message["content"], turn, usage)
 
     def note_repeat(self, node: Node) -> None:
-        """Set `position` to that of a turn that was answered from the record, unless a later turn was before."""
+        """Advance `position` to that of a turn that was answered from the record; never move it back."""
         self.position = max(node.position, self.position or 0)
 
     @property
@@ -59,7 +59,7 @@ class Replay:
 
         Returns:
             A description of where the request departs from the record; "" if the request repeats or continues the
-            record, or is a side request.
+            record or is a side request, or if a concurrent request ended the replay.
         """
         branch = self.branch
         # saved progress lacks the head; it is taken from the first request that renders to the recorded prompt

@@ -43,7 +43,7 @@ Problem = tuple[int, str, str]
 
 
 class Gateway:
-    """Answers the requests of one server's sessions, each of which has an API key.
+    """Answers each request to a server in the session of the request's API key.
 
     Args:
         anonymous: Returns a session for a request without a known key; by default such requests are refused.

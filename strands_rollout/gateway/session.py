@@ -63,8 +63,8 @@ class SessionFacts:
     """Facts about a session's requests.
 
     Attributes:
-        requests: Requests for a turn that could be parsed, apart from those that were refused since the session had
-            ended or had too many requests in flight.
+        requests: Well-formed requests for a turn, without those that were refused since the session had ended or had
+            too many requests in flight.
         repeats: Repeated requests, which got the turn of the earlier request.
         forks: Requests that continue a conversation, but whose history, system prompt or tools match no branch.
         changed_calls: Calls that the client gave back with changed values under their own ids, for instance with
@@ -123,7 +123,7 @@ class SessionObserver(Protocol):
 
 
 class Session:
-    """The requests of one episode, or of one client.
+    """Answers the requests of one episode, or of one client.
 
     Args:
         model: A model with `conversations="many"`, for this session alone.
@@ -134,9 +134,9 @@ class Session:
         protocols: By class name of an API's protocol: its instance for this session, and the cache of parsed requests.
         error: The error of the turn that ended last, None if that turn succeeded. A `PromptError` or `TemplateError`,
             which is the client's fault, and a cancellation leave it unchanged.
-        last_used_at: Time of the last request, or of the session's start before the first request, by
-            `time.monotonic`.
-        context: The episode's context variables, in which the server's handlers answer requests.
+        last_used_at: Time of the last request, by `time.monotonic`; before the first request, of the session's start.
+            Reading the session's samples over HTTP counts as a request.
+        context: The episode's context variables; each turn is sampled in a copy of them.
     """
 
     def __init__(self, model: SGLangModel, observer: SessionObserver | None = None) -> None:
@@ -150,7 +150,7 @@ class Session:
         self._pending: list[_Pending] = []
         self._tasks: set[asyncio.Task[Reply]] = set()
         self._replay: Replay | None = None
-        self._main_was_interrupted = False  # true if the main conversation's first turn was interrupted
+        self._main_was_interrupted = False  # true once a main conversation's turn with tools was interrupted
         self._ended: Exception | None = None
 
     @property
@@ -162,7 +162,7 @@ class Session:
     def main(self) -> Conversation:
         """The main conversation: the first conversation with tools; until there is one, the first conversation.
 
-        A main conversation whose first turn was interrupted remains the main conversation.
+        A main conversation whose first turn, with tools, was interrupted remains the main conversation.
         """
         record = self.model.record
         if self._main_was_interrupted and not record.main.turn_count:
@@ -240,12 +240,12 @@ class Session:
                 gets the turn that is being sampled.
 
         Raises:
-            SessionEndedError: The episode is over.
+            SessionEndedError: The episode is over, or reaches a limit with this request or its turn.
             BusySessionError: There are too many concurrent requests.
             HistoryLimitError: There are too many histories.
             PromptError, TemplateError, ConfigError: The messages can't be rendered, or the session or the engine
                 refuses a field of the request.
-            UnsendableTextError: A message, or the policy's turn, contains the placeholder of an image.
+            UnsendableTextError: A message, or the policy's turn, has the placeholder of an image or another medium.
             BudgetExhaustedError, ContextWindowOverflowException: A budget is used up.
             EngineError: The engine failed, or aborted the turn.
         """
@@ -475,7 +475,8 @@ class Session:
     def _note_fork(self, request: TurnRequest, place: BeginBranch) -> None:
         """Check the number of histories, and count a request that matches no branch as a fork.
 
-        A request that begins a conversation, without any answer in its messages, is no fork.
+        A request that has no answer in its messages, and no message in common with a branch, begins a conversation and
+        is no fork.
 
         Raises:
             HistoryLimitError: There are too many histories.

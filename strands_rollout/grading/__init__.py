@@ -162,7 +162,7 @@ class DapoGrade:
         score: 1.0 if the answer is right; else -1.1 plus 0.05 per tool iteration, at most -0.6.
         correct: True if the answer is right.
         pred: The answer as it was compared; "" where slime returns None.
-        error: The error that slime would have raised; "" if none.
+        error: The error that slime would have raised, or that the label is too long; "" if none.
     """
 
     score: float

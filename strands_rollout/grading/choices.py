@@ -25,13 +25,13 @@ _CHOICE: Final = re.compile(
 
 
 def grade_choice(text: str, label: object, *, is_cut: bool = False) -> Grade:
-    """Read the letter in an assistant's text and compare it with the label's letter, in any case.
+    """Read the letter in an assistant's text and compare it with the label's letter, ignoring case.
 
     In order of precedence: a box, a JSON field, `Answer:`, "the answer is"; the last of each kind counts.
     Several letters, or a letter within a formula or word, are no answer.
 
     Args:
-        text: The assistant's last text, as `spoken_text` or `last_assistant_text` gives them.
+        text: The assistant's last text, as `spoken_text` or `last_assistant_text` returns it.
         label: The letter of the right choice; None or "" makes every answer wrong, with the method "no_label".
         is_cut: True if the text ends in the middle; see `extract_answer`.
 

@@ -51,9 +51,9 @@ class Comparison:
 
     Attributes:
         equal: The verdict.
-        method: The rule that decided: "exact" (the same notation), "number", "words", "unit", "algebra" (the values of
-            formulas, sets or relations), "algebra_refused" (too large to compute), "algebra_timeout", "empty",
-            "no_label", "too_long".
+        method: The rule that decided: "exact" (the same notation), "number", "words", "unit" (different units),
+            "algebra" (the values of formulas, sets or relations), "algebra_refused" (too large to compute),
+            "algebra_timeout", "empty" (no answer), "no_label", "too_long".
     """
 
     equal: bool
@@ -152,7 +152,7 @@ def _are_numbers_equal(first: Fraction, second: Fraction, units: tuple[str, str]
 
 
 def _words_or_number(notation: Notation) -> Hashable | None:
-    """Return a key of a text that is words or a number; None for a text that may be a formula, as "xy" is a product."""
+    """Return a key of a text that is words or a number; None for a text that may be a formula, such as "xy"."""
     number = exact_number(notation.text)
     if number is not None or (not notation.is_text and _PRODUCT.fullmatch(notation.text)):
         return number
@@ -163,7 +163,7 @@ def _are_answers_equal(prediction: Notation, label: Notation, budget: Budget) ->
     if are_keys_equal(key_of(prediction.text), key_of(label.text), budget):
         return True
     names, label_sides = _split_names(label.text)
-    # without its names, the label is still an equation, as 2x = 42: only an equation equals it, as compared above
+    # a label that is an equation even without its names, as 2x = 42, equals only an equation: compared above
     if len(label_sides) != 1:
         return False
     sides = _sides_to_match(prediction.text, names)
@@ -392,7 +392,7 @@ def _are_regions_equal(first: Key, second: Key, budget: Budget) -> bool:
 
 
 def _region(key: Key, budget: Budget) -> list[Piece] | None:
-    """Return the real numbers that an interval, or a condition on one variable, allows; None for any other key."""
+    """Return the real numbers that an interval, a set or a condition on one variable allows; None for any other key."""
     if _is_reals(key):
         return [REALS]
     if isinstance(key, ValueGroup):

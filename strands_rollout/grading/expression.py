@@ -161,14 +161,14 @@ class _Parser:
         return Expression("negative", (product,)) if is_negative else product
 
     def _begins_factor(self) -> bool:
-        """Return whether a factor without a sign follows; a number does not count: `4 2` and `x2` are not products."""
+        """Return whether a factor follows without "*" or "/"; a number does not: `4 2` and `x2` are not products."""
         if self.next == _BAR:
             return self._bars == 0
         is_end = self.next in _CLOSING.values() or self.next in _TIMES | _OVER
         return not is_end and (self.next in _CLOSING or self.next[-1:].isalpha())
 
     def _add_adjacent_factor(self, factors: list[Expression]) -> None:
-        """Parse a factor without a sign, and append it; a fraction after a whole number makes a mixed number."""
+        """Parse a factor without "*" or "/", and append it; a fraction after a whole number makes a mixed number."""
         is_fraction = self.next == r"\frac"
         right, left = self._power(), factors[-1]
         is_mixed = is_fraction and right.kind == "quotient" and all(part.kind == "number" for part in right.args)
@@ -624,7 +624,10 @@ def to_plain_latex(answer: str) -> str:
 
 
 def canonical_key(text: str) -> str:
-    """Return a key that ignores spaces, brackets around one word or number, and the case of a single word."""
+    """Return a key that ignores brackets around one word or number, the case of a single word, and most spaces.
+
+    A space between digits counts.
+    """
     text = _SHORT_SCRIPT.sub(r"\1\2", " ".join(text.split()))
     key = _BETWEEN_DIGITS.sub("\0", text).replace(" ", "").replace("\0", " ")  # 4 2 is not 42
     while len(key) > 2 and key[0] + key[-1] in ("()", "{}") and key[1:-1].isalnum():

@@ -70,7 +70,7 @@ def spoken_text(turn: str, *, in_reasoning: bool = False) -> str:
 
 
 def _without_reasoning(text: str, *, in_reasoning: bool) -> str:
-    """Remove `<think>...</think>`, and all before a stray `</think>`; return "" after an unclosed `<think>`."""
+    """Remove `<think>...</think>`, and all before a stray `</think>`; return "" if the last `<think>` is unclosed."""
     parts: list[str] = []
     start = 0
     for tag in _THINK_TAG.finditer(text):
@@ -155,7 +155,7 @@ def _find_box(text: str) -> _Box:
 
 
 def _ends_in_answer_line(text: str, start: int) -> bool:
-    """Return whether the text from `start` ends in the line after an "Answer:", or in a line that states the answer."""
+    """Return whether the text from `start` ends in the text after an "Answer:" or in a line that states the answer."""
     labels = list(ANSWER_LABEL.finditer(text, start))
     if labels and "\n" not in text[labels[-1].end() :]:
         return True

@@ -72,7 +72,7 @@ class Instructions:
             )
 
     def followed(self, response: str, prompt: str) -> list[bool]:
-        """Return, for each instruction, whether the response follows it as it is (IFEval's strict accuracy).
+        """Return, for each instruction, whether the unchanged response follows it (IFEval's strict accuracy).
 
         A response of more than `MAX_RESPONSE_CHARS` follows none.
 

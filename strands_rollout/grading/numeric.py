@@ -21,7 +21,7 @@ from strands_rollout.grading.expression import Expression
 
 _DIGITS: Final = 160
 _AGREEING_DIGITS: Final = 75
-_MAX_EXPONENT: Final = 60  # powers of ten, in either direction: a sum then keeps 100 digits of its smaller part
+_MAX_EXPONENT: Final = 60  # powers of ten, in either direction, that a value may reach if it is not a fraction
 _MAX_BITS: Final = 60_000  # bits of a fraction's numerator and denominator together
 _BITS_PER_STEP: Final = 500
 _MAX_STEPS: Final = 8_000

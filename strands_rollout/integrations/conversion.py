@@ -76,7 +76,8 @@ def finished_episodes(
         if not allow_images and getattr(episode.sample, "multimodal_train_inputs", None) is not None:
             raise ExportError(
                 f"{_describe_sample(episode.sample, number)} has images; expected text only, since the export would "
-                "have the image tokens without the images, and a trainer would train other inputs than were sampled"
+                "have the image tokens without the images, and a trainer would train on inputs that the policy did not "
+                "read"
             )
     return episodes
 

@@ -1,6 +1,6 @@
 """The gateway as a server for other trainers: sessions over HTTP, whose samples have the dump's format.
 
-`POST /sessions` begins a session and returns its API key, `GET /sessions/{id}` returns its facts,
+`POST /sessions` begins a session and returns its id, API key and base URL, `GET /sessions/{id}` returns its facts,
 `GET /sessions/{id}/samples` returns its samples so far, and `DELETE /sessions/{id}` ends it. For the use of the key,
 see `strands_rollout.gateway`.
 """
@@ -80,8 +80,10 @@ class SessionServer:
     Args:
         tokenizer: The policy's tokenizer.
         base_url: The URL of the engine or router.
-        owner_key: The bearer token of the owner's requests; None accepts them from all local clients.
-        idle_s: Seconds without a request after which a session is idle. Each `POST /sessions` ends the idle sessions.
+        owner_key: The bearer token of the owner's requests; None accepts requests without a token, which
+            `serve_sessions` allows on a local host only.
+        idle_s: Seconds after which a session is idle if it got no request and its samples were not read. Each
+            `POST /sessions` ends the idle sessions.
         **model: More arguments of `SGLangModel`.
 
     Raises:
@@ -171,7 +173,7 @@ class SessionServer:
         opened = self._open.pop(name)
         await self.gateway.remove(
             opened.key,
-            SessionEndedError("the session has ended: its owner ended it, or it had no request for too long"),
+            SessionEndedError("its owner ended the session, or the session had no request for too long"),
         )
         await opened.session.model.finish(0.0)
 

@@ -109,7 +109,7 @@ class StrandsGenerator:
 
         Args:
             input_batch: SkyRL's GeneratorInput. `sampling_params` are vLLM's: `max_tokens` is the budget of a whole
-                response, tool results included; `seed` is the first prompt's, and each further prompt adds 1.
+                response, tool results included; `seed` is the first prompt's, and grows by 1 per prompt.
             disable_tqdm: Ignored; no progress bar is shown.
 
         Raises:

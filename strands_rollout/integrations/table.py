@@ -199,7 +199,7 @@ def sample_table(dump: Path, *, reward_key: str, with_contents: bool) -> Table:
 
 
 def log_table(table: Table, project: str | None, name: str) -> None:
-    """Log a table as `samples` in a wandb run; the run's name is `name`, unless the environment has another.
+    """Log a table as `samples` in a wandb run, named `name` unless WANDB_NAME or WANDB_RUN_ID is set.
 
     Raises:
         ConfigError: wandb can't start a run.

@@ -372,7 +372,7 @@ def _check_arguments(input_mode: str, num_samples: int | None, *, generate: bool
             "torchrl's TransformersWrapper(generate=False)"
         )
     if input_mode not in _INPUT_MODES:
-        raise ConfigError(f"got input_mode={input_mode!r}; expected one of {', '.join(_INPUT_MODES)}")
+        raise ConfigError(f"got input_mode={input_mode!r}; expected one of {', '.join(map(repr, _INPUT_MODES))}")
     if num_samples is not None and num_samples < 1:
         raise ConfigError(f"got num_samples={num_samples}; expected at least 1, or None")
 

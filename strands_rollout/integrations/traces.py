@@ -340,7 +340,7 @@ def otlp_exporter(endpoint: str | None) -> SpanExporter:
     """
     if endpoint is None and not any(os.environ.get(name) for name in _ENDPOINT_VARIABLES):
         raise ConfigError(
-            f"got no collector for the spans; pass its URL as --endpoint, or set {_ENDPOINT_VARIABLES[1]}"
+            f"got no collector for the spans; pass the collector's URL with --endpoint, or set {_ENDPOINT_VARIABLES[1]}"
         )
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
         raise ConfigError(f"got --endpoint {endpoint}; expected a URL such as http://127.0.0.1:4318 (OTLP over HTTP)")

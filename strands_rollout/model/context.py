@@ -20,9 +20,9 @@ async def first_prompt(template: ChatTemplate, branch: Branch, head: Head, messa
     """Render the first prompt of a branch, and store it on the branch with its head and images.
 
     Raises:
-        PromptError: A message has content other than text and images, or a user's image can't be read.
-        TemplateError: The template refuses the messages.
-        ConfigError: A user's message has an image, and there is no processor for it.
+        PromptError: A message has content that can't be converted, such as a document; or a user's image can't be read.
+        TemplateError: The template refuses the messages, or does not show each image once.
+        ConfigError: A user's message has an image, and the processor is missing or can't convert it.
     """
     branch.chat_tools = to_chat_tools(head.tools)
     # a copy, since the caller may change its tool specifications
@@ -43,16 +43,16 @@ async def turn_context(
 
     Raises:
         TrajectoryError: There is no message after the answer.
-        PromptError: A message has content other than text and images, or a user's image can't be read.
-        TemplateError: The template refuses the messages.
-        ConfigError: A user's message has an image, and there is no processor for it.
+        PromptError: A message has content that can't be converted, such as a document; or a user's image can't be read.
+        TemplateError: The template refuses the messages, or does not show each image once.
+        ConfigError: A user's message has an image, and the processor is missing or can't convert it.
     """
     branch = place.branch
     branch.chat_tools = branch.chat_tools or to_chat_tools(head.tools)  # a resumed branch has none
     chat = to_chat_messages(place.new_messages, branch.calls.tools, answered=place.answer)
     if not chat:
         raise TrajectoryError(
-            "got no message after the policy's last answer; expected tool results or a user turn to answer"
+            "got no message after the policy's last answer; expected tool results or a user message to answer"
         )
     for message in chat:
         text = branch.calls.failure_texts.get(message.get("tool_call_id", ""))
@@ -95,7 +95,10 @@ def _fit_turn_ids(
     remaining: RemainingBudget,
     min_turn_tokens: int,
 ) -> list[int]:
-    """Return the ids of new messages; cut tool results to one length that leaves `min_turn_tokens`, or to nothing."""
+    """Return the ids of new messages.
+
+    If need be, long tool results are cut to one length that leaves `min_turn_tokens`, or to nothing.
+    """
     texts = [message["content"] for message in chat]
     # a result with an image is never cut
     tool_indices = [

@@ -46,7 +46,8 @@ class PlacedImage:
         end: Index after the image's last token; all of the image's tokens are `token_id`.
         token_id: The model's image token.
         data_url: The image as a PNG data URL, for SGLang's `image_data`.
-        train_inputs: Outputs of the model's processor by name: arrays whose first axis runs over images.
+        train_inputs: Outputs of the model's processor for the image, by name: arrays, which can be joined with those of
+            other images along the first axis.
         other_ids: The model's tokens for other media, such as videos, which no request may contain.
     """
 
@@ -79,7 +80,7 @@ def train_inputs_of(images: Sequence[PlacedImage]) -> dict[str, Any] | None:
     except (KeyError, ValueError) as e:
         raise ConfigError(
             f"the processor's outputs of {len(images)} images can't be joined along their first axis: {e}; expected "
-            "arrays with images as rows, as Qwen2-VL's processor returns them"
+            "the same outputs for each image, whose other axes have equal lengths, as Qwen2-VL's processor returns them"
         ) from e
     return dict(BatchFeature(joined, tensor_type="pt" if is_torch_available() else None))
 
@@ -248,7 +249,7 @@ def image_tokens_of(processor: ProcessorMixin) -> ImageTokens:
     """Return the `ImageTokens` of a processor, or of its folder or hub id, loaded once per process; the load blocks.
 
     Raises:
-        ConfigError: There is no processor, or it does not read images.
+        ConfigError: There is no processor, or it can't be loaded or does not read images.
     """
     if processor is None:
         raise ConfigError(
@@ -348,8 +349,8 @@ def check_image_answer(generation: Generation, images: Sequence[PlacedImage], le
     media = {images[0].token_id, *images[0].other_ids}
     if sampled := media.intersection(generation.output_ids):
         raise UnsendableTextError(
-            f"the policy sampled the token {min(sampled)}, which stands for an image, a video or a sound; a trainer "
-            "would look for the medium and fail",
+            f"the policy sampled the token {min(sampled)}, which stands for an image, a video or a sound; slime's "
+            "trainer would look for the medium and fail",
             is_sampled=True,
         )
 

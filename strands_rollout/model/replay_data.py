@@ -24,7 +24,7 @@ _INT32_BYTES: Final = 4
 
 
 def request_fields(extra: Mapping[str, Any], *, known_tokens: int) -> dict[str, Any]:
-    """Return the extra fields of a request, limited to the routed experts of new tokens.
+    """Return the extra fields of a request, so that it asks for routed experts of new tokens only.
 
     SGLang answers with one row per token from `routed_experts_start_len` to the second-to-last token. Without a start,
     each answer would contain the rows of the whole conversation again, and replace the rows of tokens that older

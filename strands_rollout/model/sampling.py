@@ -131,7 +131,7 @@ class TurnSampler:
 
     Attributes:
         cut_by: The limit that cut the last turn: "turn", "response" or "context"; None if the turn was not cut.
-        engine_aborts: Number of requests that the engine aborted and after which the turn was sampled further.
+        engine_aborts: Number of requests that the engine aborted and after which the turn was continued.
         flight: The state of the in-flight request.
     """
 
@@ -178,7 +178,7 @@ class TurnSampler:
         except errors.EngineUnavailableError as e:
             self._unreachable_error = e
         except errors.EngineError as e:
-            logger.debug("context length unknown error=%s", e)
+            logger.debug("the engine's context length is unknown: %s", e)
         self._info_client = None  # after a cancellation, `engine_fault` still reports the outage
 
     def remaining_budget(self, config: SGLangModelConfig, trajectory: Trajectory) -> RemainingBudget:
@@ -239,7 +239,7 @@ class TurnSampler:
                 await client.wait_to_retry(empty_aborts, control)
 
     def _after_abort(self, generation: Generation, extra: Mapping[str, Any], params: Mapping[str, Any]) -> Generation:
-        """Remove unusable tokens from an aborted answer; return it as a complete answer if the turn had ended."""
+        """Return an aborted answer without unusable tokens, or as a complete answer if the turn had ended."""
         ids = generation.output_ids
         if not ids:
             return generation
@@ -422,8 +422,8 @@ def turn_seed(seed: int, turn: int | str) -> int:
     """Return the sampling seed of a turn, derived from the sample's seed.
 
     SGLang draws each token from (seed, position). All parts of a turn have the same seed, so that an aborted turn gets
-    the tokens that it would have got without the abort. Seeds are hashed because neighboring samples have neighboring
-    seeds.
+    the tokens that the same weights would have sampled without the abort. Seeds are hashed because neighboring samples
+    have neighboring seeds.
 
     Args:
         seed: The sample's seed, which is also the seed of its first turn.

@@ -66,7 +66,7 @@ class SGLangModel(Model):
         sampling_params: SGLang's sampling parameters. `max_new_tokens` limits one turn.
         enable_thinking: Argument of the chat template, if given.
         chat_template_kwargs: Further arguments of the chat template.
-        limits: Token budgets of the whole conversation.
+        limits: Token budgets of each conversation; see `TokenLimits`.
         return_logprobs: Request the logprobs of sampled tokens; without them `trajectory.logprobs` is all 0.0.
         model_id: Name for traces and logs.
         context_window_limit: Maximum context in tokens; the server's context length applies if it is smaller, or if
@@ -94,7 +94,7 @@ class SGLangModel(Model):
             `SGLangClient` given as `client` has its own patience.
 
     Attributes:
-        record: Everything that the policy read and wrote: one conversation per agent, the main agent's first.
+        record: Everything that the policy read and wrote, by conversation; the main agent's conversation is the first.
         tool_parser: Name of the parser; None for a parser given as an object.
 
     Raises:
@@ -244,12 +244,13 @@ class SGLangModel(Model):
         A turn that an earlier attempt has sampled is returned without sampling. For the arguments, see `AgentRequest`.
 
         Raises:
-            TrajectoryError: The history does not extend what the policy has read, or has another system prompt or a
-                further tool, and `on_rewritten_history` is "error"; or a turn is running, and `conversations` is "one";
+            TrajectoryError: The history does not extend what the policy has read, or the request changes the system
+                prompt or adds a tool, and `on_rewritten_history` is "error"; or a turn is running, and `conversations`
+                is "one";
                 or a token of the new context is outside the vocabulary, or stands for no image.
             PromptError, TemplateError: The messages can't be rendered.
-            ConfigError: A user's message has an image, and there is no processor for it; or a parameter has an unknown
-                token.
+            ConfigError: A user's message has an image, and the processor is missing or can't convert it; or a parameter
+                has an unknown token.
             BudgetExhaustedError: A budget leaves no token for this turn.
             ContextWindowOverflowException: The engine refuses the request as too long; or the context is full, and the
                 history may be rewritten.
@@ -405,7 +406,7 @@ class SGLangModel(Model):
         system_prompt_content: Sequence[Mapping[str, Any]] | None = None,
         invocation_state: Mapping[str, Any] | None = None,
         cancel_signal: object = None,
-        **kwargs: object,  # noqa: ARG002 - tool choice and others, which SGLang does not have
+        **kwargs: object,  # noqa: ARG002 - tool choice and others, which `/generate` does not have
     ) -> AsyncGenerator[StreamEvent, None]:
         """Sample one turn and yield it as Strands events; see `answer`.
 
@@ -432,6 +433,7 @@ class SGLangModel(Model):
 
         Raises:
             StructuredOutputException: The policy's answer is not a valid instance; the message gives the reason.
+            RolloutError: As in `answer`.
         """
         record = Record() if self.config["conversations"] == "one" else self.record
         spec = convert_pydantic_to_tool_spec(output_model)
@@ -498,7 +500,7 @@ class SGLangModel(Model):
 
     @property
     def engine_aborts(self) -> int:
-        """Number of requests that the engine aborted and that were continued."""
+        """Number of requests that the engine aborted and after which the turn was continued."""
         return sum(self._sampler(conversation).engine_aborts for conversation in self.record)
 
     @property
@@ -531,7 +533,7 @@ class SGLangModel(Model):
 
 
 def _refusal_message(place: BeginBranch, got: int, read: int) -> str:
-    """Return the error message for a history that departs from what the policy has read."""
+    """Return the error message for a request that departs from what the policy has read."""
     if place.head_changes:
         return (
             f"got a request that changes {', '.join(place.head_changes)} in mid-conversation; expected what the "

@@ -33,7 +33,7 @@ class Exchange:
         input_ids: The ids of the request.
         output_ids: The ids of the answer; None without a generation (an error, a cut connection).
         logprobs: One value per output id; empty if the request asked for none, and without a generation.
-        has_images: True if the request held images, which the engine expands to further tokens.
+        has_images: True if the request held images, which the engine expands to more tokens than `input_ids` has.
         read_tokens: The number of input tokens that the engine reports, if it differs from the length of `input_ids`;
             else None.
     """
@@ -167,8 +167,8 @@ def tito_violations(exchanges: Sequence[Exchange], sample: Sample) -> list[str]:
       and nothing else, at the engine's logprobs.
     - The engine read all tokens of each answered request, in an episode with trained tokens.
 
-    In an episode with images, which the engine expands to further tokens, only the sample's trained ids and their
-    logprobs are compared with the answers.
+    In an episode with images, which the engine expands to more tokens than the requests have, the second and the third
+    rule are replaced by one: the sample's trained ids and their logprobs are those of the answers.
     """
     return [*_extension_violations(exchanges), *_sample_violations(exchanges, sample)]
 

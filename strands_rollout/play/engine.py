@@ -99,7 +99,7 @@ async def fetch_tokenizer_folder(base_url: str) -> Path:
 
 
 async def start_executor(setting: str | Mapping[str, Any]) -> str:
-    """Start an executor that is local, before episodes need it; return its isolation, or "unknown" if it is not local.
+    """Start the executor of a setting if it is local, before episodes need it; return its isolation, else "unknown".
 
     Raises:
         ConfigError: The executor does not exist.

@@ -40,7 +40,7 @@ class Outcome:
         sample: The main agent's sample.
         contract_violations: Violations of slime's contract in all samples.
         tito_violations: Violations of token exactness in the main agent's sample.
-        siblings: Further samples of a fan-out.
+        siblings: The other samples of the episode, with fan-out.
     """
 
     sample: Sample
@@ -81,7 +81,8 @@ class Player:
     async def play(self, sample: Sample, sampling_params: Mapping[str, Any]) -> Outcome:
         """Play a new sample, grade it with its siblings unless it was aborted, and check them if `audited`.
 
-        If `generate` and `reward` are this package's own, only CancelledError is raised: the sample records faults.
+        If `generate` and `reward` are this package's own, only CancelledError and FailedGroupsError are raised: the
+        sample records other faults.
         """
         sample.session_id = sample.session_id or uuid.uuid4().hex
         returned = await (self.generate or generate)(self.args, sample, sampling_params, evaluation=self.evaluation)

@@ -81,8 +81,8 @@ def iter_rows(
     """Yield the number of each line or row, from 1, with its row or its error; skip blank lines.
 
     Args:
-        path: A JSON, CSV or Parquet file, by its suffix, else a JSONL file; or a data set of the Hugging Face Hub,
-            `OWNER/NAME[:CONFIG][@SPLIT]`, if there is no such file.
+        path: A file: JSON, CSV or Parquet by its suffix, otherwise JSONL. If there is no such file, a data set of the
+            Hugging Face Hub: `OWNER/NAME[:CONFIG][@SPLIT]`.
         prompt_key: The key of the prompt; `a.b` also finds key `b` of the mapping `a`.
         label_key: The key of the label. If it is given, each row must have a label; None stands for "label".
         needs_label: True if each row must have a label even without a `label_key`; else a missing label becomes None.
@@ -123,7 +123,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _raw_rows(path: Path) -> Iterable[tuple[int, bytes | Mapping[str, Any] | PromptError]]:
-    """Return the unparsed rows, each with the number of its line or, in formats without lines, its row."""
+    """Return the raw rows, each with the number of its line or, in formats without lines, with its own number."""
     if path.suffix == ".csv":
         return _csv_rows(path)
     if path.suffix in _TABLE_SUFFIXES or is_hub_name(path):
@@ -132,7 +132,7 @@ def _raw_rows(path: Path) -> Iterable[tuple[int, bytes | Mapping[str, Any] | Pro
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, Mapping[str, str] | PromptError]]:
-    """Yield rows as texts by column; the row of a short line lacks the last columns."""
+    """Yield each row as texts by column, or its error; the row of a short line lacks the last columns."""
     csv.field_size_limit(_MAX_FIELD_CHARS)
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file)

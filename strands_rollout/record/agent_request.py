@@ -70,12 +70,12 @@ class AgentRequest:
         return own if isinstance(own, list) and len(own) == len(self.messages) else self.messages
 
     def matches(self, record: Record) -> list[Match]:
-        """Compare the request with the growing branch of its agent's conversation; [] without a conversation."""
+        """Return the comparison with the branch that grows in the agent's conversation; [] without a conversation."""
         conversation = record.main if self.is_sole else self._conversation(record)
         return [] if conversation is None else [self._match(conversation)]
 
     def new_branch_place(self, record: Record, matches: Sequence[Match]) -> BeginBranch:  # noqa: ARG002 - `ClientRequest` uses it
-        """Return a new branch of the agent's conversation, or of a new conversation if the agent does not have one."""
+        """Return the place of a new branch: in the agent's conversation or, if there is none, in a new conversation."""
         if not matches:
             is_known = self.agent is not None or self.signal is not None
             return BeginBranch("agent" if is_known else "aside", [*self.messages])
@@ -88,7 +88,7 @@ class AgentRequest:
         return known if known is not None else next(filter(self._may_belong_to, record), None)
 
     def _may_belong_to(self, conversation: Conversation) -> bool:
-        """Return whether a request may belong to a conversation if the agent of one of the two is unknown."""
+        """Return whether this request may belong to a conversation, given that one of their agents is unknown."""
         if conversation.is_busy:
             return False
         if (agent := conversation.agent) is not None:
@@ -206,7 +206,7 @@ def head_changes(read: Head | None, requested: Head) -> list[str]:
 
 
 def describe_difference(branch: Branch, messages: StrandsMessages, changes: Sequence[str]) -> str:
-    """Describe how a request departs from a branch: in its head, in a message, or by asking for another answer."""
+    """Describe how a request departs from a branch: in its head or messages, or by asking for another answer."""
     if changes:
         return f"the request changed {', '.join(changes)}"
     read = branch.messages[: branch.covered]
@@ -245,7 +245,8 @@ def _without_text(content: Sequence[Block]) -> list[Block]:
 def is_same_history(history: StrandsMessages, messages: StrandsMessages) -> bool:
     """Return whether a request sends an agent's own history, judging by its length and its last message.
 
-    Strands cleans messages before it sends them, and plugins add text to them.
+    The other messages are not compared, since Strands cleans messages before it sends them, and plugins add text to
+    them.
     """
     if not history or len(history) != len(messages) or history[-1]["role"] != messages[-1]["role"]:
         return False

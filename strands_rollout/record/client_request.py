@@ -138,7 +138,9 @@ class ClientRequest:
     def new_branch_place(self, record: Record, matches: Sequence[ClientMatch]) -> BeginBranch:
         """Return the place of a new branch.
 
-        Its conversation is the one with the longest shared history or, if that is busy or missing, a new conversation.
+        Its conversation is that of the best match: the longest match with the same system prompt and tools or, if there
+        is none, a match that reaches the end of its branch. Without such a match, or if that conversation is busy, the
+        branch belongs to a conversation that has not begun yet.
         """
         has_answers = any(message["role"] == "assistant" for message in self.messages)
         same_head = [match for match in matches if match.has_same_head]
@@ -178,7 +180,7 @@ def messages_after(given: StrandsMessages, call_ids: Mapping[str, Sequence[str]]
 
 
 def _end_difference(conversation: Conversation, more: int) -> str:
-    """Describe why a request that matches a branch up to the end of either doesn't extend the branch.
+    """Describe why a request doesn't extend a branch, although they match up to the end of one of them.
 
     `more` is the number of the request's messages after the matching messages.
     """
@@ -280,9 +282,10 @@ def _assistant_difference(sent: Reply, got: Reply, call_ids: dict[str, list[str]
     - white space;
     - omitted text of a message with calls;
     - omitted reasoning, and changed reasoning of a message with text or calls;
-    - other arguments of a call under the id with which it was sent, since agents return calls as their tools took them;
-    - omitted calls, if all other calls have the ids with which they were sent, since some agents omit calls that they
-      have not run.
+    - another name or other arguments of a call under the id with which it was sent, since agents return calls as their
+      tools took them;
+    - omitted calls, if at least one call is left and all that are left have the ids with which they were sent, since
+      some agents omit calls that they have not run.
 
     Args:
         sent: The message that was sent.

@@ -147,7 +147,7 @@ class Record:
         return next((found for found in newest_first if found.agent is agent and found.turn_count), None)
 
     def begin_conversation(self, kind: ConversationKind) -> Conversation:
-        """Begin another conversation.
+        """Begin another conversation, and return it.
 
         Raises:
             EngineAbortedError: The episode is over.
@@ -359,7 +359,7 @@ class Branch:
 
     @property
     def last_answer(self) -> Message | None:
-        """The answer at the end of the messages; None before the first answer and while a turn is open."""
+        """The answer at the end of the messages; None if it is missing, for example while a turn is open."""
         return self.messages[self.covered] if len(self.messages) > self.covered else None
 
     @property
@@ -394,7 +394,7 @@ class Branch:
         ]
 
     def snapshot(self) -> Branch:
-        """Return a copy of the current state; another thread may be sampling into the branch."""
+        """Return a copy with a snapshot of the trajectory, into which another thread may be sampling."""
         frozen = copy.copy(self)
         frozen.trajectory = self.trajectory.snapshot()
         return frozen

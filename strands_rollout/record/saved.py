@@ -65,7 +65,7 @@ class SavedEpisode:
     Attributes:
         trajectory: The main agent's tokens.
         progress: The main agent's state.
-        engine_aborts: Number of requests that the engine aborted and that were continued.
+        engine_aborts: Number of requests that the engine aborted and after which the turn was continued.
         code: Counts of the code tool, by name.
     """
 
@@ -241,7 +241,7 @@ def _build_trajectory(
     if not fits or not turns or len(trajectory.turns) != len(turns):
         raise ResumeError(
             f"got {len(turns)} turns for {len(trajectory.token_ids)} tokens with a prompt of "
-            f"{trajectory.prompt_length}; expected the sample's {len(tokens)} with a prompt of {prompt_length}"
+            f"{trajectory.prompt_length}; expected the sample's {len(tokens)} tokens with a prompt of {prompt_length}"
         )
     trajectory.loss_mask[prompt_length:] = loss_mask
     return trajectory

@@ -129,12 +129,12 @@ def distinct_numberings(spans: Iterable[WeightSpan]) -> list[str]:
 def stale_spans(spans: Sequence[WeightSpan], max_staleness: int) -> list[WeightSpan]:
     """Return the spans whose weights are more than `max_staleness` versions older than the weights of the last span.
 
-    Versions that are whole numbers, such as slime's, are subtracted; other versions are counted in their order of
-    appearance. A span whose numbering differs from the last span's is always too old.
+    If all versions are whole numbers, such as slime's, they are subtracted; otherwise, versions are counted in their
+    order of appearance. A span whose numbering differs from the last span's is always too old.
 
     Args:
         spans: The spans in order.
-        max_staleness: Maximum staleness; 0 keeps only the last version.
+        max_staleness: Spans of at most this staleness are not returned; with 0, only spans of the last version are not.
     """
     numbering = spans[-1].numbering if spans else ""
     staleness = _staleness_by_version([span for span in spans if span.numbering == numbering])

@@ -1,4 +1,4 @@
-"""The functions that slime calls, under the names of its command line.
+"""The functions that slime's command line names and slime calls, and the modules behind these functions.
 
 START HERE: `generate.py`.
 """

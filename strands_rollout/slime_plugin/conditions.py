@@ -1,7 +1,8 @@
-"""The conditions of an episode: digests of the settings, code and limits under which it continues from a step.
+"""The conditions of an episode: digests of the settings, code and limits that must be the same to continue it.
 
 An episode is continued, from a journal or as an aborted sample, only if its conditions have not changed since it began;
-otherwise it starts from scratch. docs/partial-rollouts.md lists the conditions.
+otherwise it starts from scratch. For an aborted sample, `resume` allows some conditions to change.
+docs/partial-rollouts.md lists the conditions.
 """
 
 import functools

@@ -7,9 +7,8 @@ Mismatch is context whose tokens differ from the chat template's rendering. The 
 control tokens. They must be the control tokens that the template puts around the results of the first turn's calls, or
 around a user's turn. Each text between them must be the template's, apart from what the messages fill in, and its
 tokens must be those that the tokenizer gives. No record of the conversation is needed, since the texts of the results
-are taken from the tokens. A sample does not hold its tools and
-system prompt, so only two things are checked in its prompt: the encoding of the texts, and the end (question and
-generation prompt).
+are taken from the tokens. A sample does not hold its tools and system prompt, so only two things are checked in its
+prompt: the encoding of the texts, and the end (question and generation prompt).
 """
 
 from __future__ import annotations
@@ -141,8 +140,8 @@ class _Difference:
 
     Attributes:
         at: Index of the first differing token in the stretch.
-        tokens: Number of differing tokens in the stretch; if it leaves the template's text, all tokens from `at` on,
-            and 0 if tokens are only missing.
+        tokens: Number of differing tokens in the stretch; if the stretch departs from the template's text, the number
+            of all its tokens from `at` on, which is 0 if tokens are only missing.
         expected: The expected text at that place.
     """
 
@@ -204,7 +203,7 @@ class RenderCheck:
         differences = []
         for results, users in self._possible_messages(turn):
             pieces = self._render_pieces(results, users)
-            if pieces is None:  # the template refuses such messages, for example the placeholder id of the call
+            if pieces is None:  # the template refuses such messages, for example because of the placeholder id
                 continue
             differences.append(self._template_difference(context, pieces[1:] if turn[-1] == pieces[0] else pieces))
         if differences and None not in differences:
@@ -242,7 +241,7 @@ class RenderCheck:
         for number, piece in enumerate(expected):
             ids = split[place] if place < len(split) else []
             if ids and isinstance(piece, str) and self._encoder.is_control(ids[0]):
-                ids = []  # an empty text
+                ids = []  # the text is empty here
             if not self._matches_piece(ids, piece, has_free_start=has_free_start and number == 0):
                 shown = self._encoder.decode([piece]) if isinstance(piece, int) else _PLACEHOLDERS.sub("...", piece)
                 return _Difference(at, len(context) - at, shown)
@@ -592,7 +591,7 @@ def _lost_positions(sampled: Sequence[PlacedToken], again: Sequence[PlacedToken]
 
 
 def totals_of(drifts: Iterable[EpisodeDrift]) -> DriftTotals:
-    """Return the sums over all measured episodes."""
+    """Return the sums and shares over all measured episodes."""
     measured = list(drifts)
     drifted = sum(drift.is_drifted for drift in measured)
     sums = {name: sum(getattr(drift, name) for drift in measured) for name in _COUNTS}

@@ -111,7 +111,7 @@ def fail_sample(call: GenerateCall, error: Exception) -> SampleLike | list[Sampl
         with exits_as_errors("reading args", RuntimeError):
             may_abort = slime_adapter.may_return_aborted(args, sample)
             fans_out = _fans_out(call, settings_from_args(args))
-    except Exception:  # args may be unreadable, and the episode failed because of that
+    except Exception:  # args may be unreadable, which may be why the episode failed
         logger.debug("args can't be read", exc_info=True)
     rules = WritingRules(may_abort=may_abort, fans_out=fans_out, evaluation=call.evaluation)
     try:
@@ -174,7 +174,10 @@ def _restarted_job(job: RolloutJob, error: Exception) -> RolloutJob:
 
 
 def _reset_diverged_replay(job: RolloutJob, episode: Episode) -> EpisodeStart:
-    """Return the start of the episode; reset the sample if the program departed from its earlier attempt."""
+    """Return the job's start; if the program departed from its earlier attempt, without the state of that attempt.
+
+    In that case, reset the sample, and add the tokens that the program did not repeat to the dropped tokens.
+    """
     program = episode.program
     if program is None or program.dropped_tokens is None:
         return job.start
@@ -373,7 +376,7 @@ def _episode_limits(settings: RolloutSettings) -> EpisodeLimits:
 
 
 def build_tools(settings: RolloutSettings, code_tool: object) -> list[object]:
-    """Return the tools in their configured order; `code_tool` is the episode's Strands tool, or None."""
+    """Return the tools of the settings in order, with `code_tool` (None if they lack it) in place of its path."""
     tools: list[object] = []
     for path in settings.tools:
         tools += [code_tool] if path == CODE_TOOL_PATH else load_tools([path])

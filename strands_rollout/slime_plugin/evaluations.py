@@ -30,7 +30,7 @@ def checkpoint_step() -> int | None:
 def take_over_pass_rates(args: SlimeArgs) -> bool:
     """Return whether the job was given slime's `--log-passrate`, and turn the flag off in `args`.
 
-    Then slime's own evaluation metrics have no pass rates. A later call with the same args returns the same.
+    Without the flag, slime's own evaluation metrics have no pass rates. Later calls with the same args return the same.
     """
     values = vars(args)
     wanted = bool(values.setdefault(_LOG_PASSRATE_ATTR, bool(values.get("log_passrate"))))

@@ -1,4 +1,4 @@
-"""The inputs of a run: the configuration, whose names are checked before anything starts, and the rows of a data set.
+"""The inputs of a run: the configuration, with a check of the code that it names, and the rows of a data set.
 
 A row has a prompt and may have settings of its own. A prompt is converted to what an agent starts with: a system
 prompt, earlier turns and the user's message. Rows are data: they choose among the tools that the configuration names,
@@ -91,7 +91,7 @@ async def read_checked_config(path: Path | None, changes: Sequence[str] | None =
 
 
 async def check_loadable(path: Path | None, settings: RolloutSettings, changes: Sequence[str] | None = None) -> None:
-    """Check that all code that the settings name can be loaded.
+    """Check that all code that the settings name can be loaded, and that values such as `tool_parser` can be used.
 
     Args:
         path: The configuration file, whose folder is searched too.
@@ -151,7 +151,7 @@ async def find_load_errors(settings: RolloutSettings, *, connects: bool = False)
 
 
 def _check_environment_config(settings: RolloutSettings) -> None:
-    """Check that the file of the setting `environment_config` exists and, if `agent_program` has a check, is valid.
+    """Check that the file of the setting `environment_config` exists and, if `agent_program` offers a check, passes it.
 
     The check is the function `check_config` of the program's module, which takes the file's path.
     """
@@ -484,8 +484,8 @@ def _choose_tools(names: object, offered: Sequence[str | McpServer]) -> list[str
 def _tools_with_schemas(schemas: object, settings: RolloutSettings) -> Sequence[str | McpServer]:
     """Return the run's tools for which a row has schemas; all `tools` of the run if none matches.
 
-    MCP servers in `tools` always stay, since their tools are known only when they are connected. Without such a server,
-    warn about schemas of tools that the run lacks.
+    MCP servers in `tools` always stay, since their tools are known only when they are connected. Warn if `schemas` is
+    not a list and, without such a server, about schemas of tools that the run lacks.
     """
     wanted = [_schema_name(schema) for schema in schemas] if isinstance(schemas, list | tuple) else []
     servers = [tool for tool in settings.tools if not isinstance(tool, str)]

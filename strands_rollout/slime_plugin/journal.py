@@ -65,7 +65,7 @@ class EpisodeJournal:
     Args:
         sink: Stores the records.
         model: The main agent's model.
-        code: The counts of the code tool, which grow as the episode runs.
+        code: The counts and seconds of the code tool, which grow as the episode runs.
         sub_agents: The models of sub-agents, in a list that grows as the episode makes them.
         fans_out: True if tokens of sub-agents and side conversations become samples of their own; a record can't hold
             such samples.
@@ -154,7 +154,8 @@ def continue_from_journal(start: EpisodeStart, sink: RecordSink | None, settings
     """Begin an attempt in the sink, and return its start: the state of the sink's records if usable, else `start`.
 
     Raises:
-        LostEpisodeError: The records are known to be this sample's, and the episode can't be continued from them.
+        LostEpisodeError: A tool may have acted (see `_check_unfinished_calls`), or the records are known to be this
+            sample's latest, and the episode can't be continued from them.
     """
     if sink is None:
         return start

@@ -101,9 +101,10 @@ def log_eval(
 
     With the setting `dump_dir`, also write the first samples of each data set to a file (see `write_step_dump`).
 
-    A sample that failed or was not graded because of an infrastructure fault is not a wrong answer. It is removed from
-    `data`, from which slime computes its own metrics next. A data set that has only such samples is removed too, and
-    logged as an error. With slime's `--log-passrate`, the pass rates are logged here, and slime's own are turned off.
+    A sample that failed, was aborted or was not graded (for example, because a judge was unavailable, or the row has no
+    label) is not a wrong answer. It is removed from `data`, from which slime computes its own metrics next. A data set
+    that has only such samples is removed too, and logged as an error. With slime's `--log-passrate`, the pass rates are
+    logged here, and slime's own are turned off.
 
     Args:
         rollout_id: slime's number of the step.
@@ -321,9 +322,7 @@ def _slime_function(module: str, name: str) -> Callable[..., Any] | None:
 def distribution(name: str, values: Iterable[float | None]) -> Metrics:
     """Return mean, 50th, 90th and 99th percentile (interpolated) and maximum of the values that are not None.
 
-    Without such values, return {}.
-
-    Each metric is named `<name>/<statistic>`.
+    Each metric is named `<name>/<statistic>`. Without such values, return {}.
     """
     present = [value for value in values if value is not None]
     if not present:
@@ -394,7 +393,7 @@ def code_metrics(samples: Samples) -> Metrics:
 
 
 def gateway_metrics(samples: Samples) -> Metrics:
-    """Return the distributions of requests, repeats, forks and refusals at the endpoints of programs' episodes."""
+    """Return the distributions of requests, repeats, forks and refusals at the endpoints of agent programs."""
     facts = [gateway for sample in samples if (gateway := sample.facts.gateway) is not None]
     counts = {name: [gateway.get(name) for gateway in facts] for name in ("requests", "repeats", "forks")}
     refused = [sum(gateway["refused"].values()) for gateway in facts if isinstance(gateway.get("refused"), Mapping)]
@@ -559,7 +558,7 @@ def transcript_rows(
     """Return at most `MAX_ROWS` rows of `COLUMNS`, in the order of the samples.
 
     The rows are the samples with the best, the worst and the median reward, the first failed and the first truncated
-    sample, the longest, the slowest, and the sample with most tool calls; the column "why" has the reason. Other
+    sample, the longest, the slowest, and the sample with the most tool calls; the column "why" has the reason. Other
     samples, evenly spread, fill up the table. A sample that can't be written is left out.
 
     Args:
@@ -659,7 +658,7 @@ def write_step_dump(args: SlimeArgs, name: str, rollout_id: int, raw_samples: ob
         The file; None without the setting `dump_dir` or without samples.
 
     Raises:
-        ConfigError: A setting is unknown or out of range, or the tokenizer can't be loaded.
+        ConfigError: A setting is unknown or invalid, or the tokenizer can't be loaded.
         DumpError: The file can't be written.
     """
     settings = settings_from_args(args)

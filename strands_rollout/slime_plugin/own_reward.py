@@ -159,7 +159,7 @@ def _weighted_sum(parts: Mapping[str, RewardPart], results_by_part: Mapping[str,
 
 
 def parse_score(value: object, name: str) -> RewardResult:
-    """Convert a number, or a mapping with the key `score`; the mapping's numbers other than `acc` become parts.
+    """Convert a number, or a mapping with the key `score`, whose numbers other than `score` and `acc` become parts.
 
     Raises:
         RolloutError: The value is neither a finite number nor such a mapping, or its `acc` is not finite; `name` is
@@ -324,7 +324,7 @@ class _Evaluator(Protocol):
     async def evaluate_async(self, case: object) -> list[Any]: ...
 
 
-# set when no one awaits the reward any more, so that a model call in an evaluator's thread ends too
+# the event is set when no one awaits the reward any more, so that a model call in an evaluator's thread ends, too
 _REWARD_ENDED: Final[ContextVar[threading.Event]] = ContextVar("reward_ended")
 
 

@@ -101,7 +101,7 @@ def _load_resume_state(sample: SampleLike, facts: EpisodeFacts, conditions: Mapp
 
 
 def reset_sample(sample: SampleLike) -> None:
-    """Make a sample PENDING, and remove the response and the facts that an earlier attempt may have written to it."""
+    """Make a sample PENDING; remove the tokens, response and facts that an earlier attempt may have written to it."""
     for name, new_value in _NEW_FIELDS.items():
         if hasattr(sample, name):
             setattr(sample, name, new_value())

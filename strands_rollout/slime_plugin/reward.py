@@ -1,7 +1,7 @@
 """slime's reward function: it takes a sample and returns a number, or a dict of plain JSON values.
 
-It raises an error only if the run must end. After any other failure it returns the reward of a wrong answer, and the
-dict, or the sample's facts, hold the reason. `reward_func` is the entry.
+It raises an error only if the run must end. After any other failure it returns the reward of a wrong answer; the dict,
+which may be in the sample's facts, has the reason. `reward_func` is the entry.
 """
 
 from __future__ import annotations
@@ -84,8 +84,9 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
             The answer is taken from the fact `final_text` in `metadata["strands_rollout"]`, together with the facts
             `final_in_reasoning` and `tool_parser`; without that fact, from the end of `response`. An answer at the end
             of a cut turn does not count (see `grading.extract_answer`): a turn is cut if the fact `final_is_cut` says
-            so or, without facts, if the status is TRUNCATED. `label` may be any value that `grading.label_texts` takes.
-            `metadata["strands_rollout_grading"]` may choose a grading other than mathematics; see `Grading`.
+            so or, without facts, if the status is TRUNCATED or ABORTED. `label` may be any value that
+            `grading.label_texts` takes. `metadata["strands_rollout_grading"]` may choose a grading other than
+            mathematics; see `Grading`.
         kwargs: Ignored; slime may pass more.
 
     Returns:
@@ -93,8 +94,9 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
         settings' `correct` or `wrong`, possibly shaped; or the score of the user's reward or of the environment),
         `acc` (1.0 or 0.0, or the `acc` of the user's reward or of the environment), `pred` (the answer as written, ""
         for none), `label`, `method` (the rule that decided), `error` (why the answer could not be judged, else ""), and
-        `parts/NAME` for each further number of the user's reward, of an environment or of IFEval's instructions. A
-        sample whose reward failed (method `error` or `no_judge`) is not trained (`remove_sample`).
+        `parts/NAME` for each part of the user's reward, each number other than `score` and `acc` from that reward or
+        from the environment, and the counts of IFEval's instructions. A sample whose reward failed (method `error` or
+        `no_judge`) is not trained (`remove_sample`).
 
         The reward is the `score` alone, a float, if slime reads no key from a dict: its args set neither `reward_key`
         nor `eval_reward_key`, or only the latter and the sample is for training. The dict is then kept in
@@ -217,7 +219,10 @@ def _graded_positions(samples: Sequence[object]) -> list[int]:
 
 
 def _fan_out_key(sample: object) -> tuple[Hashable, int | None]:
-    """Return a key that siblings share, and the sample's number among them; (None, None) without a fan-out."""
+    """Return a key that siblings share, and the sample's number among them.
+
+    The number is None without a fan-out; both are None without a rollout id, or if the sample can't be read.
+    """
     try:
         with exits_as_errors("the sample", RuntimeError):
             part, rollout_id = fan_out_part(sample), rollout_id_of(sample)
@@ -257,7 +262,7 @@ async def _compute_reward(args: object, sample: object) -> RewardDict:
 
 
 async def _built_in_reward(settings: RewardSettings, sample: object) -> RewardDict:
-    """Return the reward of slime's example, the environment's score, or the comparison with the label."""
+    """Return the reward of slime's example, the environment's score, or the grading that the row names."""
     if settings.style == "slime_strands_example":
         return _slime_example_reward(sample)
     if (scored := facts_of(sample).environment_score) is None:

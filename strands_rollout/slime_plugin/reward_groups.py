@@ -76,7 +76,7 @@ def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[flo
     fan-out nor an excluded sample, the result equals slime's default.
 
     The statistics exclude a sample with `remove_sample` or the status FAILED; all siblings of a FAILED main sample,
-    since an infrastructure fault caused the failure; and a rollout without a usable reward, that is, a finite number in
+    since the policy did not cause the failure; and a rollout without a usable reward, that is, a finite number in
     float32. The normalized reward of excluded samples is 0.0. An unusable reward is logged as an error and not raised,
     since an exception would end the training run.
 
@@ -299,7 +299,7 @@ def keep_informative_groups(args: SlimeArgs, samples: Sequence[Any], **kwargs: o
 
 
 def keep_informative_groups_with_fallback(args: SlimeArgs, samples: Sequence[Any], **kwargs: object) -> Any:  # noqa: ANN401
-    """Prefer the groups that `keep_informative_groups` keeps, but train on others before drawing further prompts.
+    """Prefer the groups that `keep_informative_groups` keeps; others fill the batch before slime draws more prompts.
 
     Works like slime's `check_reward_nonzero_std_with_fallback`. slime before 0.3.1 can only keep or drop a group; there
     a group is kept when slime would otherwise draw more prompts. A group without any trained rollout is always dropped.
@@ -319,7 +319,7 @@ def keep_informative_groups_with_fallback(args: SlimeArgs, samples: Sequence[Any
 
 
 def _trained_rewards(args: SlimeArgs, samples: Sequence[Any]) -> list[float]:
-    """Return the rewards of a group's trained rollouts, and count whether the group has any.
+    """Return the rewards of a group's trained rollouts; a group without any may count as failed.
 
     Raises:
         FailedGroupsError: Too many groups in a row have no reward.

@@ -48,7 +48,7 @@ def export_violations(sample: SampleLike, *, reward_key: str | None) -> list[str
     """Return the faults that make a sample unusable for any trainer; empty if it has none.
 
     Such faults are an unfinished status, no reward, or tokens, mask and logprobs that do not agree. The rules hold for
-    samples of any generate function; `contract_violations` also checks this package's own facts.
+    samples of any generate function; `contract_violations` checks more, such as this package's own facts.
     """
     status = str(sample.status.value)
     if status not in _FINISHED_STATUSES:

@@ -62,7 +62,7 @@ class EndedEpisode:
         model: The main agent's model.
         episode: The result of the agent loop: stop reason, messages and tool statistics.
         start: The state that the episode started from.
-        code_calls: The counts of the code tool.
+        code_calls: The counts and seconds of the code tool.
         sub_agents: The sub-agents' models.
         score: The score from the environment or from the agent program; None without one.
         question: The environment's question, which replaced the row's prompt.
@@ -85,7 +85,7 @@ class EndedEpisode:
 
 @dataclass(slots=True)
 class WritingRules:
-    """The form in which slime takes an episode's samples.
+    """The rules for writing an episode's samples.
 
     Attributes:
         may_abort: True if slime can take an ABORTED sample now; otherwise an aborted episode becomes a FAILED sample.
@@ -178,7 +178,7 @@ def write_facts(sample: SampleLike, facts: EpisodeFacts) -> None:
 def write_trajectory(
     args: SlimeArgs, sample: SampleLike, model: SGLangModel, trajectory: Trajectory, max_staleness: int | None
 ) -> int:
-    """Append to a sample the trajectory's tokens that it lacks, and set the sample's response text.
+    """Append the trajectory's tokens that a sample lacks, set its images and response text, and mask stale tokens.
 
     Returns:
         The number of tokens that were masked because their weights were too old.
@@ -345,7 +345,7 @@ _GROUP_NORMALIZED_ESTIMATORS: Final = ("grpo", "gspo", "cispo", "reinforce_plus_
 def may_fan_out(args: SlimeArgs, sample: object, *, evaluation: bool) -> bool:
     """Return whether slime can take a list of samples from an episode; warn once if the configuration does not fit.
 
-    Never in an evaluation. slime 0.3 expects one sample, not a list, for each element of a group when it collects
+    slime can't in an evaluation. slime 0.3 expects one sample, not a list, for each element of a group when it collects
     partial rollouts, in its fully-async rollout and with --group-rm. Before 0.3.0, slime's Sample has no field for the
     rollout to which it belongs.
     """
@@ -458,7 +458,7 @@ def is_fan_out(sample: SampleLike, rules: WritingRules) -> bool:
 
 
 def _mark_as_one_rollout(samples: Sequence[SampleLike], kinds: Sequence[str]) -> None:
-    """Mark the samples of one episode, the main agent's first, as one rollout: they share group and reward."""
+    """Give the samples of one episode, the main agent's first, one rollout id, and number them in their facts."""
     main = samples[0]
     field_name = rollout_id_field(main) or "rollout_id"
     rollout_id = rollout_id_of(main)

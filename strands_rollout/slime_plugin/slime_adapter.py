@@ -1,4 +1,4 @@
-"""Access to slime from an episode: its arguments, generation state, abort flag and trace.
+"""Access to slime's arguments, generation state, abort flag and trace, for episodes.
 
 Each function also works where slime is absent: this module imports slime inside functions. slime is installed
 from its repository; the `slime` of PyPI is another package. The code supports the newest slime and its releases from
@@ -45,7 +45,7 @@ DRIVER_STATE_ATTR: Final = "strands_rollout_drivers_state"
 _STATE_MODULE: Final = "slime.rollout.sglang_rollout"
 REWARD_PATHS: Final = ("strands_rollout.reward_func", "strands_rollout.slime_plugin.reward.reward_func")
 """The dotted paths of this package's reward function."""
-# an outage of five minutes, and the start of an engine
+# enough for an outage of five minutes and the start of an engine
 _JOB_PATIENCE_S: Final = 600.0
 _HUB_ID: Final = re.compile(r"(?!.*(--|\.\.))(?=.{1,96}$)\w[\w.-]*(/\w[\w.-]*)?")
 _HUB_TIMEOUT_S: Final = 5.0
@@ -150,7 +150,7 @@ def hub_unreachable_reason() -> str | None:
 
 
 def vocab_size_of(args: SlimeArgs) -> int | None:
-    """Return the rows of the model's embedding, which may be more than the tokenizer has ids; None if unknown."""
+    """Return the number of rows of the model's embedding, which may exceed the tokenizer's size; None if unknown."""
     checkpoint = getattr(args, "hf_checkpoint", None)
     if not checkpoint:
         return None

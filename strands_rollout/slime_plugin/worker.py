@@ -105,7 +105,7 @@ class AbortSignals(NamedTuple):
 
     Attributes:
         slime: slime's abort flag.
-        user: The result of the setting `should_abort`; None without that setting.
+        user: True if slime's flag is set or the setting `should_abort` returned True; None without that setting.
     """
 
     slime: bool
@@ -191,7 +191,7 @@ class DriverState:
 
     Attributes:
         aborted: slime's abort flag.
-        user_abort: The result of the setting `should_abort`; None without that setting.
+        user_abort: As `AbortSignals.user`.
         last_clear_at: The latest time of `time.monotonic` for which the worker knows that neither flag was set.
     """
 
@@ -597,10 +597,10 @@ def actor_options(setting: EpisodeWorkers, node: str | None) -> dict[str, Any]:
 
 
 def check_worker(info: WorkerInfo, ray: Ray) -> None:
-    """Check that a worker's node has the driver's versions of Ray and this package, and the code that settings name.
+    """Check that a worker's node has the driver's versions of Ray and this package, and that the settings work there.
 
     Raises:
-        ConfigError: A version differs, or code can't be loaded there.
+        ConfigError: A version differs, or code can't be loaded or a value can't be used there.
     """
     expected = {"ray": ray.__version__, "strands-rollout": __version__}
     found = {name: info.versions[name] for name in expected}
@@ -610,7 +610,7 @@ def check_worker(info: WorkerInfo, ray: Ray) -> None:
     if info.load_errors:
         lines = "\n  ".join(info.load_errors)
         raise ConfigError(
-            f"the settings name code that can't be loaded on the node {info.host}; install it there, or let Ray ship "
+            f"settings can't be used on the node {info.host}; install the code that is missing there, or let Ray ship "
             f"it (runtime_env: py_modules, or env_vars with PYTHONPATH):\n  {lines}"
         )
 

@@ -1,9 +1,9 @@
 """The driver's side of episode workers: the process that calls `generate` assigns episodes to actors on Ray.
 
-Each episode goes to the least busy worker, or to the worker of its group's last episode if that one is hardly busier.
-The driver keeps the journal records of the episode's steps, so that another worker can continue the episode if the
-first worker dies. All calls to Ray are made in the pool's thread, which has its own event loop; callers wait in their
-own event loops.
+Each episode goes to the worker with the lowest load, or to the worker of its group's last episode if the load of that
+one is hardly higher. The driver keeps the journal records of the episode's steps, so that another worker can continue
+the episode if the first worker dies. All calls to Ray are made in the pool's thread, which has its own event loop;
+callers wait in their own event loops.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _SEND_DELAY_S: Final = 0.005  # collects several messages into one call of an ac
 _SEND_ABORT_TIMEOUT_S: Final = 0.5
 _MAX_GROUPS: Final = 4096
 _MAX_ARGS: Final = 8
-_GROUP_SLACK: Final = 1.25  # factor by which the worker of the group's last episode may be busier and still be chosen
+_GROUP_SLACK: Final = 1.25  # the worker of the group's last episode may have up to this multiple of the lowest load
 _SMOOTHING: Final = 0.1
 _ANSI_COLOR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _NO_ABORT: Final = AbortSignals(slime=False, user=None)
@@ -154,7 +154,7 @@ class _EpisodeJob:
         args: slime's args as its worker gets them.
         packed_call: The packed `worker.RemoteCall`.
         journal: The journal records of this sample in `journal_dir`; None where `open_journal` returns None.
-        done: Receives the result; None if the episode was aborted before a worker began it.
+        done: Receives the result, or None if the episode was aborted before a worker began it.
         worker: The worker that plays it; None while it waits.
         waits_or_plays_since: Time of `time.monotonic` at which it was queued or, once assigned, began to be played.
         records: The journal records of the last attempt that has any.
@@ -288,7 +288,7 @@ class _Worker:
         self.episode_s += (seconds - self.episode_s) * (_SMOOTHING if self.episode_s else 1.0)
 
     def expected_load_s(self) -> float:
-        """Return the estimated seconds of work with one more episode; before any has ended, each counts as 1 s."""
+        """Return the estimated seconds of work with one more episode; until one has ended here, each counts as 1 s."""
         return (len(self.jobs) + 1) * (self.episode_s or 1.0)
 
 
@@ -593,7 +593,7 @@ class WorkerPool:
                 self._schedule_send(worker)
 
     def _choose_worker(self, job: _EpisodeJob) -> _Worker | None:
-        """Return a free worker: the least loaded, or the worker of the group's last episode if it is hardly busier.
+        """Return the free worker with the lowest load, or the group's last worker if it is free and hardly more loaded.
 
         Return None if no worker is free.
         """

@@ -1,9 +1,9 @@
 """Render a tokenizer's chat template incrementally and token-exactly: new messages to new token ids.
 
-Only new messages are rendered: the first prompt, and later the text between the last sampled token and the next
+Only new messages are rendered: the first prompt, and later the text after the last sampled token, through the next
 generation prompt. Most templates insert tool results unchanged. `ChatTemplate` tests this with texts that a template
 might treat specially. If the template passes, tool results are encoded without rendering them: a `TurnShape` has the
-constant ids and the texts around each result. `ChatTemplate` probes the template when it is built (see `probe`).
+constant ids and the texts around each result. A `ChatTemplate` probes its template when it is made (see `probe`).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _TEXTS: Final = (
 
 @dataclass(slots=True)
 class _SharedState:
-    """Results of the probe and caches, shared by all `ChatTemplate`s with the same template and arguments."""
+    """Results of the probe, and caches; shared by `ChatTemplate`s of the same tokenizer, template and arguments."""
 
     probed: ProbedTemplate
     end_of_turn_id: int
@@ -114,8 +114,8 @@ class ChatTemplate:
             **template_kwargs: Arguments for each rendering of the template, such as `enable_thinking=False`.
 
         Raises:
-            TemplateError: The tokenizer has no template, or the template fails or is not append-only; the message names
-                the first token that differs.
+            TemplateError: The tokenizer is not a fast tokenizer or has no template, or the template fails or is not
+                append-only; if tokens differ, the message names the first that does.
         """
         self._tokenizer = tokenizer
         self._renderer = make_renderer(tokenizer, template_kwargs)
@@ -307,7 +307,7 @@ def make_renderer(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[s
     """Make a renderer of a tokenizer's template, without probing it.
 
     Raises:
-        TemplateError: The tokenizer has no chat template, or is not a fast tokenizer.
+        TemplateError: The tokenizer has no chat template, is not a fast tokenizer, or is only given by its name.
     """
     if isinstance(tokenizer, str):
         expected = f"transformers.AutoTokenizer.from_pretrained({tokenizer!r})"

@@ -48,8 +48,8 @@ def to_chat_messages(
         answered: The assistant's message before `messages`, whose calls the first messages may answer.
 
     Returns:
-        Messages of roles user, assistant and tool, as Hugging Face chat templates expect them. A message without
-        content gets an empty string.
+        Messages of roles user, assistant and tool, as Hugging Face chat templates expect them. As content, a message
+        without blocks gets an empty string if it is a user's, and Strands' "[blank text]" if it is an assistant's.
 
     Raises:
         PromptError: A block can't be converted, such as a document, a video or an image of an assistant.

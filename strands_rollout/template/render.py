@@ -1,9 +1,9 @@
 """Render messages with a tokenizer's chat template, with all of the messages' own text escaped.
 
-`TemplateRenderer` renders whole conversations; `TurnRenderer` renders the text between the policy's turn and the next
-generation prompt. New messages are rendered after a short conversation whose last turn replaces the policy's: it has
-the same number of calls, with the same names and ids, and placeholder text. The template thus never rewrites the
-policy's turns, which stay as they were sampled.
+`TemplateRenderer` renders whole conversations; `TurnRenderer` renders the text from the end of the policy's turn
+through the next generation prompt. New messages are rendered after a short conversation whose last turn replaces the
+policy's: it has the same number of calls, with the same names and ids, and placeholder text. The template thus never
+rewrites the policy's turns, which stay as they were sampled.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class TemplateRenderer:
         if not any(token in rendered for word in words for token in self.encoder.tokens_of_word(word)):
             return rendered
         # a template that writes a tag around a name, as in "<" + name + ">", turns the name "think" into a token. An
-        # escape before such a name prevents that. The escape is not used if it changes the rendered text, because the
-        # template compares something with the name
+        # escape before such a name prevents that. The escape is not used if it changes the rendered text, as it does in
+        # a template that compares the name with something
         try:
             separated = self._apply(*self._escape(messages, tools, None), generation_prompt=generation_prompt)
         except TemplateError:
@@ -310,7 +310,7 @@ class TurnRenderer:
         end = self.ends.calls if calls else self.ends.answer
         at = rendered.find(end, rendered.rfind(mark) + len(mark)) if mark in rendered else -1
         if at < 0:
-            raise TemplateError(f"the chat template does not end this assistant turn with {end!r}, as in its probe")
+            raise TemplateError(f"the chat template does not end this assistant turn with {end!r}, unlike probed turns")
         return rendered[at:]
 
 

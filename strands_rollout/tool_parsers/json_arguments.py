@@ -360,7 +360,7 @@ def _parse_header(text: str, begin: re.Match[str], *, is_first: bool) -> _Header
 
 
 def _read_broken_message(text: str, start: int, found: list[Segment]) -> int:
-    """Append a message with an invalid header, and return its end: a failure if it has a recipient, else reasoning."""
+    """Append a message with an invalid header: a failure if it has a recipient, else reasoning; return its end."""
     head_end = _HEADER_END.search(text, start)
     recipient = _RECIPIENT.search(text, start, len(text) if head_end is None else head_end.start())
     close = _END.search(text, start)

@@ -220,7 +220,7 @@ class Policy:
                 count = sum(map(_trained_token_count, batch))
             else:
                 count = len({sequence.rollout for sequence in batch})
-            # without an advantage a sequence has no gradient, which is common once the policy is nearly always right
+            # a sequence without an advantage has no gradient, the usual case once the policy is nearly always right
             uses_all = self.settings.kl or self.settings.entropy
             learned = [(sequences[index], before[index]) for index in indices if sequences[index].advantage or uses_all]
             if learned:

@@ -115,7 +115,7 @@ class Group:
 
 
 class RolloutCollector:
-    """Plays groups, and keeps the groups that a step does not use for the next step.
+    """Plays groups; those that a step does not use are kept for the next step.
 
     Attributes:
         next_position: The position of the first prompt that has no group yet.
@@ -251,7 +251,7 @@ def held_out_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def error_summary(samples: Sequence[Sample]) -> str:
-    """Return the first few distinct errors of episodes and their rewards as text; say so if there are no episodes."""
+    """Return up to 5 distinct errors of episodes and their rewards as text; say so if no episode or no error exists."""
     if not samples:
         return "no episode has finished"
     errors = {facts_of(sample).error or reward_details(sample).get("error") for sample in samples} - {None}
@@ -393,7 +393,7 @@ class TrainedSample:
 
     @property
     def version(self) -> str | None:
-        """The weight version that sampled the whole sample; None if there were several."""
+        """The weight version that sampled the whole sample; None if there were several, or it is unknown."""
         versions = {version for *_, version in facts_of(self.sample).spans or []}
         return versions.pop() if len(versions) == 1 else None
 

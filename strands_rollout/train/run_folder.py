@@ -113,7 +113,10 @@ def read_steps(path: Path) -> list[StepRecord]:
         except ValueError as e:
             raise ConfigError(f"{path}:{step + 1} is not JSON ({e}); expected the record of step {step}") from e
         if not isinstance(record, dict) or record.get("step") != step:
-            raise ConfigError(f"{path}:{step + 1} is not the record of step {step}; remove the file")
+            raise ConfigError(
+                f"{path}:{step + 1} is not the record of step {step}: got {record!r:.80}; restore the log, or choose "
+                "another --out"
+            )
         if not all(value is None or isinstance(value, int | float | str) for value in record.values()):
             raise ConfigError(
                 f"{path}:{step + 1} has values other than numbers and texts; expected the record of a step"

@@ -236,7 +236,7 @@ async def _read_settings(options: TrainOptions, method: TrainingMethod, log: Con
     if settings.fan_out and options.extra_prompts:
         raise ConfigError(
             "got the setting fan_out and --extra-prompts; expected only one of them: partial rollouts don't support "
-            "fan-out, neither here nor in slime"
+            "fan-out, here or in slime"
         )
     method.check(options, settings)
     if text := shipped_model_note(settings, options.config, options.base_url, options.model_dir):

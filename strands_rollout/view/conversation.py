@@ -56,7 +56,7 @@ _RESULT_PATTERNS: Final = [
 def read_conversation(
     lists: TokenLists, texts: Mapping[int, bytes], facts: EpisodeFacts
 ) -> list[tuple[int, list[Part]]]:
-    """Return the parts of each turn and of the context after it, each with the index of its first token.
+    """Return, for each turn and for the context after it, the index of its first token and its parts.
 
     Args:
         lists: The sample's tokens.

@@ -133,7 +133,7 @@ def view_dump(
 ) -> DumpView:
     """Read all samples of a dump; without a retokenizer, drift is not marked.
 
-    `on_read` is called with 1 for each finished sample. For the path and errors, see `read_dump`.
+    `on_read` is called with 1 after each sample. For the path and errors, see `read_dump`.
     """
     habits = learn_dump_habits(path, retokenizer)
     shown = []

@@ -1,4 +1,4 @@
-"""Find problems of a sample: violations of slime's contract, and contradictions to the episode's facts."""
+"""Find problems of a sample: violations of slime's contract, contradictions, and deviations from its dump's habits."""
 
 from __future__ import annotations
 
@@ -82,7 +82,10 @@ def _contract_problems(record: DumpRecord, lists: TokenLists) -> Iterator[Proble
 
 
 def reward_key(record: DumpRecord) -> str | None:
-    """Return the key of the number in a sample's reward; None if the reward is not a mapping."""
+    """Return the key of the number in a sample's reward; None if the reward is not a mapping.
+
+    The key is `score` or, without it, the first key with a number.
+    """
     reward = record.values.get("reward")
     if not isinstance(reward, dict):
         return None
@@ -93,7 +96,7 @@ def reward_key(record: DumpRecord) -> str | None:
 
 
 def _mask_problems(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
-    """Find tokens whose loss mask contradicts the spans of sampled tokens."""
+    """Find tokens whose loss mask contradicts the spans of sampled tokens, and spans that contradict their count."""
     if not lists.spans_recorded:
         return
     sampled = bytearray(len(lists.ids))

@@ -52,7 +52,10 @@ class Retokenizer:
         self._bytes_of = token_bytes(tokenizer)
 
     def marks(self, lists: TokenLists) -> list[DriftMark] | None:
-        """Return the drift of all turns, in order, at positions in the sample; None if ids are not the tokenizer's."""
+        """Return the drift of all turns, in order, at positions in the sample.
+
+        Return None if measuring fails, for example because ids are not the tokenizer's.
+        """
 
         def marks() -> list[DriftMark]:
             return [
@@ -99,7 +102,7 @@ def _row(analysis: _Analysis) -> dict[str, Any]:
     record, lists, kinds, marks, problems, _ = analysis
     values, facts = record.values, record.facts
     grade = _grade(record)
-    # samples that failed or were not graded because of an infrastructure fault are neither right nor wrong
+    # samples that failed, were aborted or have no verdict of the reward are neither right nor wrong
     is_missing = values.get("status") in ("failed", "aborted") or grade.get("method") in UNGRADED_METHODS
     return {
         "index": values.get("index"),

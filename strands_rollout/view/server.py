@@ -34,7 +34,7 @@ class LiveDump:
 
     Attributes:
         latest: Result of the last `refresh`: the view, and a tag that changes with it.
-        read_count: Samples that the current refresh has finished.
+        read_count: Number of samples that the current refresh has read so far.
     """
 
     def __init__(self, path: Path | Mapping[str, Path], retokenizer: Retokenizer | None) -> None:

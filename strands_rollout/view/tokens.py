@@ -155,8 +155,8 @@ def _masked_spans(mask: Sequence[int], prompt_length: int, versions: object) -> 
 class TurnHabits:
     """The rules that most turns and contexts of a dump follow: its chat template, inferred from tokens.
 
-    The majority defines a rule. A rule that most contexts break is dropped, so that it does not judge a dump with
-    another kind of template.
+    The majority defines a rule. If most contexts break the rules for contexts, these rules are dropped, since the
+    template is then of a kind that they don't describe.
 
     Attributes:
         ends_of_turn: Tokens that close a turn; empty if unknown.
@@ -214,7 +214,10 @@ def learn_habits(records: Sequence[DumpRecord], controls: frozenset[int] | None 
 
 
 def _ends_of_turn(turns: Sequence[list[int]], controls: frozenset[int]) -> frozenset[int]:
-    """Return the control tokens that end turns and are rare inside turns; none unless they end most turns."""
+    """Return the control tokens that end turns; none unless they end most turns.
+
+    Each of them ends at least a tenth of the turns, and no fewer turns than contain it before their end.
+    """
     ends = Counter(turn[-1] for turn in turns)
     inside = Counter(token for turn in turns for token in controls.intersection(turn[:-1]))
     found = {token for token in controls if ends[token] >= max(1, inside[token], _MIN_END_SHARE * len(turns))}

@@ -115,7 +115,7 @@ async def play(
     plugins: Any = (),
     ends: Any = None,
 ) -> tuple[Agent, FakeSGLang]:
-    """Play an episode; only `DirectLoop` calls the hooks in `listeners`, and `ends` receives how the episode ended."""
+    """Play an episode; `DirectLoop` also gets the hooks in `listeners`, and `ends` receives how the episode ended."""
     hooks = [*hooks, *(listeners or ())]
     async with FakeSGLang([_reply(tokenizer, turn) for turn in script], context_length=100_000) as fake:
         cycles = DirectLoop(listeners)

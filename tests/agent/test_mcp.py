@@ -217,8 +217,8 @@ async def test_mcp_server_chosen_by_a_row(shipped_tokenizer: Any, served: str) -
 @pytest.mark.parametrize(
     ("tool", "words"),
     [
-        ({"name": "x"}, "needs either a command or a url"),
-        ({"command": "a", "url": "http://127.0.0.1/"}, "needs either a command or a url"),
+        ({"name": "x"}, "expected: an MCP server with either a command or a url"),
+        ({"command": "a", "url": "http://127.0.0.1/"}, "expected: an MCP server with either a command or a url"),
         ({"comand": "a"}, "did you mean 'command'?"),
         (3, "tools.0"),
     ],

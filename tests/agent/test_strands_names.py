@@ -14,7 +14,7 @@ from strands_rollout.diagnostics import DoctorOptions
 from strands_rollout.diagnostics.doctor import check_strands
 
 
-@pytest.mark.skipif(Version(strands_version()) < Version("1.62"), reason="its own loop runs")
+@pytest.mark.skipif(Version(strands_version()) < Version("1.62"), reason="Strands before 1.62 runs its own loop")
 def test_find_losses_none_in_the_installed_strands() -> None:
     """A failure means that a new Strands renamed something: review the differential tests in `test_loop.py` as well."""
     assert (IMPORT_FAULT, find_losses(IMPORT_FAULT)) == ("", {})

@@ -147,7 +147,7 @@ async def test_eval_killed_twice_resumes_to_the_same_report(tmp_path: Path) -> N
     code, out, err = await run_eval(*arguments, "--out", "cut", cwd=tmp_path)
     assert code == 0, err
     assert "dropped 40 bytes of a half-written last line" in err
-    assert f"{len(kept)} samples have a result already" in err
+    assert f"{len(kept)} samples have a score already" in err
     assert (len(result_lines(cut)), result_lines(cut)[: len(kept)]) == (32, kept)
     assert report_without_session(cut) == report_without_session(tmp_path / "whole")
     assert json.loads(out.splitlines()[-1])["complete"] is True

@@ -1,4 +1,4 @@
-"""The logprobs of an answer are checked all at once, and an error still names the faulty one."""
+"""`read_generation`: logprobs, counts and weight versions of an answer, and errors that name the faulty value."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Targets of attacks: files and folders, and the host's checks for damage. An attack's own output is no evidence.
+"""Targets of attacks: files and folders, and the host's checks for damage. What an attack prints is no evidence.
 
 A target is created just before an attack and closed after it, and leaves nothing behind.
 """
@@ -60,7 +60,7 @@ class Target:
         return False
 
     def reveals_secret(self, result: ExecutionResult) -> bool:
-        """Return whether the result contains a secret that the sandbox must not read."""
+        """Return whether the result contains a secret that sandboxed code must not read."""
         return self.secret in result.stdout + result.stderr
 
     def finish(self) -> None:
@@ -79,7 +79,7 @@ class EnvironmentVariable(Target):
 
 
 class SecretFile(Target):
-    """File that the sandbox must not read: an ssh key (0600), labels (0644)."""
+    """File that sandboxed code must not read: an ssh key (0600), labels (0644)."""
 
     def __init__(self, stage: Stage, mode: int = 0o644) -> None:
         super().__init__(stage)

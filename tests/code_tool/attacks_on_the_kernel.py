@@ -1,4 +1,4 @@
-"""Attacks on further interfaces of the kernel: namespaces, capabilities, io_uring, bpf, IPC."""
+"""Attacks on interfaces of the kernel: namespaces, capabilities, io_uring, bpf, IPC."""
 
 import ctypes
 import secrets

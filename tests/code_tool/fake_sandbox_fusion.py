@@ -42,7 +42,7 @@ class FakeSandboxFusion:
     """The server, as an async context manager.
 
     Args:
-        troubles: Answers to the first requests, in order; None for a real run. Further requests are run.
+        troubles: Answers to the first requests, in order; None for a real run. Later requests are run.
         always: Answer to every request, instead of `troubles`.
 
     Attributes:

@@ -23,7 +23,7 @@ class Process:
     """A process; each access reads /proc again, and missing or hidden values are empty."""
 
     pid: int
-    hidden: list[str] = field(default_factory=list, compare=False)  # files that this process may not read
+    hidden: list[str] = field(default_factory=list, compare=False)  # files of the process that the host may not read
 
     def text(self, file: str) -> str:
         try:
@@ -98,7 +98,7 @@ class ObservedProcesses(Target):
         sign: Returns whether the processes with the attack's name show that the attack worked.
         after: Check only after the run.
         judges_hidden: The sign also evaluates processes that hide their handles.
-        facts: Further knowledge of the attacker.
+        facts: Knowledge of the attacker besides the attack's name.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class ObservedProcesses(Target):
 
     @property
     def is_blind(self) -> bool:
-        """Return whether this process lacks CAP_SYS_PTRACE and could not inspect the processes."""
+        """Return whether the sign needs files of processes that the host, without CAP_SYS_PTRACE, could not read."""
         return bool(self._hidden) and not self._judges_hidden
 
     def _named_processes(self) -> list[Process]:

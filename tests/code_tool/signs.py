@@ -38,7 +38,7 @@ def holds_socket(processes: Sequence[Process]) -> bool:
 
 
 def held_above(mebibytes: int, per_hiding_process: int = 0) -> Sign:
-    """Return a sign: open files use more than this; each process with hidden handles counts as some MiB."""
+    """Return a sign: open files use more MiB than this; a process with hidden handles adds `per_hiding_process`."""
 
     def sign(processes: Sequence[Process]) -> bool:
         files = {(f.st_dev, f.st_ino): f for process in processes for f in process.files() if stat.S_ISREG(f.st_mode)}

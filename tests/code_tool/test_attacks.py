@@ -1,4 +1,4 @@
-"""Attacks on the sandbox: each works on the plain backend, which proves the attack, and fails on `LocalExecutor`."""
+"""Attacks on the sandbox: all fail on `LocalExecutor`; most also run on the plain backend, where they must work."""
 
 import asyncio
 import os

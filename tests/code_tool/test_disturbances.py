@@ -57,7 +57,7 @@ def dies_of(number: int) -> Callable[[ExecutionResult], bool]:
 
 
 def is_cut(result: ExecutionResult) -> bool:
-    """Return whether output was dropped and the run stopped at a limit."""
+    """Return whether output was dropped, without a fault of the executor."""
     return result.truncated and result.infra_error is None and len(result.stdout + result.stderr) < 50_000
 
 

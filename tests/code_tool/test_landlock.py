@@ -49,7 +49,7 @@ def say(**answers):
 
 @pytest.fixture
 def place(confined_folder):
-    """Directory with a folder `work` for confined code, and files that it must not access."""
+    """Directory with a folder `work` for confined code, and files outside of `work`."""
     folder = Path(confined_folder)
     for directory in (folder / "work", folder / "open"):
         directory.mkdir()
@@ -171,7 +171,7 @@ def test_ruleset_uses_newest_known_abi():
 
 
 def test_ruleset_rejects_abi_below_one():
-    with pytest.raises(ValueError, match="expected 1 to 7"):
+    with pytest.raises(ValueError, match="expected at least 1"):
         Ruleset(0)
 
 

@@ -409,7 +409,7 @@ async def test_folder_times_and_sizes_reveal_no_earlier_run(single_slot: LocalEx
     for _ in range(2):
         assert (await single_slot.run(grow)).infra_error is None
         second = (await single_slot.run(look)).stdout.split(", ", 1)
-        assert second[1] == first[1]  # an emptied ext4 directory keeps its size
+        assert second[1] == first[1]  # an ext4 directory that was only emptied would keep its larger size
     await asyncio.sleep(0.2)  # the prepared process has waited in its folder for longer
     asked_at = time.time()
     assert float((await single_slot.run(times)).stdout) > asked_at - 0.05  # file times have the kernel's last tick
@@ -726,7 +726,7 @@ async def test_memory_watch_warns_of_unaccounted_memory(caplog) -> None:
 
     async with executor_without_libraries(memory_mb=256, isolation="rlimits", disabled_layers=["syscalls"]) as executor:
         assert not await run(executor, 10)
-        # memory of other processes may hide it
+        # changes of other processes' memory may hide the growth
         for _ in range(3):
             if is_warned := await run(executor, 400):
                 break

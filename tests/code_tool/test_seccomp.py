@@ -45,7 +45,7 @@ def child(confined_child):
 
 @needs_seccomp
 def test_filter_hides_and_protects_page_cache(child, confined_folder):
-    """Without the filter, readers of a file can pass messages by which of its pages are in memory."""
+    """Without the filter, readers of a file could pass messages: one loads pages, another asks which are in memory."""
     size = 1 << 16
     with Path(confined_folder, "f").open("w+b") as file:
         file.write(bytes(size)), file.flush(), os.fsync(file.fileno())
@@ -211,7 +211,7 @@ CASES = {  # name -> (allowed arguments, refused arguments[, result other than E
 
 
 def verdict(program: bytes, number: int, arguments=(), arch: int = ARCH["x86_64"]) -> int:
-    """Interpret a program like the kernel, with the checks of its verifier."""
+    """Interpret a program like the kernel, with some checks of its verifier."""
     padded = [*arguments, *[0] * (6 - len(arguments))]
     data = struct.pack("<IIQ6Q", number, arch, 0, *padded)
     instructions = [*struct.iter_unpack("<HBBI", program)]

@@ -46,14 +46,14 @@ CALLS: list[tuple[str, float | None, str]] = [
 
 
 async def check_call(executor: LocalExecutor, chance: random.Random) -> str:
-    """Return the unexpected result; empty if the result is as expected."""
+    """Make a random call; return its result if it is unexpected, else an empty text."""
     code, timeout_s, expected = chance.choice(CALLS)
     result = str(await executor.run(code, timeout_s=timeout_s))
     return "" if expected in result and "infra_error=None" in result else f"{code}: {result[-500:]}"
 
 
 async def check_interrupted_call(executor: LocalExecutor, chance: random.Random) -> str:
-    """Cancel a session's call while it waits, starts or runs, or let it crash; return the unexpected result."""
+    """Cancel a session's call while it waits, starts or runs, or let it crash; return an unexpected result."""
     name, end = str(chance.random()), chance.choice([0, 0.01, 0.3, None])
     code = "import time; time.sleep(60)" if end is not None else "import os; os.abort()"
     await executor.run("n = 1; open('f', 'w').close()", session=name)

@@ -1,4 +1,4 @@
-"""`DiskWatch` and `RunWatch`: disk limits, the ended run on a full disk, and ending a run."""
+"""`DiskWatch` and `RunWatch`: disk limits, the run that is ended on a full disk, and how a run is ended."""
 
 import asyncio
 import os

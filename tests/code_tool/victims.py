@@ -137,7 +137,7 @@ print(open("work/{name}.txt").read(), os.listdir("work").count("foreign"))
 class ParallelRun(Target):
     """Run in parallel to the attack: it must be undisturbed, and its secret must stay unknown.
 
-    The attacker knows its process and scratch directory, as far as the host finds them.
+    The attacker knows the run's process and scratch directory, as far as the host finds them.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -195,7 +195,7 @@ class EarlierRuns(Target):
 
 
 class LaterRun(Target):
-    """Run after the attack: it must find no change of the attack, in memory or in files."""
+    """Run after the attack: it must find no change by the attack, in memory or in files."""
 
     _INSPECTION_CODE = """
 import builtins, glob, importlib, json, os, random, sys, warnings

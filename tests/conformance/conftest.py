@@ -1,7 +1,8 @@
 """Fixtures of the conformance suite: each engine in turn with the shipped model, shared by all tests.
 
 The real SGLang is started with the shipped model, or is the one at --sglang-base-url; there, tests that compare numbers
-or load other weights are skipped unless it serves this checkout's folder of the shipped model, in single precision.
+or load other weights are skipped unless it serves this checkout's folder of the shipped model. They need single
+precision.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def narrow_embedded_server() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def narrow_sglang_server() -> Iterator[Callable[[], RealServer]]:
-    """Yield a function that starts a real SGLang as narrow as the embedded engine, and again if a test killed it."""
+    """Yield a function that returns a real SGLang for one generation at a time, a new one if a test killed the last."""
     servers: list[RealServer] = []
 
     def alive() -> RealServer:
@@ -107,7 +108,10 @@ def _needs_the_shipped_weights(facts: EngineFacts) -> None:
 
 @pytest.fixture
 async def reweighted(shipped: ServedEngine, other_weights: Path) -> AsyncIterator[Callable[..., Any]]:
-    """Yield a function that loads other weights: `await reweighted(weight_version="v2")`; restored at the end."""
+    """Yield a function that loads other weights: `await reweighted(weight_version="v2")`.
+
+    At the end of the test, the shipped weights are loaded again.
+    """
 
     async def update(**fields: Any) -> Any:
         return await shipped.post("/update_weights_from_disk", {"model_path": str(other_weights), **fields})

@@ -51,7 +51,7 @@ DIFFERENCES = {
     "n null": Difference(
         "500", "means 1, as other nulls mean their defaults", "500 would make a client try again what can't work"
     ),
-    "further logprobs: logprob_start_len, top_logprobs_num, token_ids_logprob": Difference(
+    "more logprobs: logprob_start_len, top_logprobs_num, token_ids_logprob": Difference(
         "come in meta_info", "are refused with 400",
         "the package never asks for them; leaving them out silently would mislead",
     ),
@@ -73,7 +73,7 @@ DIFFERENCES = {
         "is that of the start, whatever was loaded since", "is not there",
         "a stale version misleads; /model_info reports the current one on both",
     ),
-    "further endpoints, such as /v1/completions": Difference(
+    "other endpoints, such as /v1/completions": Difference(
         "are there", "are answered with 404", "the package needs none"
     ),
 }  # fmt: skip

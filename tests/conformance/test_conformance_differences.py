@@ -30,7 +30,7 @@ async def _is_silent(task: asyncio.Task) -> bool:
         ),
         ("n null", "/generate", {"input_ids": IDS, "sampling_params": {**ONE, "n": None}}, (200, 500)),
         (
-            "further endpoints, such as /v1/completions",
+            "other endpoints, such as /v1/completions",
             "/v1/completions",
             {"model": "m", "prompt": "1 + 1", "max_tokens": 1},
             (404, 200),
@@ -42,7 +42,7 @@ async def _is_silent(task: asyncio.Task) -> bool:
             (400, 200),
         ),
         (
-            "further logprobs: logprob_start_len, top_logprobs_num, token_ids_logprob",
+            "more logprobs: logprob_start_len, top_logprobs_num, token_ids_logprob",
             "/generate",
             {"input_ids": IDS, "sampling_params": ONE, "return_logprob": True, "top_logprobs_num": 2},
             (400, 200),

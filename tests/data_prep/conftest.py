@@ -26,7 +26,7 @@ def own_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def prepare(tmp_path: Path) -> Prepare:
-    """Return a function that prepares rows, a file or a folder with settings of `Request` into `tmp_path/out.jsonl`."""
+    """Return a function that prepares rows, a file or a folder by fields of `Request` into `tmp_path/out.jsonl`."""
     from preparation.prepare import prepare as prepare_request
     from preparation.request import Request
 

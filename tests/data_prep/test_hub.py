@@ -1,4 +1,4 @@
-"""The hub and its mirrors, and the errors when neither can be reached."""
+"""The hub and its mirrors, and the errors when neither gives the data set."""
 
 import json
 import os

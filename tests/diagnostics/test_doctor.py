@@ -220,7 +220,7 @@ def test_run_checks_distinguishes_checks_that_never_started() -> None:
     found = run_checks(checks, doctor_options(Path()), timeout_s=0.1)
     released.set()
     assert_fault(found, "slow", "error", "the check did not end within 0.1 s", remedy="state D")
-    assert_fault(found, "next", "error", "the check did not start, because slow did not end", remedy="doctor again")
+    assert_fault(found, "next", "error", "did not start, because the check 'slow' did not end", remedy="doctor again")
 
 
 SERVES = {"model_path": "/models/m", "served_model_name": "m", "weight_version": "default"}

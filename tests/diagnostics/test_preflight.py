@@ -102,7 +102,7 @@ def test_training_memory_splits_experts_like_layers_by_default() -> None:
 
 
 def test_engine_cache_of_data_parallel_attention_is_in_parts() -> None:
-    """Each of 8 GPUs caches whole tokens of DeepSeek-V3; with data parallelism, each caches other episodes."""
+    """Each GPU caches whole tokens of DeepSeek-V3; with data parallelism, 8 parts cache different episodes."""
     words = (*shlex.split(RUN), *DEEPSEEK_V3.split(), "--rollout-num-gpus-per-engine", "64")
     size = model_size(TrainingCommand(words))
     assert size is not None
@@ -135,7 +135,7 @@ def test_memory_arithmetic_equals_the_documented_table() -> None:
     ("check", "words", "name", "status", "found", "remedy"),
     [
         (Preflight.check_batch, "--global-batch-size 90 --micro-batch-size 1", "batch", "error", "90", "such as 92"),
-        (Preflight.check_context, "--max-tokens-per-gpu 9000", "context", "error", "longer sample ends", "product"),
+        (Preflight.check_context, "--max-tokens-per-gpu 9000", "context", "error", "longer sample may", "product"),
         (Preflight.check_context, "--rollout-max-response-len 18432", "context", "error", "leaving no tokens", "raise"),
         (Preflight.check_memory, "--tensor-model-parallel-size 1", "memory", "warning", "logits 39.2", "--tensor"),
         (
@@ -182,7 +182,7 @@ def test_memory_arithmetic_equals_the_documented_table() -> None:
         (Preflight.check_evaluation, "--input-key prompt", "evaluation", "error", "no data set", "--eval-prompt-data"),
         (Preflight.check_evaluation, "--eval-interval=0", "evaluation", "error", "--eval-interval is 0", "at least 1"),
         (Preflight.check_disk, "--save-interval 0 --save /", "disk", "error", "--save-interval is 0", "at least 1"),
-        (Preflight.check_disk, f"--save /{'n' * 300}", "disk", "error", "can't be used", "name a folder"),
+        (Preflight.check_disk, f"--save /{'n' * 300}", "disk", "error", "can't be used", "name a writable"),
         (Preflight.check_disk, "--num-rollout 20000 --save /", "disk", "error", "1000 checkpoints of 115", "free"),
     ],
 )
@@ -349,7 +349,7 @@ def test_check_data_finds_the_only_broken_row(data: Path) -> None:
 
 
 def test_data_of_the_command_is_read_as_slime_reads_it(data: Path) -> None:
-    """slime takes rows by `@[start:end]`, and names keys by --input-key and --label-key."""
+    """The command selects rows with `@[start:end]`, and names keys with --input-key and --label-key."""
     rows = [{"question": json.loads(line)["prompt"], "answer": "2"} for line in data.read_text().splitlines()]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     preflight = run(f"--prompt-data {data}@[10:40] --input-key question --label-key answer")
@@ -408,7 +408,7 @@ def test_preflight_survives_any_command() -> None:
 
 
 def test_check_memory_survives_a_nul_in_a_path() -> None:
-    """`Path.glob` raises ValueError for it, from Python 3.13 on."""
+    """From Python 3.13 on, `Path.glob` raises ValueError for a path with a NUL."""
     found = Preflight((*shlex.split(f"{RUN} {QWEN3_8B}"), "--hf-checkpoint", "\0"), "it")
     assert list(found.check_memory(found.with_files(HERE)))
 

@@ -108,7 +108,7 @@ async def test_search_tool_repeats_failed_requests() -> None:
         ),
         (lambda body, n: {"results": []}, "KeyError"),
         (lambda body, n: {"result": []}, "0 results for 1 queries"),
-        (lambda body, n: {"result": [[{"document": {"id": 3}}]]}, r"got \{'id': 3\}; expected an object with contents"),
+        (lambda body, n: {"result": [[{"document": {"id": 3}}]]}, r"got \{'id': 3\}; expected an object with"),
         (lambda body, n: web.Response(text="hello"), "answered 'hello' .*Search-R1's format"),
     ],
 )
@@ -126,7 +126,7 @@ async def test_search_tool_dead_server_names_its_settings() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"url": "http://x", "corpus": "y"}, "expected one of them"),
+        ({"url": "http://x", "corpus": "y"}, "expected only one of them"),
         ({"top_k": 0}, "top_k=0; expected at least 1"),
         ({"corpus": "/nowhere.jsonl"}, "'/nowhere.jsonl', which is not a file"),
     ],
@@ -141,7 +141,7 @@ def test_search_module_reads_the_environment(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setenv("SEARCH_URL", DEFAULT_URL)
     monkeypatch.setenv("SEARCH_CORPUS", str(CORPUS))
-    with pytest.raises(ConfigError, match="set one of them"):
+    with pytest.raises(ConfigError, match="set only one of them"):
         importlib.reload(module)
     monkeypatch.undo()
     importlib.reload(module)

@@ -1,4 +1,4 @@
-"""Environments of strands-env, which play whole episodes through `generate`, unchanged."""
+"""Unchanged environments of strands-env play whole episodes through `generate`."""
 
 import inspect
 import re
@@ -59,7 +59,7 @@ async def test_math_environment_is_trained_exactly(shipped_tokenizer: Any, answe
     assert facts["environment"]["reward_info"]["matched"] is bool(score)
     reward = await reward_of(played)
     assert (reward["score"], reward["acc"], reward["method"]) == (score, score, "environment")
-    assert "boxed" in played.decode(sample.tokens[: played.prompt_length])  # its own system prompt
+    assert "boxed" in played.decode(sample.tokens[: played.prompt_length])  # the environment's prompt
 
 
 async def test_hook_file_runs_with_its_tools_hooks_and_task(shipped_tokenizer: Any) -> None:
@@ -138,7 +138,7 @@ async def test_strands_env_episodes_cut_by_limits_are_trained(
     sampled = sum(len(reply.ids) for reply in played.replied)
     assert (played.sample.status.value, played.facts["stop_reason"]) == ("truncated", reason)
     assert sum(played.sample.loss_mask) == sampled > 0
-    assert (await reward_of(played))["method"] == "environment"  # it scores a truncated episode, too
+    assert (await reward_of(played))["method"] == "environment"  # also if truncated
     assert hooks.events[-1] == "cleanup"
 
 
@@ -280,11 +280,11 @@ def test_task_becomes_a_row_and_comes_back(shipped_tokenizer: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        ({"environment": "strands_env"}, "needs environment_factory"),
-        ({"environment_factory": "a.b"}, "needs environment: strands_env"),
-        ({"agent_program": "a.b", "environment_config": {}}, "is the path of a file; got a mapping"),
-        ({"environment": "strands_env", "environment_factory": "a.b", "agent_factory": "c.d"}, "ignores agent_factory"),
-        ({"environment": "strands_env", "environment_factory": "a.b", "tools": ["c.d"]}, "ignores tools"),
+        ({"environment": "strands_env"}, "environment_factory, the dotted path of an environment"),
+        ({"environment_factory": "a.b"}, "environment_factory with environment: strands_env"),
+        ({"agent_program": "a.b", "environment_config": {}}, "the path of a file as environment_config"),
+        ({"environment": "strands_env", "environment_factory": "a.b", "agent_factory": "c.d"}, "no agent_factory with"),
+        ({"environment": "strands_env", "environment_factory": "a.b", "tools": ["c.d"]}, "no tools with environment"),
     ],
 )
 def test_settings_that_contradict_are_refused(given: Any, error: str) -> None:
@@ -293,7 +293,7 @@ def test_settings_that_contradict_are_refused(given: Any, error: str) -> None:
 
 
 def cut_after(tokenizer: Any, text: str, count: int) -> tuple[Reply, Reply]:
-    """Return a turn that the engine aborts after some tokens, and its rest."""
+    """Return a turn that the engine aborts after `count` tokens, and its rest."""
     ids = ids_of(tokenizer, text)
     return Reply.abort(ids[:count]), Reply.tokens(ids[count:])
 

@@ -1,4 +1,4 @@
-"""A verifiers taskset with a tool server, as `vf-init --add-tool` creates one, with faults that a row can choose."""
+"""A verifiers taskset with a tool server, as `vf-init --add-tool` creates one, with faults that the settings choose."""
 
 import asyncio
 import os

@@ -96,7 +96,7 @@ async def test_run_episode_checks_abort_before_the_first_request(shipped_tokeniz
     assert fake.requests == []
 
 
-@pytest.mark.skipif(bool(IMPORT_FAULT), reason="Strands' own loop runs, whose histories are compared")
+@pytest.mark.skipif(bool(IMPORT_FAULT), reason="Strands' own loop runs, in which a tool can change the history")
 async def test_run_episode_ignores_tools_that_mutate_values(
     shipped_tokenizer: Any,
 ) -> None:

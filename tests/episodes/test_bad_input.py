@@ -76,7 +76,7 @@ async def test_generate_masks_turns_before_an_engine_death(shipped_tokenizer: An
 @pytest.mark.parametrize("fault", [Reply.reset(), Reply.status(503), Reply.status(500)], ids=repr)
 @pytest.mark.parametrize("turn", [0, 1])
 async def test_generate_survives_an_engine_outage(shipped_tokenizer, retry_waits, fault, turn) -> None:
-    """The engine fails before a turn of 16 episodes, for 30 s of retry waits."""
+    """The engine fails for all of 16 episodes before their first or second turn, for 30 s of retry waits."""
     arrived = 0
 
     async def reply(request: dict[str, Any], _number: int) -> Reply:

@@ -23,8 +23,8 @@ CALLS = {"agent": 1321, "hook": 1844, "factory": 1755, "gateway": 1812}  # with 
 COUNTED_WITH = {"strands-agents": "1.62.0", "aiohttp": "3.14.5"}
 SLACK = 1.02
 SLACK_FOR_OTHER_VERSIONS = 1.25
-MAX_CALLS_TO_FIRST_TURN = 13_400  # to the end of the first turn: renders the whole prompt and opens a connection
-MAX_GROWTH = 20  # more calls in a late turn than in an early turn: far less than one for each turn between them
+MAX_CALLS_TO_FIRST_TURN = 13_400  # the first turn renders the whole prompt and opens a connection
+MAX_GROWTH = 20  # more calls in a late turn than in an early turn; one for each turn between them would be more
 MAX_BYTES_GROWTH = {"gateway": 8}  # its answers have the number of tokens, which gets more digits
 
 needs_middleware = pytest.mark.skipif(not HAS_MIDDLEWARE, reason="this Strands' loop costs more with each turn")
@@ -86,7 +86,7 @@ def test_turn_costs_calls_do_not_grow(costs: TurnCosts) -> None:
 
 @needs_middleware
 def test_turn_costs_calls_of_this_package_are_as_counted(costs: TurnCosts, case: str) -> None:
-    counted = min(costs.own_calls)  # the minimum leaves out turns with a timer
+    counted = min(costs.own_calls)  # the minimum leaves out turns in which a timer ran
     assert counted == pytest.approx(OWN_CALLS[case], rel=SLACK - 1), f"set OWN_CALLS[{case!r}] to {counted}"
 
 

@@ -242,7 +242,7 @@ def _load_processor_with_videos(llava_with_videos: Any, monkeypatch: pytest.Monk
 @pytest.mark.usefixtures("_load_processor_with_videos")
 @pytest.mark.parametrize("written_by", ["policy", "policy, first", "tool"])
 async def test_images_sampled_video_token_ends_the_episode(llava_with_videos, written_by) -> None:
-    """A media token without data crashes SGLang; slime's trainer fails at one that follows a vision start token."""
+    """A media token without data makes SGLang crash and, after a vision start token, slime's trainer fail."""
     escaped = CALL.replace("a dot", f"\\u{ord(VIDEO[0]):04x}{VIDEO[1:]}")
     turns = {"policy": [CALL, VIDEO + ANSWER], "policy, first": [VIDEO + CALL], "tool": [escaped, ANSWER]}[written_by]
     sample, engine, _ = await generated(*llava_with_videos, Sample(prompt=chat(picture()), index=0), turns)

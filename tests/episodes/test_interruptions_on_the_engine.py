@@ -70,7 +70,7 @@ def tokens_of(samples: Sequence[Sample]) -> list[list[int]]:
 
 async def test_generate_keeps_tokens_under_weight_updates(engine, shipped_tokenizer, undisturbed):
     running = asyncio.create_task(played(engine, shipped_tokenizer, new_samples()))
-    for version in range(2, 8):  # fewer updates than the aborts of one turn after which `generate` stops
+    for version in range(2, 8):
         if not await wait_for_generation(engine, running):
             break
         await post(engine, "/pause_generation", mode="abort")

@@ -240,7 +240,7 @@ async def test_generate_trains_hostile_turns(checkpoints: Any, known: str, caplo
 
 
 def playable(known: str) -> list[str]:
-    """Return the variants for a template; Nemo's refuses the second user turn that Strands' structured output needs."""
+    """Return the variants for a template; Mistral Nemo's refuses the second user turn of structured output."""
     return [name for name in VARIANTS if (known, name) != ("mistral-nemo", "structured")]
 
 
@@ -281,7 +281,7 @@ async def test_generate_orders_results_by_their_calls(shipped_tokenizer: Any, va
     done = await run(shipped_tokenizer, turns, settings=VARIANTS[variant])
     errors = ["Er"] * len(ODD_NAMES)
     assert [result[:2] for result in results_after(done, 0)] == ["(0", "Er", "(2", *errors, "(7"]
-    # Strands replaces such names on some paths, which must not begin another segment
+    # Strands replaces such names on some paths; this must not begin another segment
     assert (done.facts["stop_reason"], done.facts["segments"]) == ("completed", 1)
 
 

@@ -1,4 +1,4 @@
-"""Several causes end one episode: the stop reason and the error that count, for each of the three players.
+"""Several causes end one episode: the stop reason and the error that count, for agents, environments and programs.
 
 In each table, a row is the end of the policy's turns, and a column is the end of the user's code around them. A cell is
 the episode's stop reason; after the colon, a part of its error.
@@ -75,7 +75,7 @@ def calls(*names: str) -> str:
 
 
 def _turns(tokenizer: Any, row: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """Return the engine's replies, the settings and the sampling parameters with which the turns end as named."""
+    """Return the engine's replies, the settings and the sampling parameters with which the turns end as `row` says."""
     work_ids = ids_of(tokenizer, calls("work"))
 
     def aborted(_body: dict[str, Any], _number: int) -> Reply:
@@ -254,7 +254,7 @@ async def program(task: Any, endpoint: Any) -> object:
 BAD_SCORE, RAISED = "environment_error: expected a finite number", "setup_error: raised ValueError: no luck"
 PROGRAM = {
     # the program returns, raises, returns a bad score, hangs until the timeout or an abort
-    "nothing": ["setup_error: without asking the policy", RAISED, BAD_SCORE, TIMEOUT, ABORTED],
+    "nothing": ["setup_error: without an answer of the policy", RAISED, BAD_SCORE, TIMEOUT, ABORTED],
     "answer": ["completed", RAISED, BAD_SCORE, TIMEOUT, ABORTED],
     "cut": ["turn_length", "turn_length: raised ValueError: no luck", BAD_SCORE, TIMEOUT, ABORTED],
     "budget": [BUDGET, BUDGET, BUDGET, BUDGET, ABORTED],

@@ -223,7 +223,7 @@ def test_eval_config_notes_ignored_keys_once(tmp_path):
         ({"path": "sums.jsonl@[7:9]"}, r"\[7:9\] selects none of the 3 rows of sums.jsonl"),
         ({"path": "sums.jsonl@[7:]"}, r"\[7:\] selects none of the 3 rows of sums.jsonl"),
         ({"path": "sums.jsonl@[:0]"}, r"\[:0\] selects none of the 3 rows of sums.jsonl"),
-        ({"path": "rows.csv"}, "expected .jsonl or .parquet"),
+        ({"path": "rows.csv"}, "expected a .jsonl or .parquet file"),
         ({"path": "${oc.env:NO_SUCH_VARIABLE}/rows.jsonl"}, "NO_SUCH_VARIABLE"),
         ({"multimodal_keys": {"image": "images"}}, "multimodal_keys.*can't be evaluated here"),
         ({"apply_chat_template": True}, "got apply_chat_template=True; .*can't be evaluated here"),

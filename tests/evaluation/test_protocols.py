@@ -42,7 +42,7 @@ def write_benchmark(folder: Path, name: str, problems: int, **metadata: Any) -> 
 
 @pytest.fixture
 def measure(run, tmp_path, shipped_tokenizer):
-    """Return a function that evaluates AIME 2024, of 30 made-up problems, without a settings file."""
+    """Return a function that evaluates 30 made-up problems as AIME 2024, without a settings file."""
 
     async def measure(protocol: str | None, **changes: Any) -> Any:
         data = [write_benchmark(tmp_path, "aime-2024", 30)]
@@ -145,7 +145,7 @@ def test_protocol_refuses_unknown_names_and_other_sampling(tmp_path, shipped_tok
             options_for(tmp_path, dead_url(), shipped_tokenizer, protocol="tool", data=[], eval_config=config)
         )
     data = [write_benchmark(tmp_path, "ifeval", 2, **{GRADING_KEY: "ifeval"})]
-    with pytest.raises(ConfigError, match="the protocol tool can't measure ifeval: its system prompt"):
+    with pytest.raises(ConfigError, match="the protocol tool can't measure ifeval: the agent's system prompt"):
         run_evaluation(options_for(tmp_path, dead_url(), shipped_tokenizer, protocol="tool", data=data, config=None))
 
 

@@ -1,4 +1,4 @@
-"""Agent programs for the tests, which send requests to the endpoint without an SDK."""
+"""Agent programs that send requests to the endpoint without an SDK."""
 
 import asyncio
 import json
@@ -69,14 +69,14 @@ async def numbering(task: Any, endpoint: Any) -> str:
 
 
 async def adding(task: Any, endpoint: Any) -> str:
-    """Begin with one more user message in each further attempt."""
+    """Begin with one more user message in each later attempt."""
     told.append("start")
     more = {"role": "user", "content": "Take your time."}
     return await chat(task, endpoint, more=[more] * (told.count("start") - 1))
 
 
 async def twice(task: Any, endpoint: Any) -> None:
-    """Send two more user messages after the first answer."""
+    """Send two more user messages, each after an answer."""
     messages: list[Any] = []
     for text in (task.text, "Sure?", "Really?"):
         messages.append({"role": "user", "content": text})
@@ -116,7 +116,7 @@ async def asking_once(task: Any, endpoint: Any) -> str:
 
 
 async def retooling(task: Any, endpoint: Any) -> str:
-    """In further attempts, offer more tools after the first turn."""
+    """In later attempts, offer more tools after the first turn."""
     told.append("start")
     other = {"type": "function", "function": {"name": "other", "parameters": {"type": "object", "properties": {}}}}
     return await chat(task, endpoint, later_tools=[*TOOLS, *[other] * (told.count("start") - 1)])
@@ -138,7 +138,7 @@ async def dated(task: Any, endpoint: Any) -> None:
 
 
 async def giving_up(task: Any, endpoint: Any) -> str:
-    """Send only one request in further attempts."""
+    """Send only one request in each later attempt."""
     told.append("start")
     if told.count("start") == 1:
         return await chat(task, endpoint)

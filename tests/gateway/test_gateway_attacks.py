@@ -84,7 +84,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("messages", {"messages": [{"role": "user", "content": [{"type": "image", "source": "x"}]}]}, "source='x'"),
     ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "'item_reference'"),
     ("responses", {"input": "Hi", "previous_response_id": "resp_x"}, "previous_response_id"),
-    ("responses", {"input": "Hi", "tools": [{"type": "web_search"}]}, "of type function"),
+    ("responses", {"input": "Hi", "tools": [{"type": "web_search"}]}, "of type 'function'"),
     ("responses", {"input": "Hi", "text": {"format": {"type": "json_schema"}}}, "format"),
 ]  # fmt: skip
 
@@ -179,7 +179,7 @@ async def test_session_refuses_too_many_histories(stage, monkeypatch):
     async with stage(lambda _body, number: f"{number}<|im_end|>", branches=True) as made:
         histories = [[{"role": "user", "content": f"Question {n}"}] for n in range(5)]
         answers = [await made.post("chat", {"messages": one}) for one in histories]
-    assert [status for status, _ in answers] == [200, 200, 200, 400, 400], "SDKs send a request again after a 429"
+    assert [status for status, _ in answers] == [200, 200, 200, 400, 400], "after a 429, SDKs would send it again"
     assert answers[3][1]["error"]["code"] == "too_many_histories"
     assert "Continue one of these" in answers[3][1]["error"]["message"]
 

@@ -338,7 +338,7 @@ async def test_replay_restart_counts_calls_with_reused_ids(
 
 
 async def _said_again(tokenizer: Any, program: str, cut: int | None, most: int) -> tuple[Any, int]:
-    """Play with at most `most` user turns, resuming once after request `cut`; return the sample and the requests."""
+    """Play at most `most` user turns, resuming once after request `cut`; return the sample and the request count."""
     flag, answer, asked = _Flag(), ids_of(tokenizer, TURNS[-1]), 0
 
     def script(_body: dict[str, Any], _number: int) -> Reply:
@@ -385,7 +385,7 @@ async def test_replay_of_a_program_without_requests_fails(shipped_tokenizer):
     sample, _ = await _attempts(shipped_tokenizer, "asking_once", (0, 5), resumable="replay")
     facts = sample.metadata["strands_rollout"]
     assert (sample.status.value, facts["dropped_sampled_tokens"]) == ("failed", 5)
-    assert "ended without asking the policy" in facts["error"]
+    assert "ended without an answer of the policy" in facts["error"]
     assert violations(sample) == []
 
 
@@ -435,7 +435,7 @@ async def test_agent_command_plays_an_episode(shipped_tokenizer, monkeypatch):
         ({"command": "no-such-command {prompt}"}, "agent_command can't start 'no-such-command'"),
         ({"command": "python -c", "args": ["print('why'); exit(3)", "{prompt}"]}, "exit code 3"),
         ({"command": "python -c pass {prompt}", "exit_codes": [3]}, "exit code 0; expected one of"),
-        ({"command": "python -c exit(3) {prompt}", "exit_codes": [0, 3]}, "ended without asking the policy"),
+        ({"command": "python -c exit(3) {prompt}", "exit_codes": [0, 3]}, "ended without an answer of the policy"),
         ({"command": "python -c pass {prompt}", "cwd": "/no/such/folder"}, "can't start"),
     ],
 )
@@ -458,9 +458,9 @@ async def test_agent_command_kills_escaped_processes(shipped_tokenizer):
     ("settings", "words"),
     [
         ({"agent_program": "programs.chat", "agent_factory": "programs.chat"}, "agent_factory and agent_program"),
-        ({"agent_program": "programs.chat", "hooks": ["x.y"]}, "ignores hooks; remove it"),
-        ({"resumable": "replay"}, "resumable is for agent_program"),
-        ({"agent_command": "claude -p"}, "needs {prompt} or {task}"),
+        ({"agent_program": "programs.chat", "hooks": ["x.y"]}, "no hooks, which agent_program ignores"),
+        ({"resumable": "replay"}, "no resumable, which is for agent_program"),
+        ({"agent_command": "claude -p"}, "expected: {prompt} or {task} in the command"),
         ({"agent_program": "programs.no_such"}, "no attribute 'no_such'"),
     ],
 )

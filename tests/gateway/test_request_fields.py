@@ -1,4 +1,4 @@
-"""Fields of a request: what can change tokens is applied, refused, or listed; nothing is ignored."""
+"""Fields of a request: what can change tokens is applied, refused, or listed in the facts as ignored."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The gateway alone, and the embedded engine's chat endpoint."""
+"""The gateway alone, and the embedded engine's endpoints of each API."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -257,7 +257,7 @@ def test_send_dump_raises_when_the_collector_refuses(collector: Collector, tmp_p
 def test_otlp_exporter_and_send_dump_errors_name_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
         monkeypatch.delenv(name)
-    with pytest.raises(ConfigError, match=r"as --endpoint, or set OTEL_EXPORTER_OTLP_ENDPOINT"):
+    with pytest.raises(ConfigError, match=r"with --endpoint, or set OTEL_EXPORTER_OTLP_ENDPOINT"):
         otlp_exporter(None)
     with pytest.raises(ConfigError, match=r"got --endpoint localhost:4318; expected a URL"):
         otlp_exporter("localhost:4318")

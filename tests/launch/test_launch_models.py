@@ -177,7 +177,7 @@ def test_row_values_are_defaults_of_settings() -> None:
     options = ["--pipeline-parallel", "1", "--tensor-parallel=8", "--routing-replay", "--eps-clip", "0.1"]
     flags = flags_of(words_of(training_command(*options, MODEL="qwen3.5-27B")))
     assert (flags["--tensor-model-parallel-size"], flags["--pipeline-model-parallel-size"]) == ("8", "1")
-    assert "--decoder-last-pipeline-num-layers" not in flags  # the row's value is for two groups
+    assert "--decoder-last-pipeline-num-layers" not in flags  # the row's value is for two pipeline stages
     assert "--use-rollout-routing-replay" in flags
     assert flags["--eps-clip"] == "0.1"
 

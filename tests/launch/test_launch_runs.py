@@ -207,7 +207,7 @@ def test_eval_of_missing_checkpoint_is_refused(with_ray: Stage) -> None:
 def test_typo_in_argument_or_configuration_starts_nothing(stage: Stage) -> None:
     stage.use_real_python()
     finished = stage.run(TRAIN, "--", "--rollout-temprature", "0.7", "--attention-dropuot", "0.1")
-    said = "slime does not know an argument, see above; nothing was started"
+    said = "the arguments for slime have errors, see above; nothing was started"
     assert_refused(stage, finished, said, "--rollout-temperature", "--attention-dropout")
 
     (stage.root / "configs/math_code.yaml").write_text("strands_rollout: {max_tool_iteration: 3}")

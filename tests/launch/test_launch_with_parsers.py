@@ -27,7 +27,7 @@ MODELS = [name for name in model_rows() if (SLIME / f"scripts/models/{name}.sh")
 
 
 def refusals_of(commands: Sequence[Sequence[str]]) -> list[str | None]:
-    """Return the refusal of each command, by slime and the packages that it parses with; None if all accept it."""
+    """Return for each command the error of slime, Megatron-LM or SGLang that refuses it; None if all accept it."""
     folders = [MEGATRON, SLIME, os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,
@@ -50,7 +50,7 @@ def refusals_of(commands: Sequence[Sequence[str]]) -> list[str | None]:
 
 
 def command_of(model: str, job: str = "colocated") -> list[str]:
-    """Return a command with a policy that the router on PyPI has, too."""
+    """Return a command with a routing policy that the router on PyPI has, too."""
     named = {"script": "eval_aime.sh"} if job == "evaluation" else {}
     arguments = [] if named else [job]
     return words_of(

@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.skipif(not (SLIME / "scripts/models").is_dir(), reason="needs SLIME_PATH, a checkout of THUDM/slime"),
 ]
 ROWS = model_rows()
-# the rows and docs/training-models.md have the numbers of slime 0.3.1 and newer, which is the first with this file
+# the rows and docs/training-models.md have the numbers of slime 0.3.1 and newer; 0.3.1 is the first with this file
 HAS_NUMBERS = pytest.mark.skipif(
     not (SLIME / "scripts/models/qwen3.5-9B.sh").is_file(), reason="this slime is older than 0.3.1"
 )
@@ -48,8 +48,9 @@ NUMBERS = {
     "engine": "--rollout-num-gpus-per-engine",
     "memory": "--sglang-mem-fraction-static",
 }
-# by docs/training-models.md, "Numbers that are not slime's"; slime's script for GLM-Z1 leaves the fraction to slime
-# layout; slime's examples for Qwen3-4B take all GPUs and 2 GPUs, and its script for GLM-Z1 half of a node for each side
+# see docs/training-models.md, "Numbers that are not slime's"
+# layout: slime's examples for Qwen3-4B take all GPUs and 2 GPUs, and its script for GLM-Z1 half of a node for each side
+# memory: its script for GLM-Z1 sets no fraction
 OWN = {("qwen3-4B", "gpus"), ("qwen3-4B-Instruct-2507", "gpus"), ("glm4-9B", "gpus")}
 OWN |= {
     ("qwen3.5-9B", "gpus"),
@@ -150,7 +151,7 @@ def test_training_step_fits_gpu_of_80_gb(model: str, mode: str) -> None:
 
 
 def cache_tokens(model: str, command: TrainingCommand) -> int | None:
-    """Return the tokens that an engine's cache holds; None for attention with a state."""
+    """Return the tokens that an engine's cache holds; None for a model with linear attention."""
     row, size = ROWS[model], model_size(command)
     if size is None:
         return None

@@ -1,4 +1,4 @@
-"""A turn as Strands' message, and as the stream from which Strands makes the same one."""
+"""A turn as Strands' message, and as the stream from which Strands makes the same message."""
 
 from typing import Any
 

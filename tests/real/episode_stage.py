@@ -36,7 +36,7 @@ class EpisodeStage:
     engine_url: str  # URL of the engine itself, for control requests
     recorder: WireRecorder  # proxy that records requests and answers
     tokenizer: Any  # tokenizer of the served model
-    args_more: dict[str, Any] = field(default_factory=dict)  # further attributes of slime's args
+    args_more: dict[str, Any] = field(default_factory=dict)  # attributes of slime's args besides those of `args_for`
 
     async def play(self, samples, params=GREEDY, *, at_once=64, **settings):
         """Play samples through `generate` and, if finished, `reward_func`; check and return them."""

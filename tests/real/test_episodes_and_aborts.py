@@ -19,7 +19,7 @@ ReportRow = Callable[..., None]
 
 
 async def aborted_when(stage, begun, params, report_row, when, **settings):
-    """Abort episodes once something has begun, and return their samples."""
+    """Abort episodes once `begun` has returned, and return their samples."""
     flag = asyncio.Event()
     running = asyncio.create_task(stage.play(new_samples(EPISODES), params, should_abort=flag.is_set, **settings))
     await begun()
@@ -129,7 +129,7 @@ def is_open(sample: Sample) -> bool:
 
 
 async def cut_to_pieces(stage: EpisodeStage, run_s: float) -> tuple[list[Sample], int]:
-    """Abort and resume episodes until each is finished; return them and how often one was aborted."""
+    """Abort and resume episodes until each is finished; return them and the number of aborts."""
     clock, aborts, samples = asyncio.get_running_loop().time, 0, new_samples(EPISODES)
     while any(map(is_open, samples)):
         end = clock() + run_s

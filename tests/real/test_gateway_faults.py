@@ -38,7 +38,7 @@ async def test_generate_waits_for_unreachable_worker(
 async def test_generate_survives_dead_worker_until_removed(
     sglang: str, shipped_tokenizer: Any, report_row: Any
 ) -> None:
-    router = "sglang-router"  # its default policy sends all of these to one worker, also after that worker died
+    router = "sglang-router"  # its default routing policy sends all of these to one worker, also after that worker died
     async with two_workers(sglang, sglang, shipped_tokenizer, router=router) as (stage, gateway, fronts):
         await stage.play_one()  # one request: several at once could be spread over both workers
         (busy,) = [front for front in fronts if front.passages]

@@ -105,7 +105,7 @@ async def until_used(router: str, stage: EpisodeStage, report_row: Any) -> None:
         ends = ends_of(await stage.play(new_samples(EPISODES), SAMPLED))
         assert (len(ends.exact), ends.reasons, ends.lost) == (EPISODES, set(), [])
         used = set.union(*map(versions_of, ends.exact))
-    row = {"fault": "the killed one is back", "router": NAMES[router], **ends.counts}
+    row = {"fault": "the killed worker is back", "router": NAMES[router], **ends.counts}
     report_row("faults", **row, recovery_s=round(clock() - started, 1))
 
 
@@ -131,6 +131,6 @@ async def test_generate_survives_loss_of_all_workers(sglang, own_worker, shipped
         for router, ends in (await ended(begin(stages, SAMPLED))).items():
             recovery_s = round(clock() - back, 1)
             report_row(
-                "faults", fault="one of them is back", router=NAMES[router], **ends.counts, recovery_s=recovery_s
+                "faults", fault="one killed worker is back", router=NAMES[router], **ends.counts, recovery_s=recovery_s
             )
             assert (len(ends.exact), ends.reasons, ends.lost) == (EPISODES, set(), [])

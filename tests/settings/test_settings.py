@@ -69,13 +69,10 @@ def test_settings_from_args_defaults(args: Any, tmp_path: Path) -> None:
         ({"tools": "a.b"}, r"got strands_rollout.tools='a.b'; expected: a list, in \[ \]$"),
         ({"reward": {"judge": 3}}, "got strands_rollout.reward.judge=3; expected: a mapping$"),
         ({"reward": {"style": "mine"}}, "expected: 'default' or 'slime_strands_example'$"),
-        ({"reward": {"correct": 1.0, "wrong": 1.0}}, "a wrong answer could score 1.0; expected less than correct=1.0"),
-        ({"reward": {"correct": 0.4, "wrong": 0.0, "tool_shaping": True}}, "a wrong answer could score 0.4"),
-        ({"reward": {"parts": {"a": {"function": "x.y", "judge": "x.z"}}}}, "got a function with a judge or evaluator"),
-        (
-            {"reward": {"parts": {"a": {"function": "x.y", "evaluator": "x.z"}}}},
-            "got a function with a judge or evaluator",
-        ),
+        ({"reward": {"correct": 1.0, "wrong": 1.0}}, "less than correct=1.0 for a wrong answer, which could score 1.0"),
+        ({"reward": {"correct": 0.4, "wrong": 0.0, "tool_shaping": True}}, "a wrong answer, which could score 0.4"),
+        ({"reward": {"parts": {"a": {"function": "x.y", "judge": "x.z"}}}}, "either a function, or a judge"),
+        ({"reward": {"parts": {"a": {"function": "x.y", "evaluator": "x.z"}}}}, "either a function, or a judge"),
     ],
 )
 def test_settings_error_names_got_and_expected(given: Any, words: str) -> None:

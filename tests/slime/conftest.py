@@ -121,7 +121,7 @@ def no_cluster(workers: None) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def tokenizers_are_loaded_once(slime_package: Path) -> Iterator[None]:
-    """Load the tokenizer once: slime would load it for each of its objects, for seconds in each test."""
+    """Load the tokenizer only once: slime would load it for each of its objects, which takes seconds in each test."""
     from slime.rollout import data_source, sglang_rollout
     from slime.utils.processing_utils import load_tokenizer
 

@@ -46,7 +46,7 @@ def observability(path: str) -> Any:
 
 
 def run_beside_slimes_tests(package: Path, program: str) -> None:
-    """Run Python with slime, its own tests and this package importable; it must succeed."""
+    """Run a program with slime, slime's tests and this package importable; the test fails if the program fails."""
     folders = [package, package / "tests", REPOSITORY]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
     command = [sys.executable, "-c", program]
@@ -55,7 +55,7 @@ def run_beside_slimes_tests(package: Path, program: str) -> None:
 
 
 def eval_sends_all_parameters() -> bool:
-    """Return whether slime's evaluation uses a data set's own stop, min_new_tokens and others: after 0.3.1."""
+    """Return whether slime's evaluation uses all sampling parameters of a data set, such as `stop`: after 0.3.1."""
     from slime.rollout import sglang_rollout
 
     return "dataset_cfg.min_new_tokens" in inspect.getsource(sglang_rollout)

@@ -96,7 +96,7 @@ class Holds:
         self._both_held = asyncio.Event()
 
     def hold(self, turn: int, tokens: int) -> None:
-        """Hold slow samples from now on after so many tokens of a turn."""
+        """From now on, hold slow samples after `tokens` tokens of turn `turn`."""
         self._at, self._held, self._both_held = {turn: tokens}, set(), asyncio.Event()
 
     def __call__(self, asked: PolicyRequest) -> Change | None:
@@ -159,7 +159,7 @@ async def set_up_scene(
         folder: Folder for the data set and the dumps.
         plans: The policy's turns by task name.
         tasks: Tasks of the prompts, one prompt each. Ignored if `rows` are given.
-        disturb: Function that chooses the engine's fault for a request; None from it for no fault.
+        disturb: Function that chooses the engine's fault for a request, or returns None for no fault.
         settings: Settings of this package in addition to the recorded tools.
         forgets: Function that removes fields of a request before it reaches the policy, as a router might.
         rows: The data set's rows.
@@ -203,7 +203,7 @@ def wrong_facts(sample: Any, episodes: Episodes, task: str, *, masked_below: int
     episode, facts = episodes[sample.session_id], sample.metadata["strands_rollout"]
     if sample.tokens != episode.sequence:
         return [
-            f"sample {sample.index}: got {len(sample.tokens)} tokens; the engine saw {len(episode.sequence)} others"
+            f"sample {sample.index}: its {len(sample.tokens)} tokens differ from the engine's {len(episode.sequence)}"
         ]
     start = len(sample.tokens) - sample.response_length
     if start != len(episode.first):

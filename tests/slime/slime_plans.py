@@ -21,7 +21,7 @@ class Plan:
     stop_reason: str = "completed"
     status: str = "completed"
     trained: bool = True  # whether the sample trains any token
-    filler: str = ""  # further text of the prompt
+    filler: str = ""  # text that lengthens the prompt
     must_read: str = ""  # text that the policy must read during the episode
 
     def prompt(self, name: str, number: int) -> str:
@@ -61,7 +61,7 @@ PLANS = {
     "refuses": _failed(turn(_MULTIPLY), Reply.status(422, "no such field")),
     "lies": _failed(Reply.tokens([11, 12, 13], logprob_ids=[11, 12, 14])),
     "foreign": _failed(Reply.tokens([10_000_000])),
-    # turns aborted with tokens are continued until the budget is used up; those without, until the patience is
+    # an aborted turn is continued: with tokens until the budget is used up, without tokens until the patience ends
     "stopped": Plan([turn(_MULTIPLY), Reply.abort([11, 12] * 64)], "response_length", "truncated"),
     "silent": _failed(Reply.tokens([])),
     "dequeued": Plan([Reply.abort()], "engine_error", "failed", trained=False),

@@ -40,7 +40,7 @@ def prompt(task: str, number: int, filler: str = "") -> str:
 
 
 def first_attempt(reply: Reply) -> Callable[[PolicyRequest], Reply | None]:
-    """Return a turn that gives `reply` to the first attempt of a request, then moves on in the plan."""
+    """Return a function that replies to the first attempt only; the next entry of its tuple answers later attempts."""
     return lambda asked: reply if asked.attempt == 1 else None
 
 

@@ -39,7 +39,7 @@ async def back_after_ten(response: str, label: str) -> dict[str, Any]:
 
 
 def no_number(args: Any, samples: Any, **_more: Any) -> Any:
-    """A user's own `--custom-rm-path` of slime that returns no number."""
+    """A user's own function for slime's `--custom-rm-path`, which returns no number."""
     return _none(samples)
 
 

@@ -36,7 +36,7 @@ disable_rollout_trim_samples use_dynamic_global_batch_size
 
 
 def arguments(tokenizer_folder: str, **more: Any) -> Namespace:
-    """Return slime's arguments with its defaults."""
+    """Return slime's arguments for a test: this package's functions, small sizes, and else slime's defaults."""
     values: dict[str, Any] = {
         **dict.fromkeys(_UNSET.split()),
         **dict.fromkeys(_OFF.split(), False),

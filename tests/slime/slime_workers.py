@@ -20,7 +20,7 @@ async def _sleep_at_most(most_s: float, seconds: float) -> None:
 
 
 def give_up_soon(set_item: Callable[[Any, Any, Any], object]) -> None:
-    """Give up engines that abort or are unavailable after a second or two instead of 90 s."""
+    """After a second or two instead of 90 s, give up engines that abort or are unavailable."""
     from strands_rollout.client.client import SGLangClient
 
     # still long enough to be interrupted
@@ -35,7 +35,7 @@ def prepare_worker() -> None:
 
 @contextmanager
 def cluster(*paths: Path) -> Iterator[None]:
-    """Start a Ray whose workers can import these folders; do nothing if no workers are wanted."""
+    """Start a Ray whose workers can import modules from these folders; do nothing if no workers are wanted."""
     if not COUNT:
         yield
         return

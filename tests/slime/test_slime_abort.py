@@ -28,7 +28,7 @@ SAMPLED = {"generating": 3, "queued": 0, "inretry": 0, "deaf": 0}
 
 
 async def started(start: Start, name: str, **more: Any) -> Stage:
-    """Start a rollout that begins two groups and needs one; the abort meets the other in the state `name`."""
+    """Return a stage whose rollout begins two groups and needs one; the abort meets the other in the state `name`."""
     plans = {"answers": [turn(call("wait", seconds=0.5)), ANSWER], name: CAUGHT[name]}
     return await start(plans, ["answers", name], rollout_batch_size=1, over_sampling_batch_size=2, **more)
 

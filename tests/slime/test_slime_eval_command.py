@@ -41,7 +41,7 @@ def write_config(folder: Path) -> Path:
 
 
 def sent(engine: Any) -> list[str]:
-    """Return the engine's new requests without their ids."""
+    """Return input ids and sampling parameters of the engine's requests since the last call, in sorted order."""
     asked = [
         json.dumps([request.body["input_ids"], request.body["sampling_params"]], sort_keys=True)
         for request in engine.requests

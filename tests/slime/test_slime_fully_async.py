@@ -43,9 +43,10 @@ async def started(begin: Begin, disturb: Any, groups: int, **more: Any) -> Scene
 
 
 async def trained_through_updates(scene: Scene, mode: str, *, every_s: float, most: int) -> tuple[list[Any], int]:
-    """Run a rollout with a weight update every `every_s` seconds, at most `most`; return samples and trained tokens.
+    """Run a rollout with at most `most` weight updates; return the samples and the number of trained tokens.
 
-    The updates begin with the rollout's first request: before that, they would interrupt nothing.
+    There is an update every `every_s` seconds, from the rollout's first request on: before that, it would interrupt
+    nothing.
     """
     before = len(scene.policy.requests)
     training = asyncio.create_task(scene.rollouts.train())

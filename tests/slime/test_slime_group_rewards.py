@@ -1,4 +1,4 @@
-"""`normalize_rewards` and `keep_informative_groups` in slime; without fan-out they equal slime's own functions."""
+"""`normalize_rewards` and `keep_informative_groups` in slime; without fan-out they match slime's own functions."""
 
 import copy
 import inspect
@@ -54,7 +54,7 @@ def full_batch(seed: int, groups: int, size: int) -> list[Any]:
 
 
 def field_of_siblings() -> str:
-    """Return the Sample field that siblings share; skip before slime 0.3.0, which lacks it."""
+    """Return the Sample field that siblings share; skip the test if slime is older than 0.3.0 and lacks it."""
     from slime.utils.types import Sample
 
     return rollout_id_field(Sample()) or pytest.skip("this slime knows no rollout of several samples")

@@ -1,4 +1,4 @@
-"""slime's declared interfaces: checked signatures, its Sample, its data files."""
+"""slime's declared interfaces: the signatures that its own tests check, and its Sample."""
 
 import dataclasses
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_slime_signature_checks_pass(slime_package: Path) -> None:
 
 @pytest.fixture
 def newest_sample() -> None:
-    """Skip the test before slime 0.3.1, whose Sample lacks fields and methods of the stand-in."""
+    """Skip the test with a slime before 0.3.1, whose Sample lacks fields and methods of the stand-in."""
     from slime.utils.types import Sample
 
     if not hasattr(Sample, "append_response_tokens"):

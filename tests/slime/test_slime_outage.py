@@ -23,7 +23,7 @@ BATCH = {"rollout_batch_size": 4, "over_sampling_batch_size": 6}
 
 @pytest.fixture(autouse=True)
 def _no_waits(retry_waits: list[float]) -> None:
-    """Make the engine's patience end immediately."""
+    """End the patience with the engine immediately."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""reasoning-gym through slime's own loop: partial rollouts with the code tool, with the wire's audit of every token."""
+"""reasoning-gym through slime's own loop: partial rollouts with the code tool, with every token checked on the wire."""
 
 from typing import Any
 

@@ -81,7 +81,7 @@ def starts_of(scene: Scene, sample: Any) -> list[tuple[int, int]]:
 
 
 def all_rows(body: dict[str, Any]) -> object:
-    """Drop the field that limits the rows, as an engine that always sends all rows ignores it."""
+    """Drop the field that limits the rows, like an engine that ignores it and always sends all rows."""
     return body.pop("routed_experts_start_len", None)
 
 

@@ -1,4 +1,4 @@
-"""Requests that follow from slime's settings."""
+"""Requests to the engine: sampling parameters, seeds and context limits that follow from slime's arguments."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The search tool through slime's own loop: partial rollouts, with the wire's audit of every token."""
+"""The search tool through slime's own loop: partial rollouts, with every token checked on the wire."""
 
 import pytest
 from interruptible_policy import prompt_of, turn

@@ -16,7 +16,7 @@ SETTINGS = {"tools": [], "environment": "strands_env", "environment_factory": "s
 
 
 def totals(samples: list[Any]) -> tuple[int, int]:
-    """Return the trained tokens of samples, and the sampled tokens that are in no sample."""
+    """Return the numbers of the samples' trained tokens and of sampled tokens that are in no sample."""
     dropped = sum(facts_of(sample)["dropped_sampled_tokens"] or 0 for sample in samples)
     return sum(sum(sample.loss_mask) for sample in samples if not sample.remove_sample), dropped
 
@@ -69,7 +69,7 @@ async def test_partial_rollouts_continue_a_strands_environment(begin: Begin) -> 
     scene.rollouts.args.over_sampling_batch_size = 1
     trained = sum(map(trained_tokens, await scene.rollouts.train(3)))
     samples = scene.rollouts.samples
-    # tools run again in a new environment, so that each may end several times
+    # tools run again in a new environment, so each call may end several times
     assert [found for found in scene.problems(samples) if "ended twice" not in found] == []
     for sample in samples:
         facts = facts_of(sample)

@@ -1,4 +1,4 @@
-"""A verifiers environment through slime's own loop: partial rollouts, with the wire's audit of every token."""
+"""A verifiers environment through slime's own loop: partial rollouts, with every token checked on the wire."""
 
 import os
 import shutil

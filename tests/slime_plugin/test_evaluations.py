@@ -61,7 +61,7 @@ def sample(*, failed: bool = False) -> Sample:
 
 
 def slimes_pass_rates(rewards: list[float], size: int) -> dict[str, float]:
-    """Return pass@k by the product that slime and Codex' paper use, of whole problems."""
+    """Return pass@k of whole problems, by the product that slime and the Codex paper use."""
     rates = {}
     for k in (2**power for power in range(size.bit_length())):
         estimates = []

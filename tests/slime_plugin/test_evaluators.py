@@ -69,9 +69,9 @@ def rubric(model: Any = None) -> OutputEvaluator:
 
 
 request_cancelled = asyncio.Event()
-"""Event: a request to the judge was cancelled."""
+"""Set when a request to the judge is cancelled."""
 waiting = threading.Event()
-"""Event: an evaluator waits; also used as the abort flag."""
+"""Set when an evaluator waits; also used as the abort flag."""
 
 
 class MetadataEvaluator(Evaluator):

@@ -285,7 +285,7 @@ async def test_fully_async_run_of_failed_rewards_ends_at_step(caplog: pytest.Log
 @pytest.mark.parametrize("reward", [None, float("nan"), "good"])
 @pytest.mark.parametrize("group_filter", [keep_informative_groups, keep_informative_groups_with_fallback])
 def test_group_filter_ends_run_without_numeric_rewards(reward: Any, group_filter: Any) -> None:
-    """Without the error, the filter would draw prompts forever."""
+    """Without the error, slime would draw prompts forever, because the filter keeps no group."""
     args = arguments(strands_rollout={"max_failed_groups": 3}, custom_rm_path="my.reward")
     for group in (0, 1):
         assert not group_filter(args, group_of(reward, reward, group=group)).keep

@@ -44,7 +44,7 @@ def test_async_script_fills_its_engines_within_the_staleness() -> None:
 @pytest.mark.parametrize("train_s", [30.0, 120.0, 400.0], ids=["engines are slower", "equal", "trainer is slower"])
 @pytest.mark.parametrize("limit", [1, 2, 4, 8])
 def test_max_started_groups_in_a_simulation(limit: int, train_s: float) -> None:
-    """Few samples are too old, and steps take as long as with slime's own number of groups, from a limit of 4 on."""
+    """Few samples are too old; from a limit of 4 on, steps take less than 10% longer than without a limit."""
     groups = max_started_groups(limit, prompts=16)
     staleness, step_s = simulate(groups, train_s=train_s)
     _, unlimited_s = simulate(16 * 16, train_s=train_s)

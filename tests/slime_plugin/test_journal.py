@@ -1,4 +1,4 @@
-"""The journal of an episode whose process died: its records, and continuing it in another process."""
+"""The journal of an episode: its records, and how another process continues the episode after its process died."""
 
 import asyncio
 import copy
@@ -324,7 +324,7 @@ def build_graph(model: Any, _task: Any) -> Any:
     [
         ({"environment": f"{__name__}.EmptyEnvironment"}, {}, "environment and resources were closed"),
         ({}, {"use_rollout_routing_replay": True}, "it asks for replay data"),
-        ({"agent_factory": f"{__name__}.build_graph"}, {}, "a swarm or graph played it"),
+        ({"agent_factory": f"{__name__}.build_graph"}, {}, "it was played by a swarm or graph"),
     ],
     ids=["environment", "replay", "graph"],
 )
@@ -460,7 +460,7 @@ async def test_journal_resume_masks_tokens_before_restart(shipped_tokenizer, tmp
         command = [sys.executable, "-c", CHILD, arguments]
         child = await asyncio.to_thread(subprocess.run, command, env=environment, check=False, timeout=120)
         assert child.returncode == -signal.SIGKILL
-        fake.engine.update_weights("1")  # slime's restart numbers from 1
+        fake.engine.update_weights("1")  # after a restart, slime numbers the versions from 1
         sample = await generate(args, new_sample(), {"temperature": 1.0, "max_new_tokens": 4096})
     fresh = [await play(shipped_tokenizer, new_sample(), turns=(ANSWER,)) for _ in range(2)]
     first = len(ids_of(shipped_tokenizer, turns[0]))

@@ -155,8 +155,8 @@ async def test_reward_func_accepts_each_form_of_reward(
             {"functoin": f"{HERE}.text_reward"},
             "unknown setting strands_rollout.reward.functoin; did you mean 'function'",
         ),
-        ({"function": f"{HERE}.slow_reward", "parts": {"a": {}}}, "make the function one of the parts"),
-        ({"parts": {"a": {"judge": {"model": "m"}}}}, "a judge needs either base_url and model, or strands_model"),
+        ({"function": f"{HERE}.slow_reward", "parts": {"a": {}}}, "expected: only one of function and parts"),
+        ({"parts": {"a": {"judge": {"model": "m"}}}}, "a judge with either base_url and model, or strands_model"),
     ],
 )
 async def test_reward_func_logs_failing_reward_once(reward: Any, error: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -336,9 +336,9 @@ async def test_reward_func_logs_unknown_setting_once(caplog: pytest.LogCaptureFi
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"correct": -1.0}, "expected less than"),
+        ({"correct": -1.0}, "less than correct=-1.0"),
         ({"wrong": float("nan")}, "finite"),
-        ({"correct": -0.7, "tool_shaping": True}, "expected less than"),
+        ({"correct": -0.7, "tool_shaping": True}, "less than correct=-0.7"),
         ({"style": "slime_strands_example", "wrong": 0.0}, "fixes the scores"),
     ],
 )

@@ -60,6 +60,6 @@ async def test_slime_strands_example_style_reports_bad_labels(label: object) -> 
 async def test_slime_strands_example_style_shapes_by_tool_iterations(tool_iterations: int, score: float) -> None:
     assert (await score_of("Answer: 41", "42", tool_iterations))["score"] == pytest.approx(score)
     assert (await score_of("Answer: 42", "42", tool_iterations))["score"] == 1.0
-    # a sample of slime's generate has an attribute instead of facts
+    # a sample of the example's own `generate` has the attribute `tool_iters` instead of facts
     foreign = SimpleNamespace(response="Answer: 41", label="42", metadata={}, tool_iters=tool_iterations)
     assert (await reward_func(ARGS, foreign))["score"] == pytest.approx(score)

@@ -35,7 +35,7 @@ NEVER_TRAINED = sorted(set(StopReason) - set(TRAINED) - {StopReason.ABORTED})
 
 @pytest.fixture
 def model(shipped_tokenizer: Any) -> SGLangModel:
-    """A model without a request."""
+    """A model that has sent no request."""
     return SGLangModel(tokenizer=shipped_tokenizer, base_url="http://127.0.0.1:9")
 
 
@@ -74,7 +74,7 @@ def write_sample(
 
 
 def violations(sample: Sample, model: SGLangModel, **options: Any) -> list[str]:
-    """Return violations of slime's contract, with a reward, which `generate` leaves to slime."""
+    """Return the sample's violations of slime's contract, given a reward, which `generate` leaves to slime."""
     assert sample.reward is None
     rewarded = copy.copy(sample)
     rewarded.reward = {"score": 1.0}

@@ -25,7 +25,7 @@ with ThreadPoolExecutor(8) as threads:
 
 
 def test_load_tokenizer_loads_once_for_concurrent_threads() -> None:
-    """The threads also import transformers first, and its first import is not thread-safe."""
+    """The threads also import transformers for the first time, and this import is not thread-safe."""
     command = [sys.executable, "-c", LOAD_CONCURRENTLY, str(SHIPPED_MODEL_DIR)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert (done.stdout, done.returncode) == ("2\n", 0), done.stderr

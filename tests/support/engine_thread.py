@@ -27,7 +27,7 @@ def run_on_thread(engine: AbstractAsyncContextManager[T]) -> Iterator[T]:
 
     thread = threading.Thread(target=run, name="engine", daemon=True)
     thread.start()
-    assert up.wait(_START_S), "the engine did not start"
+    assert up.wait(_START_S), f"the engine did not start within {_START_S:.0f} s"
     try:
         yield given[0]
     finally:

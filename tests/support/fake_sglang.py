@@ -105,7 +105,7 @@ class FakeSGLang:
 
     @property
     def violations(self) -> list[str]:
-        """Messages for requests that broke the token-in/token-out rule."""
+        """Messages for requests that broke the token-in/token-out rule or had an id outside the vocabulary."""
         return self.episodes.violations
 
     async def __aenter__(self) -> Self:
@@ -310,7 +310,7 @@ def _logprobs(request: Mapping[str, Any], sampled: Sampled) -> Iterable[tuple[fl
 
 
 def _facts(request: Mapping[str, Any], sampled: Sampled, facts: Any) -> dict[str, Any]:
-    """Return weight versions and the requested replay data; empty if the request sampled nothing."""
+    """Return the weight versions and the requested replay data; an empty dict if the request sampled no token."""
     if not sampled.versions:
         return {}
     found: dict[str, Any] = {"weight_version": sampled.versions[-1], "weight_versions": _spans(sampled.versions)}

@@ -1,6 +1,7 @@
-"""The token-in/token-out check of the fake SGLang: each request must extend the last request's input and output.
+"""The token-in/token-out check of the fake SGLang.
 
-The recorded token ids of an episode are also the ground truth for its sample.
+Each request must extend the last request's input and output, or repeat the last or the first request. Tests also
+compare an episode's sample with the recorded token ids.
 """
 
 import itertools
@@ -15,7 +16,7 @@ class Episode:
     first: list[int]  # the first request's ids
     last_input: list[int]  # the last request's ids
     sequence: list[int]  # the last answered request's ids and its output
-    # the weights that sampled each id of the sequence; None for an id that the client sent
+    # the weight version that sampled each id of the sequence; None for an id of the context
     versions: list[str | None] = field(default_factory=list)
     restarts: int = 0  # number of times that the episode began again after tokens had been sampled
 
@@ -35,7 +36,8 @@ class Episodes:
     """The episodes of one fake server, by key.
 
     Attributes:
-        violations: Messages for requests that don't extend the last input and output.
+        violations: Messages for requests that neither extend the last input and output nor repeat the last or the first
+            request, and for ids outside the vocabulary.
         dropped: Messages for requests that were repeated after an answer with tokens. A client that never received
             that answer has no choice, so this is no violation.
     """

@@ -63,7 +63,7 @@ class Reply:
 
     @classmethod
     def abort(cls, ids: Sequence[int] = (), **meta: Any) -> Self:
-        """Return an aborted generation: partial with `ids`, else like a request that was still queued."""
+        """Return an aborted generation: partial with `ids`, else like that of a request that was still queued."""
         queued: dict[str, Any] = {} if ids else {"prompt_tokens": None, "cached_tokens": None}
         return cls.tokens(ids, "abort", **{**queued, **meta})
 
@@ -85,7 +85,7 @@ class Reply:
 
     @classmethod
     def reset(cls) -> Self:
-        """Return a reply that closes the connection before a response."""
+        """Return a reply that closes the connection without a response."""
         return cls("reset")
 
     @classmethod

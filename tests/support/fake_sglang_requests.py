@@ -40,7 +40,7 @@ class Requests:
         self._change = asyncio.Event()
 
     async def run(self, rid: str, reply: Reply) -> Sampled:
-        """Queue a request, sample its reply, and return it when it ends or is aborted."""
+        """Queue a request and sample its reply; return what was sampled when the request ends or is aborted."""
         while self.is_paused:
             await self._wait_for_change(math.inf)
         request, prefilled_by, versions = _Request(rid), self.weight_version, list[str]()
@@ -93,7 +93,7 @@ class Requests:
         self._notify()
 
     def update_weights(self, version: str) -> None:
-        """Use this weight version for all further tokens."""
+        """Use this weight version for all tokens sampled from now on."""
         self.weight_version = version
 
     def load(self) -> tuple[int, int]:

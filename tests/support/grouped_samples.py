@@ -9,7 +9,7 @@ from strands_rollout.samples import rollout_id_field
 
 
 def arguments(**more: Any) -> SimpleNamespace:
-    """Return slime's args that affect the rewards of groups, with slime's defaults."""
+    """Return slime's args that affect the rewards of groups: slime's defaults, and one group of four in a step."""
     values = {
         "advantage_estimator": "grpo",
         "rewards_normalization": True,

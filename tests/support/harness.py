@@ -22,7 +22,7 @@ def call_text(code: str = "print(17 * 2)", name: str = "execute_python_code") ->
 
 
 def args_for(base_url: str, tokenizer: Any, **more: Any) -> SimpleNamespace:
-    """Return the attributes of slime's args that the package reads."""
+    """Return a stand-in for slime's args with the checkpoint, the router's address, and the attributes in `more`."""
     host, port = base_url.removeprefix("http://").split(":")
     return SimpleNamespace(
         hf_checkpoint=str(Path(tokenizer.name_or_path)), sglang_router_ip=host, sglang_router_port=int(port), **more

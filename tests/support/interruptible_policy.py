@@ -87,12 +87,12 @@ Disturb = Callable[[PolicyRequest], "Reply | Change | None"]
 
 
 def abort_after(count: int) -> Change:
-    """Abort the request at the engine after `count` tokens."""
+    """Abort the request at the engine after `count` tokens, but before its last token."""
     return lambda rest: rest.aborted_after(min(count, len(rest.ids) - 1))
 
 
 def hold_after(count: int) -> Change:
-    """Sample `count` tokens, then none until the request is aborted."""
+    """Sample `count` tokens, but not the last one; then none until the request is aborted."""
     return lambda rest: rest.held(min(count, len(rest.ids) - 1))
 
 
@@ -139,7 +139,7 @@ class InterruptiblePolicy:
         mark = _MARK.search(self.tokenizer.decode(ids))
         starts = _occurrences(ids, self._assistant)
         if mark is None or not starts:
-            return self._refuse(f"no task, or no assistant's turn, in {len(ids)} ids")
+            return self._refuse(f"no task mark, or no assistant's turn, in {len(ids)} ids")
         key, name, number = str(received.key), mark[1], int(mark[2])
         planned = self._turn_ids(key, name, len(starts) - 1)
         done = self._sampled_count(ids[starts[-1] + len(self._assistant) :], planned)

@@ -71,7 +71,7 @@ def refusal_of(words: list[str]) -> str | None:
 
 
 def main() -> int:
-    """Print what slime and its packages answer to the commands on stdin."""
+    """Print for each command on stdin the error of slime, Megatron-LM or SGLang, or null; return the exit status."""
     answers, sys.stdout = sys.stdout, sys.stderr  # packages print when they are imported
     for name in PARSE_NOTHING:
         try:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 
 async def wait_until(condition: Callable[[], object], within_s: float = 240.0) -> None:
-    """Poll `condition` until it is true; raise TimeoutError, so that a failing test doesn't hang."""
+    """Poll `condition` until it is true; after `within_s`, raise TimeoutError, so that a failing test doesn't hang."""
     async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process exists and is not a zombie."""
+    """Return whether a process exists and, on Linux, is not a zombie."""
     if sys.platform != "linux":
         try:
             os.kill(pid, 0)
@@ -42,6 +42,6 @@ def wait_for_number(note: Path, within_s: float = 30.0) -> int:
     deadline = time.monotonic() + within_s
     while not (note.exists() and note.read_text().endswith("\n")):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"no number was written to {note}")
+            raise TimeoutError(f"no number was written to {note} within {within_s:g} s")
         time.sleep(0.02)
     return int(note.read_text())

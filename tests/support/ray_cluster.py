@@ -16,14 +16,14 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_ACCEL
 
 @contextlib.contextmanager
 def ray_cluster(cpus: Mapping[str, int], *folders: Path) -> Iterator[SimpleNamespace]:
-    """Start nodes with the given numbers of CPUs by name; their processes can import modules from `folders`."""
+    """Start a node for each name in `cpus`, with that many CPUs; its processes can import modules from `folders`."""
     if sys.platform != "linux":
-        pytest.skip("Ray's clusters on one machine are Linux's")
+        pytest.skip("Ray clusters of several nodes on one machine need Linux")
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
     from ray.cluster_utils import Cluster
 
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets must be short
-    Path(folder).chmod(0o755)  # killed workers leave scratch directories here, and code runs as other users
+    Path(folder).chmod(0o755)  # other users' code enters the workers' scratch directories in it
     Path(folder, "ray").mkdir()
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)

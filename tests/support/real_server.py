@@ -44,7 +44,7 @@ def start_gateway(*workers: str, router: str = "smg", flags: tuple[str, ...] = (
 
 
 def run_script(script: str, *arguments: str) -> str:
-    """Run a script and return its output; its failure fails the test with its stderr."""
+    """Run a script and return its output; if the script fails, the test fails with the script's stderr."""
     done = subprocess.run(["bash", str(SCRIPTS / script), *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{script} {arguments[0]} failed: {done.stderr}"
     return done.stdout

@@ -59,7 +59,7 @@ class RecordingPolicy:
         facts = [sample.metadata["strands_rollout"] for sample in samples]
         held = sum(one.get("sampled_tokens", 0) for one in facts)
         known = held + facts[0].get("dropped_sampled_tokens", 0)
-        # an abort may cut a request whose answer is in flight
+        # an abort may cancel a request whose answer this policy has recorded already
         assert known == len(self.sampled) or (samples[0].status is Sample.Status.ABORTED and known < len(self.sampled))
         if samples[0].status in (Sample.Status.COMPLETED, Sample.Status.TRUNCATED):
             assert len(trained) == held - masked

@@ -1,4 +1,7 @@
-"""A copy of the shell scripts in a temporary folder, with a fake Python that logs its arguments instead of running."""
+"""A copy of the shell scripts in a temporary folder, with a fake Python that logs its arguments.
+
+The fake Python only pretends to install packages and to run tests.
+"""
 
 import os
 import shutil
@@ -8,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
+# `-c` and `-m real_engines.` run in the real Python;
 # `-m venv DIR` creates DIR with this Python and a `strands-rollout` that prints its arguments
 FAKE_PYTHON = """#!/usr/bin/env bash
 echo "$*" >>"$PYTHON_LOG"

@@ -91,7 +91,7 @@ class WatchedIds(list[int]):
 
 
 def growth(per_turn: Sequence[int]) -> int:
-    """Return the minimum of the late turns minus that of the early turns; a minimum leaves out turns with a timer."""
+    """Return the late turns' minimum minus the early turns' minimum; these leave out turns in which a timer ran."""
     quarter = len(per_turn) // 4
     return min(per_turn[-quarter:]) - min(per_turn[quarter : 2 * quarter])
 

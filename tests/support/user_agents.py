@@ -54,7 +54,7 @@ def build_for_test(model: SGLangModel, task: Task) -> Any:
 
 
 def plain(model: SGLangModel, task: Task) -> Agent:
-    """Build an agent with Strands' defaults, which print and keep forty messages."""
+    """Build an agent with Strands' defaults: it prints its answers and keeps forty messages."""
     built.append(Agent(model=model, tools=[double, sleep, row_label]))
     return built[-1]
 

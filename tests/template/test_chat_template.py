@@ -131,7 +131,7 @@ def tool_of(name: str, description: str, key: str, value: str) -> dict[str, Any]
 
 
 def chat_of(asked: str, name: str, key: str, value: str, result: str) -> list[dict[str, Any]]:
-    """Return a chat with a call and its result; texts that an assistant writes are not untrusted."""
+    """Return a chat with a call and its result; the assistant's own text is not untrusted, so it is fixed."""
     call_id = name + "1" * 9  # escaping changes its length, which some templates read
     function = {"name": name, "arguments": {f"1{key}": value, "2": [{f"x{value}": key}, None, 9]}}
     return [

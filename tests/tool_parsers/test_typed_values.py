@@ -1,4 +1,4 @@
-"""Bare text -> a value, by the JSON Schema of the tool's arguments."""
+"""Bare text becomes a value, by the JSON Schema of the tool's arguments."""
 
 from typing import Any
 

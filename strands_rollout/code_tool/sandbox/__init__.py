@@ -1,8 +1,8 @@
 """The sandbox's processes: the supervisor, the fork server, and the confined children that run code.
 
 These modules import only the standard library and each other: nothing else of strands_rollout is loaded where
-model-written code runs. This module defines the command that starts a process, and the messages: a length of four bytes
-(big-endian), then JSON, whose strings may contain lone surrogates.
+model-written code runs. This module defines the command that starts a process, a child's control messages, and the
+frame of a JSON message: a length of four bytes (big-endian), then the JSON, whose strings may contain lone surrogates.
 """
 
 import json
@@ -23,7 +23,7 @@ DONE: Final = b"D"
 
 
 def frame(message: object) -> bytes:
-    """Encode one message."""
+    """Encode one message as JSON, in a frame."""
     body = json.dumps(message).encode()
     return LENGTH.pack(len(body)) + body
 

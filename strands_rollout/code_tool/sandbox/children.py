@@ -323,7 +323,10 @@ class ForkServerLink:
         child.ended.set_result(-1)
 
     def _on_fork_server_death(self) -> None:
-        """Kill the children and end this process, so that the executor starts both processes again."""
+        """Kill the children and end this process, so that the executor starts both processes again.
+
+        If the fork server was not up yet, only fail its start.
+        """
         if not self.facts.done():
             self.facts.set_exception(RuntimeError("the fork server ended before it was up"))
             return

@@ -157,8 +157,8 @@ def _marker(dropped_chars: int) -> str:
 def shorten(text: str, max_chars: int) -> str:
     """Replace the middle of a text longer than `max_chars` by a marker with the number of dropped characters.
 
-    A marker of an earlier cut in the dropped middle counts as the characters that it stands for. The result is longer
-    than `max_chars` by the marker (at most 50 characters).
+    A marker of an earlier cut in the dropped middle counts as the characters that it stands for. A shortened text is
+    longer than `max_chars` by its marker (at most 50 characters).
     """
     if len(text) <= max_chars:
         return text

@@ -5,10 +5,10 @@ The fork server decides once which layers to use; a forked child calls `apply`, 
 kernel has no Landlock and the fork server is root), and `syscalls` (seccomp), or `programs` if code may start programs.
 
 Confined code can read the standard library, the chosen libraries, shared objects, locales and time zones; never a whole
-site-packages folder, where this package with its labels and rewards lies. If the sandbox's user can't traverse to
-Python's folders (a Python in a home directory of mode 0700), it reaches them through directory descriptors that were
-opened before the user changed: a path that starts at /proc/self/fd/N needs no permission on the folders above N. The
-permissions of the files themselves still hold, and so does the kernel's confinement.
+site-packages folder, where this package with its labels and rewards lies. If the sandbox's user can't reach Python's
+folders by path (a Python in a home directory of mode 0700), it reaches them through directory descriptors that were
+opened before the change of user: a path that starts at /proc/self/fd/N needs no permission on the folders above the
+opened one. The permissions of the files themselves still hold, and so does the kernel's confinement.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ _SYSTEM_FILES: Final = ("/etc/ld.so.cache", "/usr/lib/locale", "/usr/share/zonei
 
 
 def standard_library_folders() -> list[str]:
-    """List the folders of the running standard library, in search order."""
+    """List the folders of the running Python's standard library, in search order."""
     known = {Path(os.path.realpath(sysconfig.get_path(name))) for name in ("stdlib", "platstdlib")}
     found = {path: Path(os.path.realpath(path)) for path in sys.path if Path(path).is_dir()}
     return [path for path in sys.path if path in found and known & {found[path], *found[path].parents}]
@@ -240,7 +240,7 @@ class Confinement:
         """Let code access files with root's permissions although it runs as another user; Landlock still applies.
 
         Returns:
-            False if Landlock does not confine files, which is required, or if code reads as root already.
+            True if code reads as root from now on; False if it did already, or if Landlock does not confine files.
         """
         if self._reads_as_root or not self._landlock_abi or "files" not in self.enforced:
             return False
@@ -286,7 +286,7 @@ class Confinement:
             folder: Path of the directory. The directory of an earlier run must have been deleted: its times and size
                 would reveal something of that run even when it is empty.
             slot: The slot's number; each slot has a user of its own.
-            previous: The last workspace at this path; its ruleset is reused.
+            previous: The last workspace at this path; its ruleset is reused if it is open.
 
         Raises:
             LayerError: The ruleset can't be made.

@@ -1,4 +1,4 @@
-"""The fork server: a process that has imported all libraries, and only forks and reaps children.
+"""The fork server: a process that imports all libraries, and then only forks, signals, limits and reaps children.
 
 It never sees code or output, so that no child inherits the code or output of another run. The supervisor gives it a
 command socket and sends JSON messages on it, one per packet:
@@ -7,7 +7,7 @@ command socket and sends JSON messages on it, one per packet:
 - `{"do": "signal", "slot": 3, "signal": 9}`
 - `{"do": "limit", "slot": 3, "threads": 200}`: the soft RLIMIT_NPROC
 
-The fork server answers `{"is": "up", ...}` once, `{"is": "forked", "slot": 3, "pid": 4711, "user": null}`, `{"is":
+The fork server sends `{"is": "up", ...}` once, `{"is": "forked", "slot": 3, "pid": 4711, "user": null}`, `{"is":
 "ended", "slot": 3, "exit_code": -9}`, and `{"is": "failed", "slot": 3, "reason": ...}`. It exits when the supervisor
 does.
 
@@ -109,7 +109,7 @@ def _install_descriptors(descriptors: tuple[int, int, int], kept: Collection[int
 
 
 def _reset_interpreter(home: str) -> None:
-    """Replace the state that forks share, and adapt Python's functions to the sandbox.
+    """Replace the state that forks share, and adapt some of Python's functions to the sandbox.
 
     The state is the environment, the temporary directory, the streams and the random numbers.
     """
@@ -330,7 +330,7 @@ def preload(libraries: Iterable[str]) -> None:
 def preload_everything(libraries: Iterable[str]) -> None:
     """Import the modules of the standard library and of the libraries: a changed root prevents later imports.
 
-    Tests, scripts and a few modules that code does not need are left out, and modules that can't be imported.
+    Modules that can't be imported are skipped. Tests, scripts and a few modules that code does not need are left out.
     """
     with warnings.catch_warnings(), Path(os.devnull).open("w") as null, contextlib.redirect_stdout(null):
         warnings.simplefilter("ignore")
@@ -341,7 +341,7 @@ def preload_everything(libraries: Iterable[str]) -> None:
 
 
 def _submodules(package: str) -> list[str]:
-    """List the modules of a package, without tests and scripts."""
+    """Import a package, and list the modules in it at any depth, without tests and scripts."""
     with contextlib.suppress(BaseException):  # a module that fails here would fail in a child too
         importlib.import_module(package)
     folders = getattr(sys.modules.get(package), "__path__", [])
@@ -471,7 +471,7 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 class ForkServer:
-    """Forks children into slots, and reports when they end."""
+    """Forks children into slots, signals and limits them, and reports when they end."""
 
     def __init__(self, commands: socket.socket, confinement: Confinement, root: str) -> None:
         self._commands = commands

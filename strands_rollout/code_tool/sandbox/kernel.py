@@ -1,6 +1,6 @@
 """Linux interfaces that Python does not wrap: system calls by number, limits, users, capabilities, Landlock.
 
-The module can be imported on every POSIX system; the calls need Linux.
+The module can be imported on every POSIX system; most functions need Linux.
 """
 
 import contextlib
@@ -21,7 +21,11 @@ _PRCTL_ARGUMENTS = 5  # prctl refuses some options unless their unused arguments
 
 
 def _call_libc(name: str, result: type[ctypes.c_int] | type[ctypes.c_long], *args: int) -> int:
-    """Call a function of the C library with arguments as wide as a register; raise OSError if it returns -1."""
+    """Call a function of the C library with arguments as wide as a register.
+
+    Raises:
+        OSError: The function returned -1, or this system is not Linux.
+    """
     if sys.platform != "linux":
         raise OSError(errno.ENOSYS, f"{name} was called on {sys.platform}; it needs Linux")
     function = getattr(_LIBC, name)
@@ -272,7 +276,7 @@ def file_access_as(user: int | None) -> Iterator[None]:
 
 
 def enter_user_namespace() -> bool:
-    """Enter a user namespace, in which per-user limits count only the caller; return False if that is not allowed.
+    """Enter a user namespace, in which per-user limits count only the caller; return False if that is not possible.
 
     Outside the namespace the user stays the same; inside it has no name, and the caller gets no capabilities.
     """
@@ -350,7 +354,7 @@ class Ruleset:
         fd: The ruleset's descriptor, closed on exec but not in forks; -1 if closed.
 
     Raises:
-        OSError: The kernel offers no Landlock.
+        OSError: The kernel offers no Landlock, or only an older ABI than `abi`.
         ValueError: `abi` is less than 1.
     """
 
@@ -359,7 +363,7 @@ class Ruleset:
         if abi is None and offered == 0:
             raise OSError(errno.EOPNOTSUPP, "the kernel offers no Landlock")
         if offered < 1:
-            raise ValueError(f"got Landlock ABI {abi}; expected 1 to {NEWEST_LANDLOCK_ABI}")
+            raise ValueError(f"got Landlock ABI {abi}; expected at least 1")
         self.abi = min(offered, NEWEST_LANDLOCK_ABI)
         self._handled = _FILE_RIGHTS
         for since, right in _FILE_RIGHTS_SINCE.items():
@@ -379,7 +383,7 @@ class Ruleset:
             self._add(descriptor, _READ_FILE | (_READ_DIR if is_directory else 0) | (_EXECUTE if run else 0))
 
     def allow_scratch(self, path: str, *, run: bool = False) -> None:
-        """Allow all ordinary work below a directory, but no devices, sockets or FIFOs; execution only with `run`."""
+        """Allow ordinary work below a directory, except making devices, sockets or FIFOs; execution only with `run`."""
         with _open_path(path, os.O_DIRECTORY) as descriptor:
             self._add(descriptor, _SCRATCH | (_EXECUTE if run else 0))
 

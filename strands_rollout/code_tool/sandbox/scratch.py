@@ -24,7 +24,7 @@ _UNLIMITED: Final = 1 << 62
 _OPEN_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _O_NOATIME: Final[int] = getattr(os, "O_NOATIME", 0)  # only Linux has these two
 _O_PATH: Final[int] = getattr(os, "O_PATH", 0)
-_VANISHED_ERRORS: Final = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}  # the entry has been replaced since it was listed
+_VANISHED_ERRORS: Final = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}  # the entry was deleted or replaced meanwhile
 _RESOURCE_ERRORS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 

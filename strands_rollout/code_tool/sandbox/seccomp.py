@@ -3,10 +3,10 @@
 `WITHOUT_PROGRAMS`, for code that can't start programs, lists the allowed system calls; `WITH_PROGRAMS`, for code that
 can, lists the refused system calls.
 
-`WITHOUT_PROGRAMS` refuses an unlisted system call with EPERM. Unknown numbers get ENOSYS, and so do calls that C
-libraries try first and replace by an older call on ENOSYS. Calls that file systems and older kernels may lack get the
-error that those would return. Advice about the page cache and byte-range locks succeed without effect. A call in
-another architecture's convention ends the process.
+`WITHOUT_PROGRAMS` refuses an unlisted system call with EPERM. Numbers above the last known one get ENOSYS, and so do
+calls that C libraries try first and replace by an older call on ENOSYS. Calls that file systems and older kernels may
+lack get the error that those would return. Byte-range locks and advice about the page cache succeed without effect. A
+call in another architecture's convention ends the process.
 """
 
 import ctypes

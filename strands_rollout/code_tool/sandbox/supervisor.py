@@ -7,8 +7,8 @@ It reads requests from the executor's socket, in frames:
 - `{"do": "close_session", "id": 8, "session": ...}`
 
 Its first message is `{"facts": {...}}` or `{"failure": ...}`. Then it answers each `run` and `close_session` with
-`{"id": 7, "result": {...}}`, except a `run` that is cancelled; `{"warning": ...}` is for the trainer's log. When the
-socket closes, it kills all children, deletes all files and exits.
+`{"id": 7, "result": {...}}`, except a `run` that is cancelled; `{"warning": ...}` is for the executor's log. When the
+socket closes or the executor's process ends, it kills all children, deletes all files and exits.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class Supervisor:
         settings: The executor's settings, including `root`, the folder that contains all slots' directories.
         fork_server: A running fork server.
         enforced: The layers of confinement that the fork server enforces.
-        warn: Logs a warning in the trainer.
+        warn: Sends a warning to the executor, which logs it.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Supervisor:
             if session is None:
                 return await self._run_alone(code, timeout_s)
             return await self._run_in_session(code, timeout_s, session)
-        except (RuntimeError, TimeoutError) as e:  # no child could be made, or it did not start the code
+        except (RuntimeError, TimeoutError) as e:  # no child, no start of the code, or an almost full disk
             return infra_failure(str(e) or "a process did not start its code in time")
 
     async def close_session(self, name: str) -> None:
@@ -282,7 +282,7 @@ async def _serve(executor: socket.socket, settings: dict[str, Any], parent: int)
     reader, writer = await asyncio.open_connection(sock=executor)
     fork_server = ForkServerLink(settings["fork_server"])
     with contextlib.suppress(OSError):  # if permitted, so that limits are enforced on time while code keeps CPUs busy
-        os.nice(_NICE_INCREMENT)  # after the fork server's start: it and the code keep the trainer's priority
+        os.nice(_NICE_INCREMENT)  # after the fork server's start: it and the code keep the executor's priority
     first_done = asyncio.Event()
     refreshing = asyncio.create_task(_refresh_access_times(settings["fork_server"]["libraries"], first_done))
     try:
@@ -298,7 +298,7 @@ async def _serve(executor: socket.socket, settings: dict[str, Any], parent: int)
         writer.write(frame({"facts": facts}))
         supervisor.top_up()
         serving = asyncio.create_task(_serve_requests(supervisor, reader, writer))
-        # polls the parent because a fork of the trainer may keep the socket's other end open after the trainer's end
+        # polls the parent, since a fork of the parent may keep the socket's other end open after the parent's end
         while not serving.done() and os.getppid() == parent:
             await asyncio.wait([serving], timeout=_PARENT_POLL_S)
         serving.cancel()

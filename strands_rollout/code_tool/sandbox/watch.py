@@ -3,9 +3,9 @@
 The limits are those on time, output, disk, files, threads, memory mappings and page tables.
 
 Measuring a directory is slow, and the kernel does not report writes. Therefore a timer reads the file system's free
-space every few milliseconds, with a single system call. A slot's directory is measured once so much space is gone that
-the slot may have reached its limit. The measurement runs in slices, between which the event loop does other work, so
-that the files of one run do not delay another.
+space every few milliseconds, with a single system call. A slot's directory is measured as soon as so much space is gone
+that the slot may have reached its limit. The measurement runs in slices, between which the event loop does other work,
+so that the files of one run do not delay another.
 
 Deleted files that are still open or mapped are found in /proc/PID/fd and maps. The kernel shows these to processes of
 the same user (proc(5), ptrace(2): PTRACE_MODE_READ_FSCREDS), so the reading thread briefly accesses files as that
@@ -38,7 +38,7 @@ class TooManyMappingsError(Exception):
 
 
 class HiddenFilesError(Exception):
-    """A process has made its open files unreadable to others."""
+    """The open files of a running process can't be read: the process or this machine hides them."""
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class DeletedFiles:
             within: Add only files that lay in this folder.
 
         Raises:
-            HiddenFilesError: The process has made its open files unreadable.
+            HiddenFilesError: The process's open files can't be read.
             TooManyMappingsError: The process has too many memory mappings.
         """
         if sys.platform != "linux":
@@ -103,7 +103,10 @@ def _living_thread(pid: int) -> str | None:
 
 
 def _open_files(thread: str, root: str, within: str | None) -> dict[int, int]:
-    """Find deleted files that are open, and a deleted executable from below the root: inode -> bytes on disk."""
+    """Find deleted files that are open, and a deleted executable from below the root: inode -> bytes on disk.
+
+    With `within`, only files that lay in this folder are found.
+    """
     found = {}
     descriptors = {f"{thread}/fd/{number}": within or "" for number in os.listdir(f"{thread}/fd")}  # noqa: PTH208
     for link, folder in {f"{thread}/exe": within or root, **descriptors}.items():
@@ -344,7 +347,7 @@ class DiskWatch:
             if now - self._short_since > _SHORTAGE_S:
                 raise RuntimeError(
                     f"the disk of {self._root} is almost full, and not because of the code that runs here; free some "
-                    "space, or set scratch_dir to another folder"
+                    "space, or set scratch_dir to a folder on another disk"
                 )
             return None
         self._short_since = None
@@ -404,11 +407,11 @@ def unaccounted_memory() -> int:
 
 
 class MemoryWatch:
-    """Warns of a run whose end frees more unaccounted memory than a process may have: it evaded the memory limit.
+    """Warns of a run whose end frees more unaccounted memory than a process may have: it may have evaded the limit.
 
     Args:
         memory_mb: Memory limit of a process.
-        warn: Logs a warning about such a run.
+        warn: Receives a warning about such a run.
     """
 
     def __init__(self, memory_mb: int, warn: Callable[[str], None]) -> None:
@@ -530,7 +533,10 @@ class RunWatch:
             pause_s = min(max(_POLL_S, checks_s / _SHARE_OF_POLLING), _MAX_POLL_S)
 
     def _find_exceeded_kernel_limit(self, child: RunningChild) -> str | None:
-        """Check resources that no rlimit bounds: page tables, and threads if the child shares its user."""
+        """Return the limit on page tables or threads that a child exceeds, or None.
+
+        No rlimit bounds page tables, and none bounds only the threads of a child that has no user of its own.
+        """
         threads, page_tables_kib = _threads_and_page_tables(child.pid)
         if threads > self._limits["max_threads"]:
             return f"limit of {self._limits['max_threads']} threads"

@@ -124,7 +124,7 @@ function stepToken(by) {
 function showKeys() {
   const dialog = byId("keys");
   dialog.replaceChildren(make("h2", "", "keys"), ...KEYS.map(([key, text]) => make("p", "", "", make("kbd", "", key), make("span", "", text))),
-    make("p", "dim", "filter by numbers: " + Object.keys(FIELDS).join(", ") + " with < > <= >= =; by words: " + Object.keys(TEXT_FIELDS).join(", ") + " with =; \"in quotes\" as it is"), button("", "close", () => dialog.close()));
+    make("p", "dim", "filter by numbers: " + Object.keys(FIELDS).join(", ") + " with < > <= >= =; by words: " + Object.keys(TEXT_FIELDS).join(", ") + " with =; text in \"quotes\" is searched as it is"), button("", "close", () => dialog.close()));
   dialog.showModal();
 }
 

@@ -30,7 +30,7 @@ function errorShare(rows) {
   return total ? knownValues(rows, (row) => row.errors).reduce((sum, count) => sum + count, 0) / total : null;
 }
 
-// Return the number of groups whose rewards differ, from which GRPO learns, the number of groups, and the share.
+// Return [groups whose rewards differ, groups, share], of groups with several rewards; GRPO learns only from the first.
 function groupSpread(rows) {
   const groups = groupBy(rows.filter((row) => row.group !== null && row.reward !== null), groupKey);
   const several = [...groups.values()].filter((own) => own.length > 1);

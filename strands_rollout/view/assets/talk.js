@@ -120,7 +120,7 @@ function resultBox(text) {
   return box;
 }
 
-// Draw a context: results of calls without a turn here, other text, and the whole context folded away.
+// Draw a context: results that belong to no known call, other text, and the whole context folded away.
 function contextCard(detail, marks, section, text, parts) {
   const element = cardWithBadges(detail, marks, section, "context", ["context", `${section.end - section.start} tokens`]);
   let at = 0;

@@ -299,20 +299,26 @@ class WeightSync:
             EngineUnavailableError: The engine did not answer.
         """
         body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True}
-        answer = await self._post("/update_weights_from_disk", body)
+        # SGLang answers with status 400 and the reason if it could not load the weights
+        answer = await self._post("/update_weights_from_disk", body, accepted=(200, 400))
         if not answer.get("success"):
             raise EngineError(f"the engine did not load the weights from {folder}: {answer.get('message')!r:.500}")
 
     async def abort_all(self) -> None:
-        """Abort every running and queued request; each returns its tokens so far."""
+        """Abort every running and queued request; each returns its tokens so far.
+
+        Raises:
+            EngineError: The engine refused the abort.
+            EngineUnavailableError: The engine did not answer.
+        """
         await self._post("/abort_request", {"abort_all": True})
 
-    async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def _post(self, path: str, body: dict[str, Any], *, accepted: Sequence[int] = (200,)) -> dict[str, Any]:
         try:
             response = await self._http.post(path, json=body, timeout=_ENGINE_TIMEOUT_S)
         except httpx.HTTPError as e:
             raise EngineUnavailableError(f"the engine did not answer {path}: {type(e).__name__} {e}") from e
-        if response.status_code not in (200, 400):
+        if response.status_code not in accepted:
             raise EngineError(f"the engine answered {path} with {response.status_code}: {response.text[:500]!r}")
         try:
             answer = response.json()

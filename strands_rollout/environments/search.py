@@ -95,7 +95,8 @@ def search_tool(
             given without the extra `search`. The first call raises it if the corpus is empty or can't be parsed.
     """
     if url is not None and corpus is not None:
-        raise ConfigError(f"search_tool got url={url!r} and corpus={str(corpus)!r}; expected only one of them")
+        shown = mask_text(url)
+        raise ConfigError(f"search_tool got url={shown!r} and corpus={str(corpus)!r}; expected only one of them")
     if top_k < 1:
         raise ConfigError(f"search_tool got top_k={top_k}; expected at least 1")
     if corpus is not None:
@@ -313,7 +314,9 @@ def _read_corpus(path: Path) -> list[Passage]:
 def _tool_from_environment() -> AgentTool:
     url, corpus = os.environ.get("SEARCH_URL"), os.environ.get("SEARCH_CORPUS")
     if url and corpus:
-        raise ConfigError(f"got SEARCH_URL={url} and SEARCH_CORPUS={corpus} in the environment; set only one of them")
+        raise ConfigError(
+            f"got SEARCH_URL={mask_text(url)} and SEARCH_CORPUS={corpus} in the environment; set only one of them"
+        )
     return search_tool(url=url or None, corpus=corpus or None)
 
 

@@ -34,6 +34,7 @@ from strands_rollout import errors
 from strands_rollout.agent.environment import Task
 from strands_rollout.exits import exits_as_errors, original_exception
 from strands_rollout.gateway.server import KEY_HEADER
+from strands_rollout.secret_mask import mask_text
 
 if TYPE_CHECKING:
     from strands_rollout.gateway.program import Endpoint
@@ -362,6 +363,6 @@ def _check_judge(judge: Any) -> None:  # noqa: ANN401
     host = urlsplit(judge.base_url).hostname
     if resolve_api_key(judge) == "EMPTY" and host not in _LOCAL_HOSTS:
         raise errors.ConfigError(
-            f"the judge {judge.name or judge.id!r} at {judge.base_url} has no key; set the environment variable "
-            f"{judge.api_key_var}, or name another one in `api_key_var`"
+            f"the judge {judge.name or judge.id!r} at {mask_text(judge.base_url)} has no key; set the environment "
+            f"variable {judge.api_key_var}, or name another one in `api_key_var`"
         )

@@ -136,12 +136,17 @@ def test_search_tool_refuses_its_options(options: dict[str, Any], message: str) 
         search_tool(**options)
 
 
+def test_search_tool_masks_secrets_in_its_refusal() -> None:
+    with pytest.raises(ConfigError, match=r"got url='http://\*\*\*@x/\?key=\*\*\*' and corpus='y'"):
+        search_tool(url="http://me:hush@x/?key=hush", corpus="y")
+
+
 def test_search_module_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     import strands_rollout.environments.search as module
 
-    monkeypatch.setenv("SEARCH_URL", DEFAULT_URL)
+    monkeypatch.setenv("SEARCH_URL", DEFAULT_URL.replace("://", "://me:hush@"))
     monkeypatch.setenv("SEARCH_CORPUS", str(CORPUS))
-    with pytest.raises(ConfigError, match="set only one of them"):
+    with pytest.raises(ConfigError, match=r"got SEARCH_URL=http://\*\*\*@127.* set only one of them"):
         importlib.reload(module)
     monkeypatch.undo()
     importlib.reload(module)

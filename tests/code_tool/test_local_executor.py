@@ -509,6 +509,16 @@ async def test_start_names_library_that_is_not_installed() -> None:
         await LocalExecutor(libraries=["no-such-library"]).run("1")
 
 
+async def test_start_names_library_that_cannot_be_imported(tmp_path, monkeypatch) -> None:
+    with pytest.raises(SandboxError, match=r"did not start: libraries contains 'PyYAML', which can't be imported") as e:
+        await LocalExecutor(libraries=["PyYAML"]).start()
+    assert str(e.value).endswith("Correct the name, or remove it from the list")
+    _make_library(tmp_path, "broken_library", "1 / 0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(SandboxError, match=r"'broken_library', which can't be imported \(ZeroDivisionError: division"):
+        await LocalExecutor(libraries=["broken_library"]).start()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

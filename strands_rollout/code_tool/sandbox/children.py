@@ -211,6 +211,7 @@ class ForkServerLink:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         loop = asyncio.get_running_loop()
         self.facts: asyncio.Future[dict[str, Any]] = loop.create_future()  # the fork server's report when it is up
+        self._start_fault = "the fork server ended before it was up"
         self._children: dict[int, RunningChild] = {}
         self._unsent: deque[tuple[bytes, RunningChild | None]] = deque()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, _PACKETS)
@@ -306,6 +307,8 @@ class ForkServerLink:
     def _handle_event(self, event: dict[str, Any]) -> None:
         if event["is"] == "up":
             self.facts.set_result(event)
+        elif event["is"] == "broken":
+            self._start_fault = event["reason"]
         elif event["is"] == "forked":
             self._children[event["slot"]].on_forked(event["pid"], event["user"])
         elif event["is"] == "failed":
@@ -328,7 +331,7 @@ class ForkServerLink:
         If the fork server was not up yet, only fail its start.
         """
         if not self.facts.done():
-            self.facts.set_exception(RuntimeError("the fork server ended before it was up"))
+            self.facts.set_exception(RuntimeError(self._start_fault))
             return
         for child in self._children.values():
             if child.pid is not None:

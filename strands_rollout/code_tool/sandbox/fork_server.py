@@ -7,9 +7,9 @@ command socket and sends JSON messages on it, one per packet:
 - `{"do": "signal", "slot": 3, "signal": 9}`
 - `{"do": "limit", "slot": 3, "threads": 200}`: the soft RLIMIT_NPROC
 
-The fork server sends `{"is": "up", ...}` once, `{"is": "forked", "slot": 3, "pid": 4711, "user": null}`, `{"is":
-"ended", "slot": 3, "exit_code": -9}`, and `{"is": "failed", "slot": 3, "reason": ...}`. It exits when the supervisor
-does.
+The fork server first sends `{"is": "up", ...}`, or `{"is": "broken", "reason": ...}` if a library can't be imported;
+then `{"is": "forked", "slot": 3, "pid": 4711, "user": null}`, `{"is": "ended", "slot": 3, "exit_code": -9}`, and
+`{"is": "failed", "slot": 3, "reason": ...}`. It exits when the supervisor does.
 
 Before it is up, it tests the layers of confinement in a real child; a layer that fails is reported as missing.
 
@@ -312,14 +312,29 @@ _NOT_PRELOADED: Final = {
 }
 
 
+class PreloadError(Exception):
+    """A library can't be imported; the message names it."""
+
+
 def preload(libraries: Iterable[str]) -> None:
-    """Import the libraries and common standard modules, and warm up numpy and sympy if they are among the libraries."""
+    """Import the libraries and common standard modules, and warm up numpy and sympy if they are among the libraries.
+
+    Raises:
+        PreloadError: A library can't be imported.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in _STANDARD_MODULES:
             importlib.import_module(name)
         for library in libraries:
-            importlib.import_module(library)
+            try:
+                importlib.import_module(library)
+            except Exception as e:  # a library's own code may raise anything
+                raise PreloadError(
+                    f"libraries contains {library!r}, which can't be imported ({type(e).__name__}: {e!s:.300}); "
+                    "expected names as in import statements, such as yaml, not PyYAML. Correct the name, or remove it "
+                    "from the list"
+                ) from e
             for name in _SUBMODULES.get(library, ()):
                 with contextlib.suppress(ImportError):  # other versions have other submodules
                     importlib.import_module(name)
@@ -603,7 +618,11 @@ def main() -> None:
     # code could import this package from `sys.modules`, despite the kernel's confinement
     for name in [name for name in sys.modules if name.partition(".")[0] == __package__.partition(".")[0]]:
         del sys.modules[name]
-    preload(settings["preload"])
+    try:
+        preload(settings["preload"])
+    except PreloadError as e:
+        commands.send(json.dumps({"is": "broken", "reason": str(e)}).encode())
+        return
     _test_layers(confinement, settings)
     gc.disable()
     gc.collect()

@@ -18,6 +18,8 @@ _LONG_INTEGER: Final = b"0" * 19  # shorter numbers have no more than 64 bits
 def encode_json(value: Json) -> bytes:
     """Return the JSON text of a value or dataclass; integers may exceed 64 bits, strings may have lone surrogates.
 
+    NaN and infinite numbers are written as null.
+
     Raises:
         TypeError, ValueError: The value has no form in JSON, is nested too deeply, or has an integer of more than 4,300
             digits.
@@ -28,7 +30,10 @@ def encode_json(value: Json) -> bytes:
         return orjson.dumps(value)
     except TypeError:  # orjson refuses integers above 64 bits and lone surrogates
         try:
-            return json.dumps(value, separators=(",", ":"), default=dataclasses.asdict).encode()
+            text = json.dumps(value, separators=(",", ":"), default=dataclasses.asdict)
+            if "NaN" in text or "Infinity" in text:  # perhaps only in a string
+                text = json.dumps(json.loads(text, parse_constant=lambda _: None), separators=(",", ":"))
+            return text.encode()
         except RecursionError as e:
             raise ValueError("it is nested too deeply") from e
 

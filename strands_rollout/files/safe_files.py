@@ -71,7 +71,7 @@ def open_exclusive(path: Path) -> int:
         The file's descriptor.
 
     Raises:
-        ConfigError: The file can't be opened, or another process holds its lock.
+        ConfigError: The file can't be opened or locked, or another process holds its lock.
     """
     try:
         file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
@@ -81,7 +81,11 @@ def open_exclusive(path: Path) -> int:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:
         os.close(file)
-        raise ConfigError(f"{path} is in use by another run ({e.strerror}); wait, or choose another --out") from e
+        if e.errno in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES):
+            raise ConfigError(f"{path} is in use by another run ({e.strerror}); wait, or choose another --out") from e
+        raise ConfigError(
+            f"can't lock {path}: {e.strerror}; choose an --out on a file system that supports locks"
+        ) from e
     return file
 
 

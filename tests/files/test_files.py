@@ -1,5 +1,7 @@
 """`atomic_replacement`, `JsonLog`, and the sandbox's modules, which must run without third-party libraries."""
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -10,9 +12,9 @@ import pytest
 
 import strands_rollout
 from strands_rollout.errors import ConfigError
-from strands_rollout.files.json_codec import encode_json
+from strands_rollout.files.json_codec import decode_json, encode_json
 from strands_rollout.files.json_log import JsonLog, complete_lines
-from strands_rollout.files.safe_files import atomic_replacement
+from strands_rollout.files.safe_files import atomic_replacement, open_exclusive
 
 
 def test_atomic_replacement_writes_the_whole_file_or_nothing(tmp_path: Path) -> None:
@@ -52,6 +54,15 @@ def test_json_log_appends_after_whole_lines(tmp_path: Path) -> None:
     JsonLog(path, remedy="make room").close()
 
 
+def test_open_exclusive_names_a_missing_lock_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_file: int, _operation: int) -> None:  # as on NFS without a lock service
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(ConfigError, match=r"can't lock .*/log: No locks available; choose an --out on a file system"):
+        open_exclusive(tmp_path / "log")
+
+
 def test_code_tool_imports_no_third_party_library() -> None:
     """The sandbox's Python may lack this package's requirements."""
     modules = ("code_tool.local", "code_tool.executors", "code_tool.supervisor_link", "code_tool.remote_supervisor")
@@ -59,6 +70,12 @@ def test_code_tool_imports_no_third_party_library() -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(strands_rollout.__file__).parents[1])}
     child = subprocess.run([sys.executable, "-S", "-c", program], env=environment, capture_output=True, check=False)
     assert (child.returncode, child.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("other", ["plain", "\ud800", 2**70, "NaN", "2 Infinity \ud800"])
+def test_encode_json_writes_non_finite_numbers_as_null(other: Any) -> None:
+    text = encode_json({"other": other, "numbers": [float("nan"), {"a": float("inf")}, -float("inf"), 0.5]})
+    assert decode_json(text) == {"other": other, "numbers": [None, {"a": None}, None, 0.5]}
 
 
 def test_encode_json_refuses_deep_nesting() -> None:

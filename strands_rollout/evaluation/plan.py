@@ -337,7 +337,7 @@ def _read_config(path: Path) -> object:
 
     try:
         return OmegaConf.to_container(OmegaConf.load(io.StringIO(yaml_text(path))), resolve=True)
-    except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException, ConfigError) as e:
+    except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as e:
         missing = re.search(r"Environment variable '(\w+)' not found", str(e))
         near = get_close_matches(missing[1], os.environ, n=1) if missing else []
         hint = f"; did you mean {near[0]!r}?" if near else ""

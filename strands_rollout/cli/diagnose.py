@@ -54,7 +54,8 @@ def doctor(
         from strands_rollout.diagnostics.flag_check import report_flags
 
         folders = {name: values[name] for name in ("slime_dir", "megatron_dir")}
-        raise typer.Exit(0 if report_flags(flags, arguments or (), as_json=as_json, **folders) else 1)
+        is_ok = report_flags(flags, arguments or (), as_json=as_json, strict=strict, **folders)
+        raise typer.Exit(0 if is_ok else 1)
     from strands_rollout.diagnostics.doctor import run_doctor
     from strands_rollout.dump.terminal import PlainConsole
 

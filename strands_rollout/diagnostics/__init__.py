@@ -207,6 +207,12 @@ def missing(name: str, found: str, remedy: str, *, needed: bool) -> Finding:
     return (error if needed else warning)(name, found, remedy)
 
 
+def count_of(number: float, noun: str) -> str:
+    """Return a number with its noun, in the plural except for 1."""
+    shown = f"{number:g}" if isinstance(number, float) else str(number)
+    return f"{shown} {noun}" if number == 1 else f"{shown} {noun}s"
+
+
 def skipped(name: str, found: str) -> Finding:
     """Return a finding for something that was not checked."""
     return Finding(name, "skipped", found)
@@ -354,8 +360,10 @@ def run_program(*command: str, env: Mapping[str, str], timeout_s: float) -> Prog
         return ProgramResult(None)
     finally:
         # a process that hangs inside a driver can't be killed, so abandon it
-        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-            if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError, subprocess.TimeoutExpired):
+            # not polled: the program may have ended before its children, and until it is reaped the kernel can't reuse
+            # the group's id
+            if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.communicate(timeout=_KILL_WAIT_S)
 

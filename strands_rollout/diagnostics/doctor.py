@@ -37,6 +37,7 @@ from strands_rollout.diagnostics import (
     Check,
     DoctorOptions,
     Finding,
+    count_of,
     error,
     good,
     missing,
@@ -218,7 +219,7 @@ async def _query_server(base_url: str, shown: str, options: DoctorOptions, *, is
 async def _query_router(workers: list[dict[str, Json]], shown: str, options: DoctorOptions) -> list[Finding]:
     urls = [str(worker["url"]) for worker in workers if worker.get("is_healthy", True)]
     if not urls:
-        found = f"the router at {shown} has {len(workers)} workers, none of them healthy"
+        found = f"the router at {shown} has {count_of(len(workers), 'worker')}, none of them healthy"
         return [error("server", found, "start an SGLang server and register it: POST /workers with its url")]
     router = good("server", f"a router at {shown} with {len(urls)} of {len(workers)} workers healthy")
     behind = f"{redacted(parse_base_url(urls[0]))} (behind the router)"
@@ -463,7 +464,7 @@ def check_proxies(options: DoctorOptions) -> Iterator[Finding]:
 def check_gpus(options: DoctorOptions) -> Iterator[Finding]:
     """Count the GPUs that nvidia-smi lists and CUDA_VISIBLE_DEVICES allows; fewer than required are an error.
 
-    If none is required, a machine where nvidia-smi lists none gets a warning.
+    If none is required, a machine without a GPU, or where CUDA_VISIBLE_DEVICES hides all GPUs, gets a warning.
     """
     env = options.env
     required = options.gpus
@@ -490,10 +491,15 @@ def check_gpus(options: DoctorOptions) -> Iterator[Finding]:
     if visible is not None:
         count = min(count, sum(name.strip() not in ("", "-1") for name in visible.split(",")))
     kinds = ", ".join(sorted({f"{name} with {mib} MiB" for name, mib, _ in gpus}))
-    found = f"{count} GPUs{hidden}: {kinds}; driver {gpus[0][2]}"
-    if count < (required or 0):
-        remedy = f"use a machine with {required} GPUs, or set NUM_GPUS={count} (--gpus {count} for this check)"
-        yield error("gpus", f"{found}; expected {required}", remedy)
+    found = f"{count_of(count, 'GPU')}{hidden}: {kinds}; driver {gpus[0][2]}"
+    needed = required or 0
+    if not count and not needed:
+        yield warning("gpus", f"{found}; training needs GPUs", "to train, unset CUDA_VISIBLE_DEVICES")
+    elif count < needed:
+        remedy = (
+            f"use a machine with {count_of(needed, 'GPU')}, or set NUM_GPUS={count} (--gpus {count} for this check)"
+        )
+        yield error("gpus", f"{found}; expected {needed}", remedy)
     else:
         yield good("gpus", found)
 

@@ -26,7 +26,7 @@ from typing import Final, Literal
 
 from pydantic import BaseModel
 
-from strands_rollout.diagnostics import flag_probe, package_folders, run_program
+from strands_rollout.diagnostics import count_of, flag_probe, package_folders, run_program
 from strands_rollout.dump.terminal import PlainConsole
 from strands_rollout.errors import ConfigError
 from strands_rollout.files.json_codec import Json
@@ -331,13 +331,14 @@ def report_flags(
     arguments: Sequence[str] = (),
     *,
     as_json: bool,
+    strict: bool = False,
     slime_dir: Path | None = None,
     megatron_dir: Path | None = None,
 ) -> bool:
     """Check `arguments` and the arguments of a launch script, a file or stdin ("-"), and print the problems.
 
     Returns:
-        True if there is no error.
+        True if there is no error and, if `strict`, no warning.
 
     Raises:
         ConfigError: There is no flag, or no slime in `slime_dir` or SLIME_DIR; or `read_command` can't read the
@@ -352,12 +353,13 @@ def report_flags(
         raise ConfigError(
             f"nothing was checked: found no flag in {read.source}; expected arguments of slime's train.py"
         )
+    is_ok = not found.findings if strict else found.ok
     notes = [f"{word} stands for arguments that could not be read, so they are not checked" for word in found.unread]
     if as_json:
-        shown = {"ok": found.ok, "script": None if script is None else str(script), "how": read.source}
+        shown = {"ok": is_ok, "script": None if script is None else str(script), "how": read.source}
         known = {"sources": table.sources, "flags": found.flags, "notes": notes}
         print(json.dumps({**shown, **known, "findings": [asdict(finding) for finding in found.findings]}))
-        return found.ok
+        return is_ok
     console = PlainConsole(markup=False, highlight=False, soft_wrap=True)
     console.print(f"flags of {read.source}: {found.flags}")
     for line in (*(f"  {source}" for source in table.sources), *(f"note: {note}" for note in notes)):
@@ -366,7 +368,7 @@ def report_flags(
         console.print(finding.line(), style="red" if finding.severity == "error" else "yellow")
     errors = sum(finding.severity == "error" for finding in found.findings)
     console.print(f"errors: {errors}, warnings: {len(found.findings) - errors}" if found.findings else "all known")
-    return found.ok
+    return is_ok
 
 
 def check_flags(words: Sequence[str], table: FlagTable) -> FlagFindings:
@@ -491,7 +493,7 @@ def _batch_faults(last: Mapping[str, _FlagUse], values: Mapping[str, str]) -> It
         return
     if world % replica:
         yield last["--actor-num-gpus-per-node"].fault(
-            f"got {world} GPUs for training; expected a multiple of the {replica} GPUs of a replica "
+            f"got {count_of(world, 'GPU')} for training; expected a multiple of the {replica} GPUs of a replica "
             "(tensor x pipeline x context parallel sizes), or Megatron stops"
         )
         return
@@ -500,5 +502,5 @@ def _batch_faults(last: Mapping[str, _FlagUse], values: Mapping[str, str]) -> It
         micro = f" x micro batches of {each} samples" if each > 1 else ""
         yield last[at].fault(
             f"got {batch} samples in an optimizer step; expected a multiple of {replicas * each} "
-            f"({replicas} replicas{micro}), or Megatron stops"
+            f"({count_of(replicas, 'replica')}{micro}), or Megatron stops"
         )

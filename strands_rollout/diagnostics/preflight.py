@@ -15,7 +15,7 @@ from typing import Final
 import httpx
 
 from strands_rollout import diagnostics
-from strands_rollout.diagnostics import DoctorOptions, Finding, error, good, run_program, skipped, warning
+from strands_rollout.diagnostics import DoctorOptions, Finding, count_of, error, good, run_program, skipped, warning
 from strands_rollout.diagnostics.flag_check import check_flags, find_slime_checkout, load_flag_table, read_command
 from strands_rollout.diagnostics.run_files import check_eval_config, settings_or_defaults
 from strands_rollout.diagnostics.slime_episode import find_megatron
@@ -33,6 +33,7 @@ from strands_rollout.diagnostics.training_command import (
 from strands_rollout.errors import ConfigError, PromptError, RolloutError
 from strands_rollout.evaluation.slime_protocol import model_positions
 from strands_rollout.play.rows import Row, iter_rows
+from strands_rollout.secret_mask import mask_text
 from strands_rollout.settings import RolloutSettings, read_config_file
 
 _DEFAULT_SCRIPT: Final = "scripts/strands_qwen3_8b.sh"
@@ -176,10 +177,13 @@ class Preflight:
             refusal = "" if batch % (micro * replicas) == 0 else f"{batch} is not divisible by {micro} x {replicas}"
         else:
             refusal = answer.stdout
-        shown = f"{batch} samples an optimizer step, {_count(replicas, 'replica')}, micro batches of {micro}"
+        shown = f"{batch} samples an optimizer step, {count_of(replicas, 'replica')}, micro batches of {micro}"
         if refusal:
             each = micro * replicas
             remedy = f"set --global-batch-size to a multiple of {each}, such as {(batch // each + 1) * each}"
+            if command.number("--num-steps-per-rollout"):
+                sizes = "--num-steps-per-rollout and --rollout-batch-size"
+                remedy = f"choose {sizes} so that an optimizer step has a multiple of {each} samples"
             yield error("command: batch", f"{shown}; refused by {rule}: {refusal}", remedy)
         else:
             yield good("command: batch", f"{shown}: accepted by {rule}")
@@ -362,6 +366,7 @@ class Preflight:
     def check_judges(self, options: DoctorOptions) -> Iterator[Finding]:
         """Check that the server of each judge with a `base_url` answers and accepts the key."""
         for name, url, key in _judges(settings_or_defaults(options)):
+            shown = mask_text(url)
             try:
                 headers = {"authorization": f"Bearer {key}"} if key else {}
                 status = httpx.get(f"{url.rstrip('/')}/models", headers=headers, timeout=_JUDGE_TIMEOUT_S).status_code
@@ -371,15 +376,15 @@ class Preflight:
                 )
                 continue
             except (httpx.HTTPError, httpx.InvalidURL) as e:
-                found = f"nothing answers at {url}: {e or type(e).__name__}"
+                found = f"nothing answers at {shown}: {mask_text(str(e)) or type(e).__name__}"
                 yield error(f"judge {name}".strip(), found, "start the judge's server, or correct base_url")
                 continue
             if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-                yield error(f"judge {name}".strip(), f"{url} refuses the key ({status})", "correct api_key")
+                yield error(f"judge {name}".strip(), f"{shown} refuses the key ({status})", "correct api_key")
             elif status >= httpx.codes.INTERNAL_SERVER_ERROR:
-                yield warning(f"judge {name}".strip(), f"{url} is up, but fails ({status})", "see its log")
+                yield warning(f"judge {name}".strip(), f"{shown} is up, but fails ({status})", "see its log")
             else:
-                yield good(f"judge {name}".strip(), f"{url} answers ({status})")
+                yield good(f"judge {name}".strip(), f"{shown} answers ({status})")
 
     def summarize(self, options: DoctorOptions) -> Iterator[Finding]:
         """Yield the lines that show what the run will do."""
@@ -400,8 +405,8 @@ class Preflight:
         where = "the same GPUs generate in turns" if command.is_colocated else f"{command.rollout_gpus} others generate"
         yield (
             "GPUs",
-            f"{command.training_gpus} train as {_count(command.replicas, 'replica')} ({sizes}); {where}, as "
-            f"{_count(command.engines, 'engine')} of {command.engine_gpus}",
+            f"{command.training_gpus} train as {count_of(command.replicas, 'replica')} ({sizes}); {where}, as "
+            f"{count_of(command.engines, 'engine')} of {command.engine_gpus}",
         )
         if command.only_evaluates:
             yield "samples", "none for training: the job only evaluates"
@@ -437,7 +442,8 @@ class Preflight:
         concurrent, tokens = command.concurrent_episodes, self._episode_tokens()
         yield (
             "in flight",
-            f"up to {concurrent} episodes on {_count(command.engines, 'engine')}, about {concurrent * tokens:,} tokens",
+            f"up to {concurrent} episodes on {count_of(command.engines, 'engine')}, about "
+            f"{concurrent * tokens:,} tokens",
         )
         yield "rollout", self._rollout()
 
@@ -471,10 +477,6 @@ class Preflight:
         rows = [_count_rows(path) for path in sets.values()]
         episodes = f" = {sum(rows) * samples} episodes" if all(rows) else ""
         return f"{every} {', '.join(sets)}: {samples} samples a problem{episodes}; {tokens}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _is_file(path: Path) -> bool:

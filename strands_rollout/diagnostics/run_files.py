@@ -19,7 +19,7 @@ import orjson
 import yaml
 
 from strands_rollout import diagnostics
-from strands_rollout.diagnostics import DoctorOptions, Finding, error, good, missing, skipped, warning
+from strands_rollout.diagnostics import DoctorOptions, Finding, count_of, error, good, missing, skipped, warning
 from strands_rollout.errors import ConfigError, PromptError, RolloutError, SandboxError
 from strands_rollout.files.json_files import MAX_JSON_BYTES
 from strands_rollout.files.safe_files import read_regular
@@ -152,13 +152,13 @@ def _check_workers(settings: RolloutSettings) -> Iterator[Finding]:
         yield error("config: episode_workers", "episode workers need Ray, which is not installed here", remedy)
     elif workers.is_enabled:
         here = min(count for count in (workers.count, workers.per_node) if count is not None)
-        number = f"{here} workers per node" if workers.count is None else f"{workers.count} workers"
-        requested = f"{number}, {workers.cpus:g} CPUs each"
+        number = count_of(here, "worker") + " per node" if workers.count is None else count_of(workers.count, "worker")
+        requested = f"{number}, {count_of(workers.cpus, 'CPU')} each; this machine has {count_of(cpus, 'CPU')}"
         if here * workers.cpus > cpus:
-            found = f"{requested}; this machine has {cpus} CPUs, of which engines and trainer take some"
+            found = f"{requested}, of which engines and trainer take some"
             yield warning("config: episode_workers", found, "check that the job has enough nodes, or use fewer workers")
         else:
-            yield good("config: episode_workers", f"{requested}; this machine has {cpus} CPUs")
+            yield good("config: episode_workers", requested)
     if settings.journal_dir is not None:
         folder = Path(settings.journal_dir)
         existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())

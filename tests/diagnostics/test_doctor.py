@@ -244,7 +244,7 @@ async def check_server_at(url: str, timeout_s: float = 15.0, **expected: Any) ->
         ({**UP, "/v1/models": (200, {"data": []})}, "server", "error", "not SGLang", "check the port"),
         ({**UP, "/server_info": (500, None)}, "server", "error", "is up, but fails: got HTTP 500", "log"),
         (serving(SERVES), "server context", "warning", "does not state", "--context-length 20480"),
-        ({**UP, "/workers": (200, SICK)}, "server", "error", "1 workers, none of them healthy", "/workers"),
+        ({**UP, "/workers": (200, SICK)}, "server", "error", "1 worker, none of them healthy", "/workers"),
         (
             serving({**SERVES, "context_length": 9}),
             "server context",
@@ -315,8 +315,9 @@ def test_check_packages_other_version_names_the_install(present, status, words, 
     [
         ({}, {"gpus": 2}, "ok", "2 GPUs: NVIDIA H100 80GB HBM3 with 81559 MiB; driver 570.1", None),
         ({}, {"gpus": 8}, "error", "expected 8", "--gpus 2"),
-        ({"CUDA_VISIBLE_DEVICES": "1"}, {"gpus": 2}, "error", "1 GPUs of 2 (CUDA_VISIBLE_DEVICES=1)", "--gpus 1"),
-        ({"CUDA_VISIBLE_DEVICES": "-1"}, {"gpus": 0}, "ok", "0 GPUs of 2", None),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, {"gpus": 2}, "error", "1 GPU of 2 (CUDA_VISIBLE_DEVICES=1)", "--gpus 1"),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, {}, "warning", "0 GPUs of 2", "unset CUDA_VISIBLE_DEVICES"),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, {"training": True}, "error", "0 GPUs of 2", "--gpus 0"),
         ({"NUM_GPUS": "8"}, {"gpus": 4}, "error", "expected 4", "NUM_GPUS=2"),
         ({}, {"training": True}, "error", "expected 8", "--gpus 2"),
         ({"RAY_ADDRESS": "http://elsewhere:8265"}, {"training": True}, "ok", "2 GPUs", None),
@@ -340,6 +341,14 @@ def test_check_gpus_survives_a_hanging_driver(tmp_path: Path, monkeypatch: pytes
     pid = tmp_path / "pid"
     started = pid.read_text() if pid.is_file() else ""  # "": the program was killed before it wrote its pid
     assert not started or exits_within(int(started))
+
+
+def test_run_program_kills_children_of_an_ended_program(tmp_path: Path) -> None:
+    env = {**os.environ, **write_program(tmp_path / "bin", "leaves", f"sleep 60 & echo $! > {tmp_path / 'pid'}")}
+    result = diagnostics.run_program("leaves", env=env, timeout_s=1.0)
+    assert result is not None
+    assert result.exit_code is None
+    assert exits_within(int((tmp_path / "pid").read_text()))
 
 
 def test_check_proxies_warns_without_showing_the_password() -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from flag_stage import findings_of
+from typer.testing import CliRunner
 
+from strands_rollout.cli.commands import app
 from strands_rollout.diagnostics.flag_check import FlagFinding, report_flags
 from strands_rollout.errors import ConfigError
 
@@ -122,6 +124,12 @@ def test_report_flags_lists_faults_and_sources(script, capsys) -> None:
     shown = capsys.readouterr().out
     assert "\nerror: --lrr: no parser knows it" in shown
     assert shown.endswith("errors: 1, warnings: 0\n")
+
+
+def test_report_flags_strict_fails_on_a_warning(script, capsys) -> None:
+    file = script(f"python3 slime/train.py {WHOLE} {BATCHES} 12\n")
+    done = [CliRunner().invoke(app, ["doctor", "--flags", str(file), "--json", *more]) for more in ([], ["--strict"])]
+    assert [(one.exit_code, json.loads(one.stdout)["ok"]) for one in done] == [(0, True), (1, False)]
 
 
 def test_report_flags_refuses_input_without_flags(script: Callable[[str], Path], tmp_path: Path) -> None:

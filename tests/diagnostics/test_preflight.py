@@ -162,6 +162,7 @@ def test_memory_arithmetic_equals_the_documented_table() -> None:
             "8 GPUs generate; engines have 3",
             "--rollout-num-gpus",
         ),
+        (Preflight.check_batch, "--num-steps-per-rollout 3", "batch", "error", "42 samples", "choose --num-steps-per"),
         (Preflight.check_batch, "--actor-num-gpus-per-node 0", "batch", "error", "no GPU trains", "--actor-num-nodes"),
         (
             Preflight.check_evaluation,
@@ -433,8 +434,10 @@ def test_check_judges_asks_each_judge(key: str, status: str, tmp_path: Path) -> 
 
 
 def test_check_judges_reports_a_dead_judge(tmp_path: Path) -> None:
-    found = run().check_judges(with_judge(tmp_path, dead_url(), "k"))
-    assert_fault(found, "judge style", "error", "nothing answers at", remedy="start the judge's server")
+    url = dead_url().replace("://", "://me:hush@")
+    found = list(run().check_judges(with_judge(tmp_path, url, "k")))
+    assert_fault(found, "judge style", "error", "nothing answers at http://***@127", remedy="start the judge's server")
+    assert "hush" not in found[0].found
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def test_check_config_checks_workers_and_journal(tmp_path: Path, monkeypatch) ->
     found = config(tmp_path, "strands_rollout: {episode_workers: 4096}")
     assert_fault(found, "config: episode_workers", "warning", "4096", remedy="fewer")
     found = config(tmp_path, "strands_rollout: {episode_workers: {per_node: 4096}}")
-    assert_fault(found, "config: episode_workers", "warning", "4096 workers per node, 1 CPUs each", remedy="fewer")
+    assert_fault(found, "config: episode_workers", "warning", "4096 workers per node, 1 CPU each", remedy="fewer")
     found = config(tmp_path, "strands_rollout: {episode_workers: {count: 1, per_node: 4096}}")
     assert find_only(found, "config: episode_workers").status == "ok"
     (tmp_path / "file").write_text("")

@@ -154,9 +154,10 @@ def _prepare(request: Request, *, force: bool, as_json: bool) -> None:
 
 def _help(data_set: DataSet) -> str:
     compared = f" Compares the problems with those of {' and '.join(data_set.against)}." if data_set.against else ""
+    file_name = f"{data_set.file_stem.format(split='SPLIT')}.jsonl"
     return f"""Prepare {data_set.hub_id} ({data_set.id_source}) as JSONL for slime.
 
-    Writes data/{data_set.file_stem}.jsonl, with lines {{"prompt": [...], "label": "34", ...}}, and a manifest. Leaves
+    Writes data/{file_name}, with lines {{"prompt": [...], "label": "34", ...}}, and a manifest. Leaves
     out duplicates, checks each label with the package's reward, and removes the data set's own answer instruction; the
     manifest has the counts.{compared} An existing file with the same settings and an unchanged checksum is kept.
     `datasets` caches its downloads.

@@ -28,6 +28,11 @@ def test_prep_script_prepares_and_prints_one_json_line(script: str, tmp_path: Pa
     ]
 
 
+def test_prep_script_help_names_the_file_of_a_split(main: Main) -> None:
+    code, stdout, _ = main("gsm8k.py", "--help")
+    assert (code, "Writes data/gsm8k-SPLIT.jsonl," in stdout) == (0, True), stdout
+
+
 def test_prep_script_reports_and_warns_on_stderr(tmp_path: Path, main: Main) -> None:
     source = write_parquet(SETS["dapo_math_17k.py"][0], tmp_path / "source.parquet")
     evaluation = prepared_file(tmp_path / "eval.jsonl", problem(3))

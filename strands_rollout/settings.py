@@ -268,8 +268,8 @@ class RewardSettings(_Settings):
         has_own_scores = (self.correct, self.wrong, self.tool_shaping) != (1.0, -1.0, False)
         if self.style == "slime_strands_example" and has_own_scores:
             raise ValueError("no correct, wrong or tool_shaping: style 'slime_strands_example' fixes the scores")
-        if self.function is not None and (self.style != "default" or self.tool_shaping):
-            raise ValueError("no style or tool_shaping with a function, which replaces the grading")
+        if given and (self.style != "default" or self.tool_shaping):
+            raise ValueError(f"no style or tool_shaping with {given[0]}, which replaces the grading")
         return self
 
 

@@ -71,6 +71,12 @@ def test_settings_from_args_defaults(args: Any, tmp_path: Path) -> None:
         ({"reward": {"style": "mine"}}, "expected: 'default' or 'slime_strands_example'$"),
         ({"reward": {"correct": 1.0, "wrong": 1.0}}, "less than correct=1.0 for a wrong answer, which could score 1.0"),
         ({"reward": {"correct": 0.4, "wrong": 0.0, "tool_shaping": True}}, "a wrong answer, which could score 0.4"),
+        ({"reward": {"function": "x.y", "style": "slime_strands_example"}}, "no style or tool_shaping with function"),
+        ({"reward": {"evaluator": "x.y", "tool_shaping": True}}, "no style or tool_shaping with evaluator, which"),
+        (
+            {"reward": {"parts": {"a": {"function": "x.y"}}, "tool_shaping": True}},
+            "no style or tool_shaping with part",
+        ),
         ({"reward": {"parts": {"a": {"function": "x.y", "judge": "x.z"}}}}, "either a function, or a judge"),
         ({"reward": {"parts": {"a": {"function": "x.y", "evaluator": "x.z"}}}}, "either a function, or a judge"),
     ],

@@ -32,6 +32,7 @@ from strands_rollout.samples import (
     add_facts,
     facts_of,
     fan_out_part,
+    finished_samples,
     rollout_id_of,
     statuses_of,
     take_fact,
@@ -573,15 +574,19 @@ def _max_failed_groups(args: SlimeArgs) -> int:
     return limit if isinstance(limit, int) and limit >= 0 else MAX_FAILED_GROUPS
 
 
-def raise_on_failed_groups(args: SlimeArgs, samples: Iterable[Any]) -> None:
+def raise_on_failed_groups(args: SlimeArgs, samples: object) -> None:
     """Raise the error that must end the run, if there is one and the step has nothing to train on.
 
     `generate` and the reward can't end the run in slime's fully-async rollout, which loses their exceptions.
+
+    Args:
+        args: slime's args.
+        samples: The samples of the step; lists may be nested, as with fan-out.
 
     Raises:
         FailedGroupsError: Too many groups failed in a row, or an episode worker keeps dying, and no sample of this step
             can be trained.
     """
     error = failed_groups_of(args).error
-    if error is not None and not any(map(is_trained, samples)):
+    if error is not None and not any(is_trained(view.sample) for view in finished_samples(samples)):
         raise error

@@ -567,11 +567,12 @@ def choose_nodes(ray: Ray, setting: EpisodeWorkers) -> list[str | None]:
     if capacity < count:
         total = ray.cluster_resources().get("CPU", 0.0)
         node_limit = "" if setting.per_node is None else f", at most {setting.per_node} on a node"
+        fewer = f"Set a count of {capacity} or less" if capacity else "Set episode_workers: 0"
         raise ConfigError(
             f"got episode_workers for {count} workers of {wanted}{node_limit}; the Ray cluster has {len(nodes)} nodes "
             f"with {total:g} CPUs, of which {free.get('CPU', 0.0):g} are free (engines, the trainer or others hold the "
-            f"rest): enough for {capacity} workers. Set a count of {capacity} or less, set fewer `cpus` and "
-            "`resources` for each worker, or give Ray more CPUs (ray start --num-cpus)"
+            f"rest): enough for {capacity} workers. {fewer}, set fewer `cpus` and `resources` for each worker, or "
+            "give Ray more CPUs (ray start --num-cpus)"
         )
     if setting.per_node is None:
         return [None] * count

@@ -131,6 +131,10 @@ def test_fully_async_run_of_failed_episodes_ends_at_step(hook: str, caplog: pyte
     end_of_step([failed, trained])
     with pytest.raises(FailedGroupsError):
         end_of_step([failed])
+    if hook == "log_rollout":  # a fan-out's samples may be in a list of their own
+        end_of_step([[failed, trained]])
+        with pytest.raises(FailedGroupsError):
+            end_of_step([[failed, failed]])
     assert play(args, "C") == []
     end_of_step([failed])
 

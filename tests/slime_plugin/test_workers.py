@@ -40,7 +40,7 @@ from strands_rollout import Sample, generate, normalize_rewards, reward_func
 from strands_rollout.errors import ConfigError, WorkersLostError
 from strands_rollout.record.store import take_leftover_records
 from strands_rollout.record.weight_versions import KNOWN_VERSIONS
-from strands_rollout.settings import validate_settings
+from strands_rollout.settings import EpisodeWorkers, validate_settings
 from strands_rollout.slime_plugin import metrics, worker, workers
 from strands_rollout.slime_plugin.slime_adapter import GenerateCall
 from strands_rollout.slime_plugin.workers import close_pools, pool_metrics
@@ -446,6 +446,17 @@ async def test_workers_without_ray_error_names_remedy(stage: Stage, monkeypatch)
     assert "ray.init()" in await error_of(stage, episode_workers={"count": 1, "env": {"A": "1"}})
     monkeypatch.setattr(worker.importlib.util, "find_spec", lambda _name: None)
     assert "pip install" in await error_of(stage, episode_workers={"count": 1, "env": {"A": "2"}})
+
+
+@pytest.mark.parametrize(("free", "remedy"), [(0.5, "Set episode_workers: 0, set fewer"), (2.0, "Set a count of 2 or")])
+def test_choose_nodes_names_a_possible_count(free: float, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_RAY_DELAY_S", 0.0)
+    nodes = [{"NodeID": "node", "Alive": True, "Resources": {"CPU": 4.0}}]
+    ray = SimpleNamespace(
+        nodes=lambda: nodes, available_resources=lambda: {"CPU": free}, cluster_resources=lambda: {"CPU": 4.0}
+    )
+    with pytest.raises(ConfigError, match=remedy):
+        worker.choose_nodes(ray, EpisodeWorkers(count=3))
 
 
 def call_of(sample: Sample) -> GenerateCall:

@@ -208,7 +208,7 @@ class EngineClient(httpx.AsyncClient):
         sent_headers = dict(route.headers)
         for name, value in headers.items():
             if not (isinstance(value, str) and name.isascii() and value.isascii()):
-                raise ValueError(f"the header {name!r} is a {type(value).__name__}; expected a str of ASCII characters")
+                raise ValueError(_header_fault(name, value))
             sent_headers[name.lower()] = value
         if route.authorization is not None:
             sent_headers["authorization"] = route.authorization
@@ -247,6 +247,14 @@ class EngineClient(httpx.AsyncClient):
             authorization = next(self.auth.auth_flow(request)).headers["Authorization"]
         self._route = _Route(settings, str(request.url), headers, authorization)
         return self._route
+
+
+def _header_fault(name: str, value: object) -> str:
+    """Return why a header can't be sent, without its value, which may be a secret."""
+    if not isinstance(value, str):
+        return f"the value of the header {name!r} is a {type(value).__name__}; expected a str"
+    which = f"the value of the header {name!r}" if name.isascii() else f"the header's name {name!r}"
+    return f"{which} has a character outside ASCII; expected only ASCII characters"
 
 
 WRITE_TIMEOUT_S: Final = 60.0

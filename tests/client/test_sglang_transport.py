@@ -14,7 +14,7 @@ from httpx_aiohttp import AiohttpTransport
 
 from strands_rollout.client.client import SGLangClient
 from strands_rollout.client.transport import create_client
-from strands_rollout.errors import EngineRejectedError
+from strands_rollout.errors import ConfigError, EngineRejectedError
 
 OK = Reply.tokens([7])
 BODY = b'{"output_ids":[7],"meta_info":{"finish_reason":{"type":"length"},"output_token_logprobs":[[-1.5,7,null]]}}'
@@ -95,6 +95,23 @@ async def test_post_direct_falls_back_to_httpx_for_its_features(
         await client.generate([1], {})
     assert by_httpx == way * 2
     assert (fake.requests[1].headers[header], fake.requests[2].headers["X-A"]) == (shown, "later still")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fault"),
+    [
+        ("x-key", "hush-ä", "the value of the header 'x-key' has a character outside ASCII; expected only ASCII"),
+        ("x-schlüssel", "hush", "the header's name 'x-schlüssel' has a character outside ASCII; expected only ASCII"),
+        ("x-key", b"hush", "the value of the header 'x-key' is a bytes; expected a str"),
+    ],
+)
+async def test_post_direct_says_which_part_of_a_header_is_wrong(
+    fake: FakeSGLang, name: str, value: Any, fault: str
+) -> None:
+    async with SGLangClient(fake.base_url) as client:
+        with pytest.raises(ConfigError, match=fault) as refused:
+            await client.generate([1], {}, headers={name: value})
+    assert "hush" not in str(refused.value)
 
 
 @pytest.mark.parametrize("used", [True, False])

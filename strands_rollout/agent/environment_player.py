@@ -142,13 +142,20 @@ class EnvironmentRun(EpisodeRun):
 
         Raises:
             EnvironmentFaultError: The environment takes too long before or after the agent's turns, so the policy is
-                not at fault. In older versions of Strands, also if the agent's turns reach the episode's timeout.
+                not at fault. In older versions of Strands, also if the agent's turns reach the episode's timeout:
+                there, only the environment as a whole can be ended, so that it gives no score.
         """
         limit_s = self._phase_limit_s()
         self.agent_hook.changed.clear()
         changed: asyncio.Future[Any] = asyncio.ensure_future(self.agent_hook.changed.wait())
         done, _ = await asyncio.wait([playing, changed], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         changed.cancel()
+        if not done and self.agent_hook.is_playing:
+            raise errors.EnvironmentFaultError(
+                f"the episode took more than {self.limits.episode_timeout_s:g} s, and was ended without a score, since "
+                "this version of Strands can't end only the agent's turns; raise episode_timeout_s, or install "
+                "strands-agents 1.62 or newer"
+            )
         if not done:
             raise errors.EnvironmentFaultError(
                 f"the environment took more than {limit_s:g} s {self.agent_hook.phase}; raise environment_timeout_s or "

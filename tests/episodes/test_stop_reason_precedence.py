@@ -15,6 +15,7 @@ from harness import ANSWER, TOOL_CALL, ids_of, run
 from strands import Agent, tool
 from strands.hooks import AfterInvocationEvent, HookProvider, HookRegistry
 
+from strands_rollout.agent import environment_player
 from strands_rollout.agent.limits import StopReason
 from strands_rollout.agent.loop import HAS_MIDDLEWARE
 from strands_rollout.agent.run import PlayedEpisode
@@ -219,6 +220,19 @@ async def test_environment_stop_reason_of_several_causes(
     settings = {"environment": "strands_env", "environment_factory": "builtins.object"}
     got = await _play(shipped_tokenizer, row, end, settings)
     assert _agrees(got, cell), got
+
+
+async def test_environment_timeout_in_an_older_strands_names_it(
+    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without middleware, the agent's turns can't be ended by themselves, so that the environment gives no score."""
+    monkeypatch.setattr(environment_player, "HAS_MIDDLEWARE", False)
+    monkeypatch.setitem(ENVIRONMENT_LIBRARIES, "strands_env", f"{__name__}.Environment")
+    settings = {"environment": "strands_env", "environment_factory": "builtins.object"}
+    got = await _play(shipped_tokenizer, "timeout", "returns", settings)
+    assert got.startswith("environment_error: ")
+    assert "the episode took more than 0.8 s, and was ended without a score" in got
+    assert got.endswith("raise episode_timeout_s, or install strands-agents 1.62 or newer")
 
 
 async def program(task: Any, endpoint: Any) -> object:

@@ -37,7 +37,7 @@ from strands_rollout.agent.limits import EpisodeLimits, StopReason, reason_of_er
 from strands_rollout.agent.run import Episode
 from strands_rollout.agent.tool_loading import load_hooks
 from strands_rollout.aio import run_once
-from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls, episode_code_tool
+from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCallTotals, episode_code_tool
 from strands_rollout.errors import ConfigError
 from strands_rollout.model.sampling import TokenLimits
 from strands_rollout.model.sglang_model import SGLangModel
@@ -116,7 +116,7 @@ class _Played:
     episode: Episode
     chat: RecordedChat
     renderer: ChatRenderer
-    code_calls: CodeCalls
+    code_calls: CodeCallTotals
 
 
 async def _run(
@@ -148,7 +148,7 @@ async def _run(
         seed=sampling_params.get("sampling_seed"),
     )
     policy = ChatPolicy(chat, request_params(sampling_params, kwargs, getattr(sample, "session_id", None)))
-    code_calls = CodeCalls()
+    code_calls = CodeCallTotals()
     async with episode_code_tool(settings, code_calls) as code_tool:
         episode = await run_episode(
             cast("SGLangModel", policy),  # an episode uses only the part of the interface that the policy has

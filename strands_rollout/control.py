@@ -127,7 +127,7 @@ class Control:
         """Return the seconds left of a limit on the whole episode; None for no limit."""
         return None if limit_s is None else max(0.0, limit_s - self.elapsed_s)
 
-    def at_s(self, seconds: float) -> float | None:
+    def step_start_s(self, seconds: float) -> float | None:
         """Return the start of a step that took `seconds` and ends now; None outside of an episode.
 
         The start is in seconds since the episode began, rounded to 0.1 ms.

@@ -11,7 +11,7 @@ from typing import Any, Final, ParamSpec, Self, TypeVar, cast
 
 from strands_rollout.errors import ToolError
 from strands_rollout.exits import exits_as_errors, function_name
-from strands_rollout.own_thread import idle_thread
+from strands_rollout.own_thread import take_thread
 
 _STEP_CLEANUP_TIMEOUT_S: Final = 0.5
 P = ParamSpec("P")
@@ -44,7 +44,7 @@ class OwnLoop:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        idle_thread().run(self._work, asyncio.get_running_loop(), "own-loop")
+        take_thread().run(self._work, asyncio.get_running_loop(), "own-loop")
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

@@ -48,7 +48,7 @@ def in_own_thread(
             except Exception as e:  # the function may raise anything; the caller gets it
                 return functools.partial(_set_outcome, future, error=e)
 
-        idle_thread().run(run, loop, f"tool:{getattr(function, '__name__', '')}")
+        take_thread().run(run, loop, f"tool:{getattr(function, '__name__', '')}")
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -61,7 +61,7 @@ def in_own_thread(
     return call
 
 
-class _ToolThread:
+class _ReusableThread:
     """A thread that runs jobs, and ends after a job if enough other threads are idle.
 
     Idle threads are reused, since starting a thread blocks the event loop.
@@ -92,15 +92,15 @@ class _ToolThread:
             pass
 
 
-def idle_thread() -> _ToolThread:
+def take_thread() -> _ReusableThread:
     """Return an idle thread, or a new one."""
     try:
         return _IDLE.pop()
     except IndexError:
-        return _ToolThread()
+        return _ReusableThread()
 
 
-_IDLE: Final[deque[_ToolThread]] = deque()
+_IDLE: Final[deque[_ReusableThread]] = deque()
 # a forked child doesn't have its parent's threads
 os.register_at_fork(after_in_child=_IDLE.clear)
 

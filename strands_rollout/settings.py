@@ -493,7 +493,7 @@ class RolloutSettings(_Settings):
         return self.environment in ENVIRONMENT_LIBRARIES
 
     @property
-    def misses_code_tool(self) -> bool:
+    def lacks_code_tool(self) -> bool:
         """True if the default system prompt, which mentions the code tool, goes to an agent without the code tool."""
         has_own = self.agent_factory or self.has_program or self.environment_plays
         return not (self.has_code_tool or has_own or "system_prompt" in self.model_fields_set)

@@ -25,7 +25,7 @@ _COLUMNS: Final = {
 }
 
 
-def converted(rows: Any, benchmark: Benchmark, seed: int) -> Any:  # noqa: ANN401 - a datasets.Dataset
+def convert_rows(rows: Any, benchmark: Benchmark, seed: int) -> Any:  # noqa: ANN401 - a datasets.Dataset
     """Return rows with a prompt and a label, and for IFEval metadata; return rows of mathematics unchanged.
 
     Raises:
@@ -44,7 +44,7 @@ def converted(rows: Any, benchmark: Benchmark, seed: int) -> Any:  # noqa: ANN40
     return type(rows).from_list([_choice_row(row, seed) if is_choice else _instructions_row(row) for row in source])
 
 
-def marked(row: Mapping[str, Any], benchmark: Benchmark) -> dict[str, Any]:
+def benchmark_metadata(row: Mapping[str, Any], benchmark: Benchmark) -> dict[str, Any]:
     """Return the metadata of a row, with the benchmark's name and the grading of its answers."""
     metadata = row.get("metadata")
     grading = {} if benchmark.grading == "math" else {GRADING_KEY: benchmark.grading}

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from preparation.benchmarks import converted, marked
+from preparation.benchmarks import benchmark_metadata, convert_rows
 from preparation.contamination import Finding, find_contamination
 from preparation.duplicates import Choice, Survey
 from preparation.files import atomic_write, sha256_of
@@ -62,7 +62,7 @@ def prepare(request: Request, *, force: bool = False) -> Prepared:
     benchmark = None if request.benchmark is None else find_benchmark(request.benchmark)
     source = open_source(request)
     if benchmark is not None:
-        source = replace(source, rows=converted(source.rows, benchmark, request.seed))
+        source = replace(source, rows=convert_rows(source.rows, benchmark, request.seed))
     columns = find_columns(source.rows.features, request.prompt_column, request.label_column)
     survey, differences = _survey_rows(source, columns)
     choice = survey.decide(keep_duplicates=request.keep_duplicates)
@@ -191,7 +191,7 @@ def _write_rows(
             # prompt and label stand first in the line, and replace the row's own columns of these names
             prepared = {**prompt_and_label, **row, **prompt_and_label}
             if benchmark is not None:
-                prepared["metadata"] = marked(row, benchmark)
+                prepared["metadata"] = benchmark_metadata(row, benchmark)
             line = _json_line(prepared)
             file.write(line)
             digest.update(line)

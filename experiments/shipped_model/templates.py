@@ -38,12 +38,12 @@ def between(**bounds: tuple[int, int]) -> Callable[[Random], Numbers]:
     return lambda rng: {field: rng.randint(low, high) for field, (low, high) in bounds.items()}
 
 
-def falling(low: int, high: int) -> Callable[[Random], Numbers]:
+def descending_pair(low: int, high: int) -> Callable[[Random], Numbers]:
     """Return a function that draws a > b from one closed range."""
     return lambda rng: dict(zip("ab", sorted(rng.sample(range(low, high + 1), 2), reverse=True), strict=True))
 
 
-def rising(low: int, high: int, **bounds: tuple[int, int]) -> Callable[[Random], Numbers]:
+def ascending_pair(low: int, high: int, **bounds: tuple[int, int]) -> Callable[[Random], Numbers]:
     """Return a function that draws a < b from one closed range, and other fields from their own ranges."""
     others = between(**bounds)
     return lambda rng: {**dict(zip("ab", sorted(rng.sample(range(low, high + 1), 2)), strict=True)), **others(rng)}
@@ -54,7 +54,9 @@ def percent(fewest: int, most: int) -> Callable[[Random], Numbers]:
     return lambda rng: {"a": 20 * rng.randint(fewest, most), "b": 5 * rng.randint(1, 19)}
 
 
-def exact(field: str, formula: Callable[[Numbers], int], **bounds: tuple[int, int]) -> Callable[[Random], Numbers]:
+def with_computed_field(
+    field: str, formula: Callable[[Numbers], int], **bounds: tuple[int, int]
+) -> Callable[[Random], Numbers]:
     """Return a function that draws fields and computes one more from them, such as a multiple of another field."""
     others = between(**bounds)
 
@@ -84,7 +86,7 @@ SHOPPING: Final = (
         ),
         "The change is the money minus the cost.",
         "{c} - {a} * {b}",
-        exact("c", lambda n: n["a"] * n["b"] + n["r"], a=(2, 40), b=(2, 60), r=(1, 99)),
+        with_computed_field("c", lambda n: n["a"] * n["b"] + n["r"], a=(2, 40), b=(2, 60), r=(1, 99)),
         first="{a} * {b}",
         rest="{c} - {first}",
     ),
@@ -176,7 +178,7 @@ AMOUNTS: Final = (
         ),
         "Multiply to get all of them and subtract.",
         "{a} * {b} - {c}",
-        exact("c", lambda n: n["a"] * n["b"] - n["r"], a=(5, 60), b=(5, 48), r=(1, 24)),
+        with_computed_field("c", lambda n: n["a"] * n["b"] - n["r"], a=(5, 60), b=(5, 48), r=(1, 24)),
         first="{a} * {b}",
         rest="{first} - {c}",
     ),
@@ -229,7 +231,7 @@ AMOUNTS: Final = (
         ),
         "Divide equally.",
         "{c} // {b}",
-        exact("c", lambda n: n["b"] * n["r"], b=(3, 60), r=(4, 90)),
+        with_computed_field("c", lambda n: n["b"] * n["r"], b=(3, 60), r=(4, 90)),
     ),
     Template(
         "average",
@@ -239,7 +241,7 @@ AMOUNTS: Final = (
         ),
         "Add them and divide by 3.",
         "({a} + {b} + {c}) // 3",
-        exact("c", lambda n: 3 * n["r"] + (-n["a"] - n["b"]) % 3, a=(10, 900), b=(10, 900), r=(4, 300)),
+        with_computed_field("c", lambda n: 3 * n["r"] + (-n["a"] - n["b"]) % 3, a=(10, 900), b=(10, 900), r=(4, 300)),
         first="{a} + {b} + {c}",
         rest="{first} // 3",
     ),
@@ -309,7 +311,7 @@ AGES_AND_JOURNEYS: Final = (
         ),
         "Divide the distance by the speed.",
         "{c} // {b}",
-        exact("c", lambda n: n["b"] * n["r"], b=(4, 99), r=(3, 60)),
+        with_computed_field("c", lambda n: n["b"] * n["r"], b=(4, 99), r=(3, 60)),
     ),
     Template(
         "machine",
@@ -331,7 +333,7 @@ AGES_AND_JOURNEYS: Final = (
         ),
         "Each minute adds the difference.",
         "{d} + ({a} - {b}) * {c}",
-        lambda rng: {**falling(3, 90)(rng), **between(c=(3, 60), d=(10, 900))(rng)},
+        lambda rng: {**descending_pair(3, 90)(rng), **between(c=(3, 60), d=(10, 900))(rng)},
         first="({a} - {b}) * {c}",
         rest="{d} + {first}",
     ),
@@ -343,7 +345,7 @@ AGES_AND_JOURNEYS: Final = (
         ),
         "The perimeter is twice the sum of the sides.",
         "2 * ({a} + {b})",
-        falling(5, 900),
+        descending_pair(5, 900),
     ),
     Template(
         "tiles",
@@ -362,14 +364,14 @@ NUMBERS: Final = (
         ("What is the sum of all integers from {a} to {b}?", "Add up all whole numbers from {a} to {b}."),
         "Sum the range, with both ends.",
         "sum(range({a}, {b} + 1))",
-        rising(2, 400),
+        ascending_pair(2, 400),
     ),
     Template(
         "sum_of_squares",
         ("What is the sum of the squares of the integers from {a} to {b}?",),
         "Sum the squares over the range.",
         "sum(n * n for n in range({a}, {b} + 1))",
-        rising(1, 90),
+        ascending_pair(1, 90),
     ),
     Template(
         "sequence_term",
@@ -400,7 +402,7 @@ NUMBERS: Final = (
         ),
         "Count the numbers without a remainder.",
         "len([n for n in range({a}, {b} + 1) if n % {c} == 0])",
-        rising(10, 3000, c=(3, 40)),
+        ascending_pair(10, 3000, c=(3, 40)),
     ),
     Template(
         "common_divisor",
@@ -422,7 +424,7 @@ NUMBERS: Final = (
         ),
         "This is the least common multiple.",
         "math.lcm({a}, {b})",
-        falling(4, 120),
+        descending_pair(4, 120),
         imports="import math",
     ),
     Template(
@@ -444,7 +446,7 @@ NUMBERS: Final = (
         ("How many prime numbers are there from {a} to {b}?",),
         "Count the primes in the range.",
         "len(list(primerange({a}, {b} + 1)))",
-        rising(2, 2000),
+        ascending_pair(2, 2000),
         imports="from sympy import primerange",
     ),
 )

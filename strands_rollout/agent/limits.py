@@ -315,7 +315,7 @@ def limit_other_agents(
     inner_stats = ToolStats(control)
     for agent in team.tool_agents:
         wrap_tools(agent, limits.tool_timeout_s, self_timed, inner_stats)
-    for agent in team.others:
+    for agent in team.other_policy_agents:
         own_stats = inner_stats if agent in team.tool_agents else stats
         watch = EpisodeWatch(own_stats, control, stats)
         agent.hooks.add_hook(watch)

@@ -23,7 +23,7 @@ from strands.agent import AgentResult
 from strands.plugins import Plugin
 from strands.telemetry.tracer import Tracer, get_tracer
 
-from strands_rollout.agent.strands_names import missing_loop_names, report_losses
+from strands_rollout.agent.strands_names import missing_loop_names, report_missing_names
 from strands_rollout.agent.tool_call import BoundedTool
 
 try:
@@ -101,7 +101,7 @@ class DirectLoop(hooks.HookProvider):
             agent: An agent on an `SGLangModel`, with this loop among its hooks.
             prompt: As `Agent.invoke_async` takes it.
         """
-        report_losses(IMPORT_FAULT)
+        report_missing_names(IMPORT_FAULT)
         if IMPORT_FAULT or missing_loop_names(agent):
             return await agent.invoke_async(prompt)
         self._limits = {"turns": 1}

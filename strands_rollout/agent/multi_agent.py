@@ -65,7 +65,7 @@ class Team:
     tool_agents: Sequence[Agent] = ()
 
     @property
-    def others(self) -> list[Agent]:
+    def other_policy_agents(self) -> list[Agent]:
         """Agents that can't give the answer, though their models are the policy's."""
         others = [agent for agent in [*self.agents, *self.tool_agents] if agent not in self.candidates]
         return [agent for agent in others if isinstance(agent.model, SGLangModel)]
@@ -245,7 +245,7 @@ def join_episode(
     Raises:
         ConfigError: A session manager has restored another episode's history.
     """
-    for agent in () if is_resumed else (*team.candidates, *team.others):
+    for agent in () if is_resumed else (*team.candidates, *team.other_policy_agents):
         if agent.messages and getattr(agent, "_session_manager", None) is not None:  # Strands has no public accessor
             raise ConfigError(
                 f"the session manager of the agent {agent.name!r} restored {len(agent.messages)} messages of another "

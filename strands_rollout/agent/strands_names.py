@@ -72,7 +72,7 @@ def missing_loop_names(agent: Agent) -> list[str]:
     return []
 
 
-def find_losses(import_fault: str) -> dict[str, str]:
+def find_missing_names(import_fault: str) -> dict[str, str]:
     """Return the names that the installed Strands lacks, each with what is lost without it.
 
     Args:
@@ -93,9 +93,9 @@ def _strands_has(feature: str) -> bool:
 
 
 @functools.cache
-def report_losses(import_fault: str) -> None:
+def report_missing_names(import_fault: str) -> None:
     """Log the names that the installed Strands lacks, once per process."""
-    if found := find_losses(import_fault):
+    if found := find_missing_names(import_fault):
         message = "; ".join(f"{name}: {lost}" for name, lost in found.items())
         logger.warning("event=strands_names_missing strands=%s %s", strands_version(), message)
 

@@ -75,7 +75,7 @@ class ToolStats:
         """Count an error, and add an entry to `calls`, for a call of a tool that the agent does not have."""
         self.errors += 1
         call = {"id": tool_use["toolUseId"], "tool": tool_use["name"], "status": "unknown"}
-        self.calls.append({**call, "s": 0.0, "at_s": self.control.at_s(0.0)})
+        self.calls.append({**call, "s": 0.0, "at_s": self.control.step_start_s(0.0)})
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -282,7 +282,7 @@ class BoundedTool(WrappedTool):
         """Return the entry of a call that has ended, as plain JSON."""
         ended = "timeout" if call.timed_out else "error" if status == "error" else "success"
         seconds = time.monotonic() - call.began_at
-        at_s = self._stats.control.at_s(seconds)
+        at_s = self._stats.control.step_start_s(seconds)
         entry = {"id": call.id, "tool": self.tool_name, "status": ended, "s": seconds, "at_s": at_s}
         return {**entry, "sandbox": call.sandbox} if call.sandbox else entry
 

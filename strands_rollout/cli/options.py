@@ -265,7 +265,7 @@ def _show_notes(file: Path, settings: RolloutSettings) -> None:
     from strands_rollout.dump.terminal import show_next
     from strands_rollout.settings import MISSING_CODE_TOOL
 
-    if settings.misses_code_tool:
+    if settings.lacks_code_tool:
         typer.echo(f"note: {MISSING_CODE_TOOL}", err=True)
     if any(not isinstance(tool, str) for tool in (*settings.tools, *settings.row_tools)):
         typer.echo(

@@ -76,7 +76,7 @@ CODE_TOOL_DESCRIPTION: Final = code_tool_description()
 
 
 @dataclass
-class CodeCalls:
+class CodeCallTotals:
     """Totals over the code-tool calls of one episode."""
 
     calls: int = 0
@@ -126,7 +126,7 @@ def code_tool(
     timeout_s: float = CODE_TIMEOUT_S,
     max_output_chars: int = CODE_OUTPUT_CHARS,
     session: str | None = None,
-    calls: CodeCalls | None = None,
+    calls: CodeCallTotals | None = None,
     is_restarted: bool = False,
 ) -> CodeTool:
     """Make a Strands tool that runs the model's Python on `executor` and describes that executor's capabilities.
@@ -225,7 +225,7 @@ execute_python_code: CodeTool = code_tool(_DefaultExecutor())
 
 
 @contextlib.asynccontextmanager
-async def episode_code_tool(settings: RolloutSettings, calls: CodeCalls) -> AsyncIterator[CodeTool | None]:
+async def episode_code_tool(settings: RolloutSettings, calls: CodeCallTotals) -> AsyncIterator[CodeTool | None]:
     """Make the code tool of one episode, whose session ends with the context.
 
     Yields None if the settings don't list the tool, or if an environment plays the episodes.

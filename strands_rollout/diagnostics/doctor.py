@@ -104,7 +104,7 @@ _LAYER_REMEDIES: Final = {
 def run_doctor(options: DoctorOptions, preflight: Preflight | None = None) -> diagnostics.Diagnosis:
     """Run all checks of this machine and, with `preflight`, of a training command; leave nothing behind."""
     if preflight is not None:
-        options = preflight.with_files(options)
+        options = preflight.with_command_values(options)
     checks = [
         Check("packages", check_packages),
         Check("strands", check_strands),
@@ -371,14 +371,14 @@ def _package_fault(package: Requirement, version: str | None, *, required: bool)
 def check_strands(_options: DoctorOptions) -> Iterator[Finding]:
     """Check that Strands has the private names that this package reads."""
     from strands_rollout.agent.loop import IMPORT_FAULT  # the import takes long
-    from strands_rollout.agent.strands_names import find_losses, strands_version
+    from strands_rollout.agent.strands_names import find_missing_names, strands_version
 
     version = strands_version()
-    losses = find_losses(IMPORT_FAULT)
-    if not losses:
+    names = find_missing_names(IMPORT_FAULT)
+    if not names:
         yield good("strands", f"strands-agents {version} has all names that this package reads")
         return
-    lost = "; ".join(f"{name}: {loss}" for name, loss in losses.items())
+    lost = "; ".join(f"{name}: {loss}" for name, loss in names.items())
     remedy = "install the tested version: pip install 'strands-agents==1.62.*'; or a newer strands-rollout"
     yield warning("strands", f"strands-agents {version} lacks names that this package reads. {lost}", remedy)
 

@@ -107,7 +107,7 @@ class Preflight:
         self._words, self._source = tuple(words), source
         self._size = model_size(self.command)
 
-    def with_files(self, options: DoctorOptions) -> DoctorOptions:
+    def with_command_values(self, options: DoctorOptions) -> DoctorOptions:
         """Return the options with the model, files, GPUs per node and keys of rows that the command gives.
 
         The options `data`, `gpus` and `model_name` take precedence over the command. The command takes precedence over
@@ -121,7 +121,7 @@ class Preflight:
         data = [data_file(path)[0] for path in (command.text("--prompt-data"), *evaluated.values()) if path]
         gpus = options.gpus
         if gpus is None and not options.env.get("RAY_ADDRESS"):
-            gpus = command.number("--num-gpus-per-node") or command.number("--actor-num-gpus-per-node") or None
+            gpus = command.int_value("--num-gpus-per-node") or command.int_value("--actor-num-gpus-per-node") or None
         return replace(
             options,
             env={**options.env, **given},
@@ -160,7 +160,7 @@ class Preflight:
             )
             remedy = "make --rollout-num-gpus a multiple of --rollout-num-gpus-per-engine"
             yield error("command: engines", found, remedy)
-        batch, micro = command.optimizer_batch, max(command.number("--micro-batch-size", 1), 1)
+        batch, micro = command.optimizer_batch, max(command.int_value("--micro-batch-size", 1), 1)
         if not batch or command.training_gpus % command.replica_gpus:
             return  # `check_flags` reports GPUs that form no whole replicas; without a batch size nothing is checked
         if not command.training_gpus:
@@ -181,7 +181,7 @@ class Preflight:
         if refusal:
             each = micro * replicas
             remedy = f"set --global-batch-size to a multiple of {each}, such as {(batch // each + 1) * each}"
-            if command.number("--num-steps-per-rollout"):
+            if command.int_value("--num-steps-per-rollout"):
                 sizes = "--num-steps-per-rollout and --rollout-batch-size"
                 remedy = f"choose {sizes} so that an optimizer step has a multiple of {each} samples"
             yield error("command: batch", f"{shown}; refused by {rule}: {refusal}", remedy)
@@ -194,7 +194,7 @@ class Preflight:
         Evaluated episodes are checked against the model, and their responses against their context.
         """
         command, name = self.command, "command: context"
-        context, response = command.context, command.number("--rollout-max-response-len")
+        context, response = command.context, command.int_value("--rollout-max-response-len")
         trainable, faults = command.trainable_context, False
         if trainable and context > trainable:
             faults = True
@@ -206,12 +206,12 @@ class Preflight:
             faults = True
             found = f"--rollout-max-response-len is {response} of a context of {context}, leaving no tokens for prompts"
             yield error(name, found, "raise --rollout-max-context-len by the length of the longest prompt")
-        evaluated, response_evaluated = command.evaluated_context, command.number("--eval-max-response-len")
+        evaluated, response_evaluated = command.evaluated_context, command.int_value("--eval-max-response-len")
         if evaluated and command.evaluations and response_evaluated >= evaluated:
             faults = True
             found = f"--eval-max-response-len is {response_evaluated} of a context of {evaluated}, so responses are cut"
             yield error(name, found, "raise --eval-max-context-len, or lower --eval-max-response-len")
-        given = command.number("--sglang-context-length")
+        given = command.int_value("--sglang-context-length")
         positions = given or model_positions(options.model)
         limit = f"--sglang-context-length is {positions}" if given else f"the model has {positions} positions"
         for phase, length in (("training", context), ("evaluation", command.evaluated_context)):
@@ -289,7 +289,7 @@ class Preflight:
 
     def _check_interval(self, name: str, flag: str) -> Iterator[Finding]:
         """Refuse an interval of 0, by which slime's `should_run_periodic_action` divides after the first step."""
-        if self.command.number(flag, 1) == 0:
+        if self.command.int_value(flag, 1) == 0:
             yield error(name, f"{flag} is 0, by which slime divides after the first step", "set it to at least 1")
 
     def check_data(self, options: DoctorOptions) -> Iterator[Finding]:
@@ -310,10 +310,11 @@ class Preflight:
         measured = (
             f"{len(prompts.lengths)} of {prompts.rows:,} rows have {mean:.0f} tokens on average, {longest} at most"
         )
-        steps, batch = command.number("--num-rollout"), command.number("--rollout-batch-size")
+        steps, batch = command.int_value("--num-rollout"), command.int_value("--rollout-batch-size")
         epochs = f"; {steps * batch / prompts.rows:.1f} passes over the data" if steps and batch else ""
-        limit = command.number("--rollout-max-prompt-len") or (command.context - 1 if command.context else sys.maxsize)
-        response = command.number("--rollout-max-response-len")
+        context_limit = command.context - 1 if command.context else sys.maxsize
+        limit = command.int_value("--rollout-max-prompt-len") or context_limit
+        response = command.int_value("--rollout-max-response-len")
         if longest > limit:
             yield error(name, f"{path}: {measured}; the limit is {limit}", "raise the limit, or drop long rows")
         elif command.context and longest + response > command.context:
@@ -334,7 +335,8 @@ class Preflight:
             found = "the first evaluation ends the run: slime can't evaluate beside its fully asynchronous rollout"
             yield error("command: evaluation", found, "leave out --eval-interval, and run scripts/eval_aime.sh --watch")
         elif command.evaluations and not (command.has("--eval-prompt-data") or command.has("--eval-config")):
-            found = f"evaluations every {command.number('--eval-interval')} steps have no data set; slime refuses that"
+            interval = command.int_value("--eval-interval")
+            found = f"evaluations every {interval} steps have no data set; slime refuses that"
             yield error("command: evaluation", found, "add --eval-prompt-data NAME FILE, or leave out --eval-interval")
         if config := command.text("--eval-config"):
             if _is_file(Path(config)):
@@ -415,7 +417,8 @@ class Preflight:
         held = f"{command.kept_saves} at once" if command.saves else ""
         gb = f" of {saved_gb(command, size):.0f} GB" if size else ""
         save = (
-            f"{command.saves}{gb}, every {command.number('--save-interval')} steps, {held}, in {command.text('--save')}"
+            f"{command.saves}{gb}, every {command.int_value('--save-interval')} steps, {held}, in "
+            f"{command.text('--save')}"
         )
         yield "checkpoints", save if command.saves else "none"
         yield "evaluations", self._evaluations()
@@ -427,10 +430,10 @@ class Preflight:
     def _step_lines(self) -> Iterator[tuple[str, str]]:
         command = self.command
         batch = command.optimizer_batch or command.samples
-        prompts, each = command.number("--rollout-batch-size"), command.number("--n-samples-per-prompt", 1)
+        prompts, each = command.int_value("--rollout-batch-size"), command.int_value("--n-samples-per-prompt", 1)
         yield (
             "samples",
-            f"{command.number('--num-rollout'):,} steps of {prompts} prompts x {each} episodes = {command.samples} "
+            f"{command.int_value('--num-rollout'):,} steps of {prompts} prompts x {each} episodes = {command.samples} "
             f"samples; {command.samples // max(batch, 1)} x {batch} samples for the optimizer",
         )
         most = command.samples * command.context
@@ -453,7 +456,7 @@ class Preflight:
             held = command.concurrent_episodes
             return f"fully asynchronous: engines generate while the trainer trains, up to {held} episodes at once"
         parts = []
-        if over := command.number("--over-sampling-batch-size"):
+        if over := command.int_value("--over-sampling-batch-size"):
             parts.append(f"{over} prompts start at once")
         if path := command.text("--dynamic-sampling-filter-path"):
             parts.append(f"groups pass {path}")
@@ -466,14 +469,14 @@ class Preflight:
         command = self.command
         if not command.evaluations:
             return "none in this run; see scripts/eval_aime.sh --watch"
-        every = f"{command.evaluations}, every {command.number('--eval-interval')} steps, of"
-        tokens = f"responses of at most {command.number('--eval-max-response-len'):,} tokens"
+        every = f"{command.evaluations}, every {command.int_value('--eval-interval')} steps, of"
+        tokens = f"responses of at most {command.int_value('--eval-max-response-len'):,} tokens"
         if config := command.text("--eval-config"):
             return f"{every} the sets in {config}; {tokens}"
         sets = evaluation_sets(command.values.get("--eval-prompt-data", ()))
         if not sets:
             return f"{every} no data set"
-        samples = command.number("--n-samples-per-eval-prompt", 1)
+        samples = command.int_value("--n-samples-per-eval-prompt", 1)
         rows = [_count_rows(path) for path in sets.values()]
         episodes = f" = {sum(rows) * samples} episodes" if all(rows) else ""
         return f"{every} {', '.join(sets)}: {samples} samples a problem{episodes}; {tokens}"

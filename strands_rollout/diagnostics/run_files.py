@@ -200,9 +200,9 @@ def check_data(options: DoctorOptions) -> Iterator[Finding]:
     for path in (options.path_in_env("PROMPT_DATA") or options.data_dir / "dapo-math-17k.jsonl", *evaluated):
         yield from _check_data_file(path, options, needed=options.training)
     # needed by scripts/eval_aime.sh, but not by a training run
-    further = options.data_dir / "aime-2025.jsonl"
-    if further not in evaluated:
-        yield from _check_data_file(further, options, needed=False)
+    aime_2025 = options.data_dir / "aime-2025.jsonl"
+    if aime_2025 not in evaluated:
+        yield from _check_data_file(aime_2025, options, needed=False)
 
 
 def check_eval_config(path: Path) -> Finding:

@@ -83,12 +83,12 @@ class TrainingCommand:
         """Return the first value of a flag; None without one."""
         return next(iter(self.values.get(flag, ())), None)
 
-    def number(self, flag: str, default: int = 0) -> int:
+    def int_value(self, flag: str, default: int = 0) -> int:
         """Return the value of a flag; `default` if it is not a whole number of at most 15 digits, or is absent."""
         text = self.text(flag) or ""
         return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else default
 
-    def share(self, flag: str, default: float) -> float:
+    def float_value(self, flag: str, default: float) -> float:
         """Return the value of a flag; `default` if it is not a finite number, or is absent."""
         try:
             number = float(self.text(flag) or default)
@@ -126,24 +126,24 @@ class TrainingCommand:
     @property
     def samples(self) -> int:
         """Samples of a step."""
-        return self.number("--rollout-batch-size") * self.number("--n-samples-per-prompt", 1)
+        return self.int_value("--rollout-batch-size") * self.int_value("--n-samples-per-prompt", 1)
 
     @property
     def optimizer_batch(self) -> int:
         """Samples of an optimizer step; 0 if unknown."""
-        if steps := self.number("--num-steps-per-rollout"):
+        if steps := self.int_value("--num-steps-per-rollout"):
             return self.samples // steps
-        return self.number("--global-batch-size")
+        return self.int_value("--global-batch-size")
 
     @property
     def training_gpus(self) -> int:
         """GPUs that train, on all nodes."""
-        return self.number("--actor-num-nodes", 1) * self.number("--actor-num-gpus-per-node", 8)
+        return self.int_value("--actor-num-nodes", 1) * self.int_value("--actor-num-gpus-per-node", 8)
 
     @property
     def rollout_gpus(self) -> int:
         """GPUs that generate, on all nodes."""
-        return self.training_gpus if self.is_colocated else self.number("--rollout-num-gpus")
+        return self.training_gpus if self.is_colocated else self.int_value("--rollout-num-gpus")
 
     @property
     def engines(self) -> int:
@@ -153,11 +153,11 @@ class TrainingCommand:
     @property
     def engine_gpus(self) -> int:
         """GPUs of an engine."""
-        return max(self.number("--rollout-num-gpus-per-engine", 1), 1)
+        return max(self.int_value("--rollout-num-gpus-per-engine", 1), 1)
 
     def parallel(self, kind: str) -> int:
         """Return a parallel size, such as of "tensor-model"."""
-        return max(self.number(f"--{kind}-parallel-size", 1), 1)
+        return max(self.int_value(f"--{kind}-parallel-size", 1), 1)
 
     @property
     def replica_gpus(self) -> int:
@@ -172,33 +172,33 @@ class TrainingCommand:
     @property
     def context(self) -> int:
         """Maximum tokens of a training episode; 0 if the engine's own limit applies."""
-        return self.number("--rollout-max-context-len") or self.trainable_context
+        return self.int_value("--rollout-max-context-len") or self.trainable_context
 
     @property
     def trainable_context(self) -> int:
         """Maximum tokens of a sample that fits into a micro batch; 0 without dynamic batch sizes."""
         if not self.has("--use-dynamic-batch-size"):
             return 0
-        return self.number("--max-tokens-per-gpu") * self.parallel("context")
+        return self.int_value("--max-tokens-per-gpu") * self.parallel("context")
 
     @property
     def evaluated_context(self) -> int:
         """Maximum tokens of an evaluated episode; 0 if the engine's own limit applies."""
-        return self.number("--eval-max-context-len") or self.context
+        return self.int_value("--eval-max-context-len") or self.context
 
     @property
     def concurrent_episodes(self) -> int:
         """Maximum number of episodes that hold tokens in the engines at once."""
-        limit = self.number("--sglang-server-concurrency", DEFAULT_CONCURRENCY) * max(self.engines, 1)
+        limit = self.int_value("--sglang-server-concurrency", DEFAULT_CONCURRENCY) * max(self.engines, 1)
         if self.is_fully_async:
             return limit
-        prompts = self.number("--over-sampling-batch-size") or self.number("--rollout-batch-size")
-        return min(limit, prompts * self.number("--n-samples-per-prompt", 1))
+        prompts = self.int_value("--over-sampling-batch-size") or self.int_value("--rollout-batch-size")
+        return min(limit, prompts * self.int_value("--n-samples-per-prompt", 1))
 
     @property
     def saves(self) -> int:
         """Saves of the whole run: at each interval, and after the last step."""
-        steps, interval = self.number("--num-rollout"), self.number("--save-interval")
+        steps, interval = self.int_value("--num-rollout"), self.int_value("--save-interval")
         return ceil(steps / interval) if interval and self.has("--save") else 0
 
     @property
@@ -207,9 +207,9 @@ class TrainingCommand:
 
         Without --save-retain-interval, Megatron retains all saves.
         """
-        retained = self.number("--save-retain-interval")
+        retained = self.int_value("--save-retain-interval")
         if self.saves and retained:
-            return min(self.saves, 2 + self.number("--num-rollout") // retained)
+            return min(self.saves, 2 + self.int_value("--num-rollout") // retained)
         return self.saves
 
     @property
@@ -218,7 +218,7 @@ class TrainingCommand:
 
         `--skip-eval-before-train` leaves out the evaluation before the first step. A run without steps evaluates once.
         """
-        interval, steps = self.number("--eval-interval"), self.number("--num-rollout")
+        interval, steps = self.int_value("--eval-interval"), self.int_value("--num-rollout")
         if not interval:
             return 0
         if not steps:
@@ -229,8 +229,8 @@ class TrainingCommand:
 
 def model_size(command: TrainingCommand) -> ModelSize | None:
     """Return the size of the model from Megatron's arguments; None if they don't give it."""
-    layers, hidden = command.number("--num-layers"), command.number("--hidden-size")
-    heads, vocabulary = command.number("--num-attention-heads"), command.number("--vocab-size")
+    layers, hidden = command.int_value("--num-layers"), command.int_value("--hidden-size")
+    heads, vocabulary = command.int_value("--num-attention-heads"), command.int_value("--vocab-size")
     if not (layers and hidden and heads and vocabulary):
         return None
     attention, groups, cached = _attention(command, hidden, heads)
@@ -238,12 +238,13 @@ def model_size(command: TrainingCommand) -> ModelSize | None:
     shared = vocabulary * hidden * (2 if command.has("--untie-embeddings-and-output-weights") else 1)
     shared += layers * attention
     sparse = _sparse_layers(command, layers)
-    shared += (layers - sparse) * matrices * hidden * command.number("--ffn-hidden-size", 4 * hidden)
+    shared += (layers - sparse) * matrices * hidden * command.int_value("--ffn-hidden-size", 4 * hidden)
     shared += sparse * (
-        matrices * hidden * command.number("--moe-shared-expert-intermediate-size")
-        + hidden * command.number("--num-experts")
+        matrices * hidden * command.int_value("--moe-shared-expert-intermediate-size")
+        + hidden * command.int_value("--num-experts")
     )
-    experts = sparse * command.number("--num-experts") * matrices * hidden * command.number("--moe-ffn-hidden-size")
+    expert = matrices * hidden * command.int_value("--moe-ffn-hidden-size")
+    experts = sparse * command.int_value("--num-experts") * expert
     cache = None if command.has("--spec") else WEIGHT_BYTES * layers * cached
     return ModelSize(shared, experts, layers, hidden, vocabulary, groups, cache)
 
@@ -255,13 +256,13 @@ def _attention(command: TrainingCommand, hidden: int, heads: int) -> tuple[int, 
     section 2.1). The defaults are Megatron's.
     """
     if not command.has("--multi-latent-attention"):
-        channels = command.number("--kv-channels") or hidden // heads
-        groups = command.number("--num-query-groups", 1) if command.has("--group-query-attention") else heads
+        channels = command.int_value("--kv-channels") or hidden // heads
+        groups = command.int_value("--num-query-groups", 1) if command.has("--group-query-attention") else heads
         return 2 * hidden * channels * (heads + groups), max(groups, 1), 2 * groups * channels
-    rotated, latent = command.number("--qk-pos-emb-head-dim", 64), command.number("--kv-lora-rank", 32)
-    key, value = command.number("--qk-head-dim", 128), command.number("--v-head-dim", 128)
+    rotated, latent = command.int_value("--qk-pos-emb-head-dim", 64), command.int_value("--kv-lora-rank", 32)
+    key, value = command.int_value("--qk-head-dim", 128), command.int_value("--v-head-dim", 128)
     queries = heads * (key + rotated)
-    compressed = command.number("--q-lora-rank")
+    compressed = command.int_value("--q-lora-rank")
     parameters = compressed * (hidden + queries) if compressed else hidden * queries
     parameters += hidden * (latent + rotated) + latent * heads * (key + value) + heads * value * hidden
     return parameters, 1, latent + rotated
@@ -269,11 +270,11 @@ def _attention(command: TrainingCommand, hidden: int, heads: int) -> tuple[int, 
 
 def _sparse_layers(command: TrainingCommand, layers: int) -> int:
     """Return the number of layers with experts, from an interval or a pattern such as [0]*3+[1]*45; default: all."""
-    if not command.number("--num-experts"):
+    if not command.int_value("--num-experts"):
         return 0
     terms = _LAYER_PATTERN.findall((command.text("--moe-layer-freq") or "").replace(" ", ""))
     if not terms:
-        return ceil(layers / max(command.number("--moe-layer-freq", 1), 1))
+        return ceil(layers / max(command.int_value("--moe-layer-freq", 1), 1))
     counts: list[int] = [flags.split(",").count("1") * int(times[:_MAX_DIGITS] or 1) for flags, times in terms]
     return min(layers, sum(counts))
 
@@ -282,12 +283,12 @@ def training_memory(command: TrainingCommand, size: ModelSize) -> dict[str, floa
     """Return the GB that each part of a training step takes on a GPU, for a micro batch of the maximum length."""
     tensor, pipeline = command.parallel("tensor-model"), command.parallel("pipeline-model")
     # Megatron splits an expert over as many GPUs as a layer, unless told otherwise
-    expert_tensor = max(command.number("--expert-tensor-parallel-size", tensor), 1)
+    expert_tensor = max(command.int_value("--expert-tensor-parallel-size", tensor), 1)
     expert_gpus = command.parallel("expert-model") * expert_tensor * pipeline
     shared, experts = size.shared / (tensor * pipeline), size.experts / expert_gpus
     gpus = max(command.training_gpus, 1)
     optimizer = size.shared / gpus + size.experts / max(gpus, expert_gpus)
-    tokens = command.number("--max-tokens-per-gpu") or command.context // command.parallel("context")
+    tokens = command.int_value("--max-tokens-per-gpu") or command.context // command.parallel("context")
     layers, activations = size.layers / pipeline, size.hidden * tokens / tensor
     recomputes = command.text("--recompute-granularity") == "full"
     return {
@@ -328,12 +329,12 @@ def engine_cache(
         gpu_gb: GB of a GPU.
         model_gb: GB of the engine's weights; None for weights in bf16.
     """
-    fraction = command.share("--sglang-mem-fraction-static", 0)
+    fraction = command.float_value("--sglang-mem-fraction-static", 0)
     if not size.cache_bytes or not fraction:
         return None
     gpus = command.engine_gpus
     weights_gb = (model_gb or WEIGHT_BYTES * size.parameters / GB) / gpus
-    parts = min(command.number("--sglang-dp-size", 1), gpus) if command.has("--sglang-enable-dp-attention") else 1
+    parts = min(command.int_value("--sglang-dp-size", 1), gpus) if command.has("--sglang-enable-dp-attention") else 1
     parts = max(parts, 1)
     gpu_bytes = size.cache_bytes / min(gpus // parts, size.query_groups)
     return EngineCache(weights_gb, parts * int((gpu_gb * fraction - weights_gb) * GB / gpu_bytes), parts)

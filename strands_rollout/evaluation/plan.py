@@ -207,7 +207,7 @@ def _check_is_absent(value: object) -> object:
 _Refused: TypeAlias = Annotated[object, AfterValidator(_check_is_absent)]
 _IGNORED_NOTE: Final = "has no meaning here and is ignored"
 _Ignored: TypeAlias = Annotated[object, _IGNORED_NOTE]
-_FURTHER_PARAMS: Final = frozenset(
+_EXTRA_PARAMS: Final = frozenset(
     {"stop", "stop_token_ids", "min_new_tokens", "repetition_penalty", "skip_special_tokens", "no_stop_trim"}
 )
 
@@ -255,8 +255,8 @@ class DataSetEntry(BaseModel):
         """Return the sampling of the entry; values that it leaves out come from `default`."""
         fields = {"samples", "max_new_tokens", "temperature", "top_p", "top_k"}
         values = self.model_dump(include=fields, exclude_none=True)
-        further = self.model_dump(include=set(_FURTHER_PARAMS), exclude_none=True)
-        return replace(default, **values, further={**default.further, **further})
+        extra = self.model_dump(include=set(_EXTRA_PARAMS), exclude_none=True)
+        return replace(default, **values, extra={**default.extra, **extra})
 
     def data_file(self) -> DataFile:
         """Return the entry's file, with slime's `path@[start:stop]` parsed.

@@ -140,12 +140,12 @@ def model_positions(model: Path) -> int | None:
     return int(positions * factor) if isinstance(factor, int | float) else positions
 
 
-def check_context(sets: Sequence[ProtocolSet], room: int, model: Path | None) -> int:
+def check_context(sets: Sequence[ProtocolSet], prompt_tokens: int, model: Path | None) -> int:
     """Check that the longest response and its prompt fit the model; return the tokens that both need together.
 
     Args:
         sets: The data sets.
-        room: Maximum tokens of a prompt.
+        prompt_tokens: Maximum tokens of a prompt.
         model: Folder of the model. Nothing is checked if it is None, or if its `config.json` does not tell the context.
 
     Raises:
@@ -153,13 +153,13 @@ def check_context(sets: Sequence[ProtocolSet], room: int, model: Path | None) ->
     """
     longest = max(each.sampling.max_new_tokens for each in sets)
     positions = model_positions(model) if model else None
-    if positions and longest + room > positions:
+    if positions and longest + prompt_tokens > positions:
         raise ConfigError(
-            f"a response of {longest} tokens and a prompt of {room} need {longest + room} positions; the model has "
-            f"{positions}. Set EVAL_MAX_RESPONSE_LEN={positions - room}, which marks the numbers as modified, or "
-            "extend the model's context"
+            f"a response of {longest} tokens and a prompt of {prompt_tokens} need {longest + prompt_tokens} positions; "
+            f"the model has {positions}. Set EVAL_MAX_RESPONSE_LEN={positions - prompt_tokens}, which marks the "
+            "numbers as modified, or extend the model's context"
         )
-    return longest + room
+    return longest + prompt_tokens
 
 
 def files_folder(sets: Sequence[ProtocolSet], out: Path) -> Path:

@@ -147,8 +147,9 @@ class ProgramRun(EpisodeRun):
         self.session = Session(model, self)
         if progress is not None:
             self.session.restore(progress.messages)
-        # tool iterations and calls of each conversation
-        self.counts: dict[Conversation, list[int]] = {model.conversation: [start.tool_iterations, start.tool_calls]}
+        # tool iterations and calls
+        main_counts = [start.tool_iterations, start.tool_calls]
+        self.counts_by_conversation: dict[Conversation, list[int]] = {model.conversation: main_counts}
         turns = model.trajectory.turns
         self.user_turns = _count_user_turns(start.messages, len(turns) - model.trajectory.is_open)
         self.limit: StopReason | None = None
@@ -159,7 +160,7 @@ class ProgramRun(EpisodeRun):
         self.result: object = None
         self.score: dict[str, Any] | None = None
         self.process: ProcessEnd | None = None
-        self.recorded: Conversation | None = None  # the conversation that the journal holds
+        self.journaled_conversation: Conversation | None = None
 
     async def _play(self) -> Ending:
         self.result = result = await self._run_program()
@@ -177,7 +178,7 @@ class ProgramRun(EpisodeRun):
             use_id, status = result["toolUseId"], result["status"]
             self.stats.errors += status == "error"
             call = {"id": use_id, "tool": self.tool_names.get(use_id, ""), "status": status, "s": waited_s}
-            self.stats.calls.append({**call, "at_s": self.control.at_s(waited_s or 0.0)})
+            self.stats.calls.append({**call, "at_s": self.control.step_start_s(waited_s or 0.0)})
             self.stats.seconds += waited_s or 0.0
             self.counted_results.add(use_id)
             if status == "success":
@@ -201,7 +202,7 @@ class ProgramRun(EpisodeRun):
             self._record_turn(self.journal)
 
     def _count_calls(self, conversation: Conversation, reply: Reply) -> None:
-        counts = self.counts.setdefault(conversation, [0, 0])
+        counts = self.counts_by_conversation.setdefault(conversation, [0, 0])
         iterations, calls = self.limits.max_tool_iterations, self.limits.max_tool_calls
         if iterations is not None and counts[0] >= iterations:
             self._reach_limit(StopReason.MAX_TOOL_ITERATIONS)
@@ -217,10 +218,10 @@ class ProgramRun(EpisodeRun):
         if len(main.branches) > 1:
             journal.close(SEVERAL_SEGMENTS)
             return
-        if self.recorded not in (None, main):
+        if self.journaled_conversation not in (None, main):
             journal.close(_OTHER_MAIN)
             return
-        self.recorded = main
+        self.journaled_conversation = main
         journal.call_ended(self.progress())
 
     def on_abort(self) -> None:
@@ -230,7 +231,7 @@ class ProgramRun(EpisodeRun):
     def on_restart(self, conversation: Conversation, messages: StrandsMessages, kept: Sequence[Reply]) -> None:
         """Replace the counts of an earlier attempt with the counts of the turns that are kept."""
         calls = [len(reply.calls) for reply in kept]
-        self.counts[conversation] = [sum(count > 0 for count in calls), sum(calls)]
+        self.counts_by_conversation[conversation] = [sum(count > 0 for count in calls), sum(calls)]
         blocks = [block for message in messages for block in message["content"]]
         answered = {block["toolResult"]["toolUseId"] for block in blocks if "toolResult" in block}
         stats = self.stats
@@ -320,7 +321,7 @@ class ProgramRun(EpisodeRun):
         return self.session.main_messages
 
     def _counts(self) -> tuple[int, int]:
-        iterations, calls = self.counts.get(self.model.conversation, (0, 0))
+        iterations, calls = self.counts_by_conversation.get(self.model.conversation, (0, 0))
         return iterations, calls
 
 

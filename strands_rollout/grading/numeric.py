@@ -283,12 +283,12 @@ class _Evaluation:
             product = self._checked_value(_multiply(product, value))
         return product
 
-    def _quotient(self, over: Value, under: Value) -> Value:
-        if not under:
+    def _quotient(self, numerator: Value, denominator: Value) -> Value:
+        if not denominator:
             raise _UndefinedError
-        if isinstance(over, Fraction) and isinstance(under, Fraction):
-            return over / under
-        return _to_mpmath(over) / _to_mpmath(under)
+        if isinstance(numerator, Fraction) and isinstance(denominator, Fraction):
+            return numerator / denominator
+        return _to_mpmath(numerator) / _to_mpmath(denominator)
 
     def _power(self, base: Value, exponent: Value) -> Value:
         if not base:
@@ -314,9 +314,9 @@ class _Evaluation:
 
     def _root(self, radicand: Value, index: Value) -> Value:
         if index == 2 and isinstance(radicand, Fraction) and radicand >= 0:
-            over, under = math.isqrt(radicand.numerator), math.isqrt(radicand.denominator)
-            if over * over == radicand.numerator and under * under == radicand.denominator:
-                return Fraction(over, under)
+            numerator, denominator = math.isqrt(radicand.numerator), math.isqrt(radicand.denominator)
+            if numerator * numerator == radicand.numerator and denominator * denominator == radicand.denominator:
+                return Fraction(numerator, denominator)
         is_odd = isinstance(index, Fraction) and index.denominator == 1 and index.numerator % 2 == 1
         if is_odd and _is_real(radicand) and radicand < 0:
             return -self._power(-radicand, 1 / index)
@@ -342,16 +342,16 @@ class _Evaluation:
             return Fraction(math.factorial(value.numerator))
         return _local.mp.gamma(_to_mpmath(value + 1))
 
-    def _binomial(self, over: Value, under: Value) -> Value:
-        if not isinstance(over, Fraction) or not isinstance(under, Fraction) or under.denominator != 1 or under < 0:
+    def _binomial(self, total: Value, chosen: Value) -> Value:
+        if not isinstance(total, Fraction) or not isinstance(chosen, Fraction) or chosen.denominator != 1 or chosen < 0:
             raise _UndefinedError
-        if over.denominator == 1 and over >= under:
-            under = min(under, over - under)
-        if under > _MAX_FACTORIAL:
+        if total.denominator == 1 and total >= chosen:
+            chosen = min(chosen, total - chosen)
+        if chosen > _MAX_FACTORIAL:
             raise TooComplexError("too large a binomial coefficient")
         result = Fraction(1)
-        for step in range(int(under)):
-            result = self._checked_value(result * (over - step) / (step + 1))
+        for step in range(int(chosen)):
+            result = self._checked_value(result * (total - step) / (step + 1))
         return result
 
     def _gcd(self, *values: Value) -> Value:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strands_rollout.errors import TrajectoryError
-from strands_rollout.model.images import ReadImage, further_tokens, place_images, read_images
+from strands_rollout.model.images import ReadImage, extra_image_tokens, place_images, read_images
 from strands_rollout.model.sampling import RemainingBudget
 from strands_rollout.record.agent_request import AgentRequest
 from strands_rollout.record.record import Branch, ExtendBranch, Head, StrandsMessages, copy_content
@@ -62,7 +62,7 @@ async def turn_context(
     last_id = branch.trajectory.token_ids[-1]
     images = await _read_images(template, chat)
     if images and remaining.tokens is not None:
-        remaining = RemainingBudget(remaining.tokens - further_tokens(images), remaining.budget)
+        remaining = RemainingBudget(remaining.tokens - extra_image_tokens(images), remaining.budget)
 
     def encode() -> list[int]:
         return _fit_turn_ids(template, chat, branch.chat_tools, last_id, remaining, min_turn_tokens)

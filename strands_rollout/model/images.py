@@ -387,7 +387,7 @@ async def _read_image(processor: ProcessorMixin, data: bytes) -> ReadImage:
     return await asyncio.to_thread(lambda: image_tokens_of(processor).read(data))
 
 
-def further_tokens(images: Sequence[ReadImage]) -> int:
+def extra_image_tokens(images: Sequence[ReadImage]) -> int:
     """Return the number of image tokens in excess of the single token that a template writes for each image."""
     return sum(image.token_count - 1 for image in images)
 

@@ -53,7 +53,7 @@ class SGLangModelConfig(TypedDict, total=False):
     transient_context: Literal["segment", "keep"]
 
 
-def config_after(config: SGLangModelConfig, spent: int) -> SGLangModelConfig:
+def config_with_left_budget(config: SGLangModelConfig, spent: int) -> SGLangModelConfig:
     """Return the settings with the response budget that `spent` tokens of earlier branches leave.
 
     Raises:
@@ -400,7 +400,7 @@ def _append_turn(request: SamplingRequest, generation: Generation) -> None:
         matched=generation.finish_reason.matched,
         rid=generation.rid,
         latency_s=generation.latency_s,
-        at_s=request.control.at_s(generation.latency_s),
+        at_s=request.control.step_start_s(generation.latency_s),
         prompt_tokens=generation.prompt_tokens,
         cached_tokens=generation.cached_tokens,
         meta_info={key: value for key, value in generation.meta_info.items() if not key.endswith("_logprobs")},

@@ -327,7 +327,7 @@ class SGLangModel(Model):
         """
         self.bind_tools(conversation, head.tools)
         branch, sampler, trajectory = conversation.branch, self._sampler(conversation), conversation.branch.trajectory
-        config = sampling.config_after(self.config, conversation.earlier_response_length)
+        config = sampling.config_with_left_budget(self.config, conversation.earlier_response_length)
         if params:
             config = {**config, "sampling_params": {**config["sampling_params"], **params}}
         may_rewrite = self._may_rewrite(conversation)

@@ -194,7 +194,7 @@ class Sampling:
     Attributes:
         samples: Episodes of each problem.
         max_new_tokens: Budget of a whole response, including tool results.
-        further: More parameters by SGLang's names, which override the others.
+        extra: More parameters by SGLang's names, which override the others.
     """
 
     samples: Annotated[
@@ -217,12 +217,12 @@ class Sampling:
         float, Option(help="Sample from the most likely tokens with this total probability, above 0.", max=1.0)
     ] = 1.0
     top_k: Annotated[int, Option(help="Sample from this many most likely tokens; -1 for all.", min=-1)] = -1
-    further: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def params(self) -> dict[str, Any]:
         """The parameters that slime passes to `generate` in an evaluation (slime/rollout/sglang_rollout.py)."""
-        overrides = {"top_p": self.top_p, "top_k": self.top_k, **self.further}
+        overrides = {"top_p": self.top_p, "top_k": self.top_k, **self.extra}
         return slime_sampling_params(self.temperature, self.max_new_tokens) | overrides
 
 

@@ -44,7 +44,7 @@ _FORMAT: Final = b"strands-rollout records 1\n"
 _CHECKSUM: Final = struct.Struct("<I")
 _LENGTHS: Final = struct.Struct("<BHI")
 _HEAD_BYTES: Final = _CHECKSUM.size + _LENGTHS.size
-_FIRST, _FURTHER, _ENDED = 1, 2, 3
+_FIRST, _LATER, _ENDED = 1, 2, 3
 
 
 class RecordStore:
@@ -100,7 +100,7 @@ class RecordStore:
         """
         with self._lock:
             try:
-                self._file_for(key).append(_FIRST if is_first else _FURTHER, key, record)
+                self._file_for(key).append(_FIRST if is_first else _LATER, key, record)
             except OSError as e:
                 self._end(key)
                 message = "can't write records to %s: %s; the episodes can't be continued if their process dies"
@@ -265,7 +265,7 @@ class _File:
                 if zlib.crc32(body, zlib.crc32(head[_CHECKSUM.size :])) != _CHECKSUM.unpack_from(head)[0]:
                     break
                 self.size, key = end, body[:key_length]
-                if kind != _FURTHER:
+                if kind != _LATER:
                     found.pop(key, None)
                 if kind != _ENDED:
                     found.setdefault(key, []).append(body[key_length:])

@@ -24,7 +24,7 @@ from strands_rollout.agent.multi_agent import AgentModels, factory_team
 from strands_rollout.agent.run import SEVERAL_AGENTS, SEVERAL_SEGMENTS, Episode, EpisodeRun
 from strands_rollout.agent.tool_loading import load_conversation_manager, load_function, load_hooks, load_tools
 from strands_rollout.aio import run_once
-from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls, episode_code_tool
+from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCallTotals, episode_code_tool
 from strands_rollout.control import ABORT_GRACE_S, Control
 from strands_rollout.exits import exits_as_errors
 from strands_rollout.log_once import log_once
@@ -173,7 +173,7 @@ def _restarted_job(job: RolloutJob, error: Exception) -> RolloutJob:
     return replace(job, start=replace(job.start, resume=None, dropped_tokens=job.start.dropped_tokens + sampled))
 
 
-def _reset_diverged_replay(job: RolloutJob, episode: Episode) -> EpisodeStart:
+def _start_after_divergence(job: RolloutJob, episode: Episode) -> EpisodeStart:
     """Return the job's start; if the program departed from its earlier attempt, without the state of that attempt.
 
     In that case, reset the sample, and add the tokens that the program did not repeat to the dropped tokens.
@@ -207,7 +207,7 @@ async def _run_episode(job: RolloutJob) -> EndedEpisode:
         await run_once(settings.reward.model_dump_json(), functools.partial(check_reward, settings.reward))
     model = job.build_model()
     task = await _build_task(job, model)
-    code_calls = CodeCalls(**resume.code) if resume else CodeCalls()
+    code_calls = CodeCallTotals(**resume.code) if resume else CodeCallTotals()
     score: dict[str, Any] | None = None
     state: dict[str, Any] | None = None
     if resume:
@@ -240,7 +240,7 @@ async def _run_episode(job: RolloutJob) -> EndedEpisode:
     return EndedEpisode(
         model,
         episode,
-        _reset_diverged_replay(job, episode),
+        _start_after_divergence(job, episode),
         code_calls=code_calls,
         sub_agents=sub_agents.created,
         score=score,
@@ -250,7 +250,7 @@ async def _run_episode(job: RolloutJob) -> EndedEpisode:
 
 
 def _build_journal(
-    job: RolloutJob, model: SGLangModel, sub_agents: AgentModels, code_calls: CodeCalls
+    job: RolloutJob, model: SGLangModel, sub_agents: AgentModels, code_calls: CodeCallTotals
 ) -> EpisodeJournal | None:
     """Return the episode's journal; None without a sink or without the setting `resume_aborted`.
 
@@ -283,7 +283,7 @@ async def _build_task(job: RolloutJob, model: SGLangModel) -> Task:
     # the default system prompt describes the code tool, which a user's own agent may not have
     has_own_agent = settings.agent_factory is not None or settings.has_program or settings.environment_plays
     uses_system_prompt = not has_own_agent or "system_prompt" in settings.model_fields_set
-    if settings.misses_code_tool:
+    if settings.lacks_code_tool:
         log_once(logger, logging.WARNING, MISSING_CODE_TOOL)
     prompt = await episode_prompt(sample, settings.system_prompt if uses_system_prompt else None, model.template)
     metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}

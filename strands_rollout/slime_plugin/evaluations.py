@@ -80,7 +80,7 @@ def pass_rates(rewards: Iterable[tuple[int, Any]], size: int) -> dict[str, float
     return rates
 
 
-def headline_numbers(data: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+def mean_metrics(data: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Return the mean reward and the share of truncated samples of each data set, under slime's names.
 
     Values that are not finite numbers or bools are left out.

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from strands_rollout.aio import run_once
-from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls
+from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCallTotals
 from strands_rollout.errors import LostEpisodeError, ResumeError
 from strands_rollout.log_once import log_once
 from strands_rollout.model.sglang_model import SGLangModel
@@ -76,7 +76,7 @@ class EpisodeJournal:
         self,
         sink: RecordSink,
         model: SGLangModel,
-        code: CodeCalls,
+        code: CodeCallTotals,
         sub_agents: Sequence[SGLangModel],
         *,
         fans_out: bool,

@@ -128,7 +128,7 @@ def _log_evaluation(
     rollout_id: int, args: SlimeArgs, data: Mapping[str, Any], rates: Metrics, write: LogToWandb | None
 ) -> None:
     """Log pass rates; if `write` logs to a training's wandb run, also the means, which slime does not log there."""
-    numbers = rates | (evaluations.headline_numbers(data) if write is not None else {})
+    numbers = rates | (evaluations.mean_metrics(data) if write is not None else {})
     if not numbers:
         return
     step = numbers["eval/step"] = _step_of(rollout_id, args, "eval/step")

@@ -17,7 +17,7 @@ import numpy as np
 
 from strands_rollout.agent.limits import StopReason
 from strands_rollout.agent.run import Episode
-from strands_rollout.code_tool.tool import CodeCalls
+from strands_rollout.code_tool.tool import CodeCallTotals
 from strands_rollout.errors import EngineResponseError, ResumeError
 from strands_rollout.log_once import log_once
 from strands_rollout.model.images import train_inputs_of
@@ -75,7 +75,7 @@ class EndedEpisode:
     model: SGLangModel
     episode: Episode
     start: EpisodeStart = field(default_factory=EpisodeStart)
-    code_calls: CodeCalls = field(default_factory=CodeCalls)
+    code_calls: CodeCallTotals = field(default_factory=CodeCallTotals)
     sub_agents: Sequence[SGLangModel] = ()
     score: Mapping[str, Any] | None = None
     question: str | None = None

@@ -363,7 +363,7 @@ def _record_answer(record: Any, meta_info: Mapping[str, Any]) -> None:  # noqa: 
         record.update(_slime_trace().build_sglang_meta_trace_attrs(dict(meta_info)))
 
 
-def open_spans(sample: object) -> object:
+def current_spans(sample: object) -> object:
     """Return the spans of slime's trace that are open here, for `within_spans` in another process."""
     spans: object = None
     if is_slime_sample(sample):
@@ -374,7 +374,7 @@ def open_spans(sample: object) -> object:
 
 @contextmanager
 def within_spans(spans: object) -> Iterator[None]:
-    """Make the block's spans children of `spans`, which `open_spans` returned in another process."""
+    """Make the block's spans children of `spans`, which `current_spans` returned in another process."""
     if spans is not None:
         with _ignoring_trace_errors("take over open spans"):
             _slime_trace()._TRACE_STACK.set(spans)

@@ -74,7 +74,7 @@ _SEND_DELAY_S: Final = 0.005  # collects several messages into one call of an ac
 _SEND_ABORT_TIMEOUT_S: Final = 0.5
 _MAX_GROUPS: Final = 4096
 _MAX_ARGS: Final = 8
-_GROUP_SLACK: Final = 1.25  # the worker of the group's last episode may have up to this multiple of the lowest load
+_MAX_GROUP_LOAD_RATIO: Final = 1.25  # load of the worker of the group's last episode, divided by the lowest load
 _SMOOTHING: Final = 0.1
 _ANSI_COLOR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _NO_ABORT: Final = AbortSignals(slime=False, user=None)
@@ -327,7 +327,7 @@ class WorkerPool:
         slime_adapter.watch_aborts(args, sample)
         job.args = snapshot = self._pack_args(args)
         job.key, job.sent_aborts = next(self._numbers), job.read_aborts()
-        spans = slime_adapter.open_spans(sample)
+        spans = slime_adapter.current_spans(sample)
         params = dict(job.call.sampling_params)
         try:
             return remote.pack(RemoteCall(snapshot.number, sample, params, job.call.evaluation, spans))
@@ -605,7 +605,8 @@ class WorkerPool:
         group = getattr(job.call.sample, "group_index", None)
         if group is not None:  # the samples of a group have one prompt, which a worker encodes once
             group_worker = self._groups.get(group)
-            if group_worker in free and group_worker.expected_load_s() <= _GROUP_SLACK * chosen.expected_load_s():
+            load_limit_s = _MAX_GROUP_LOAD_RATIO * chosen.expected_load_s()
+            if group_worker in free and group_worker.expected_load_s() <= load_limit_s:
                 chosen = group_worker
             self._groups[group] = chosen
             if len(self._groups) > _MAX_GROUPS:

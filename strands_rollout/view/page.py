@@ -109,7 +109,7 @@ class DumpView:
         rows = [{**row, "run": run} for run, view in enumerate(views.values()) for row in view.rows]
         return cls(rows, [detail for view in views.values() for detail in view.details], list(views))
 
-    def index(self, title: str, *, live: bool) -> dict[str, Any]:
+    def start_values(self, title: str, *, live: bool) -> dict[str, Any]:
         """Return the values that the page reads at its start."""
         return {"title": title, "live": live, "runs": self.runs, "rows": self.rows}
 
@@ -200,23 +200,23 @@ def write_page(view: DumpView, title: str) -> str:
         f'<script type="text/plain" id="d{position}">{base64.b64encode(detail).decode("ascii")}</script>'
         for position, detail in enumerate(view.details)
     )
-    return _page(view.index(title, live=False), "\n".join(details))
+    return _page(view.start_values(title, live=False), "\n".join(details))
 
 
 def live_page(title: str) -> str:
     """Return the HTML of a page that requests rows and details from its server."""
-    return _page(DumpView().index(title, live=True), "")
+    return _page(DumpView().start_values(title, live=True), "")
 
 
-def _page(index: Mapping[str, Any], details: str) -> str:
+def _page(start_values: Mapping[str, Any], details: str) -> str:
     style, script = "\n".join(map(_read_asset, _STYLES)), "\n".join(map(_read_asset, _SCRIPTS))
-    connect = "'self'" if index["live"] else "'none'"
+    connect = "'self'" if start_values["live"] else "'none'"
     policy = (
         f"default-src 'none'; style-src {_csp_hash(style)}; script-src {_csp_hash(script)}; connect-src {connect}; "
         "base-uri 'none'; form-action 'none'"
     )
     # escape everything that could end the script element
-    escaped = json_bytes(index).decode().replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    escaped = json_bytes(start_values).decode().replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     parts = {"policy": policy, "style": style, "index": escaped, "details": details, "script": script}
     return _PLACEHOLDER.sub(lambda place: parts[place[1]], _read_asset("page.html"))
 

@@ -139,7 +139,7 @@ def _handlers(dump: LiveDump, title: str) -> dict[str, Handler]:
         tag = f'"{tag}"'
         if request.headers.get("If-None-Match") == tag:
             return _response(b"", "application/json", tag, status=304)
-        return _response(json_bytes(view.index(title, live=True)), "application/json", tag)
+        return _response(json_bytes(view.start_values(title, live=True)), "application/json", tag)
 
     async def progress(_: web.Request) -> web.Response:
         return _response(str(dump.read_count).encode(), "text/plain")

@@ -55,18 +55,23 @@ def test_rollout_control_poll_key_per_run_and_function() -> None:
 
 def test_control_clock_counts_time_before_an_abort() -> None:
     control = Control()
-    assert (control.at_s(0.0), control.elapsed_s, control.left_s(None), is_in_episode()) == (None, 0.0, None, False)
+    assert (control.step_start_s(0.0), control.elapsed_s, control.left_s(None), is_in_episode()) == (
+        None,
+        0.0,
+        None,
+        False,
+    )
     with control.running(100.0):
         assert is_in_episode()
         assert control.elapsed_s >= 100
         assert control.left_s(100.0) == 0.0
         assert (control.left_s(10_000.0) or 0.0) <= 9_900
-        assert (control.at_s(0.0) or 0.0) >= 100
-        assert control.at_s(10_000.0) == 0.0
+        assert (control.step_start_s(0.0) or 0.0) >= 100
+        assert control.step_start_s(10_000.0) == 0.0
         with control.running():
             assert control.elapsed_s < 100
         assert control.elapsed_s >= 100
-    assert (control.at_s(0.0), is_in_episode()) == (None, False)
+    assert (control.step_start_s(0.0), is_in_episode()) == (None, False)
 
 
 def test_control_check_raises_after_an_abort() -> None:

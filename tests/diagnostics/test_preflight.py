@@ -354,7 +354,7 @@ def test_data_of_the_command_is_read_as_slime_reads_it(data: Path) -> None:
     rows = [{"question": json.loads(line)["prompt"], "answer": "2"} for line in data.read_text().splitlines()]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     preflight = run(f"--prompt-data {data}@[10:40] --input-key question --label-key answer")
-    options = preflight.with_files(doctor_options(REPOSITORY, tokenizer=SHIPPED))
+    options = preflight.with_command_values(doctor_options(REPOSITORY, tokenizer=SHIPPED))
     (result,) = preflight.check_data(options)
     assert "30 of 30 rows" in result.found
     assert {finding.status for finding in check_data(options)} == {"ok"}
@@ -364,7 +364,7 @@ def test_data_of_the_command_is_read_as_slime_reads_it(data: Path) -> None:
 
 def test_data_without_an_input_key_is_read_from_slimes_default(data: Path) -> None:
     preflight = Preflight(("--prompt-data", str(data)), "the command")
-    options = preflight.with_files(doctor_options(REPOSITORY, tokenizer=SHIPPED))
+    options = preflight.with_command_values(doctor_options(REPOSITORY, tokenizer=SHIPPED))
     (result,) = preflight.check_data(options)
     assert (result.status, '"input"' in result.found) == ("error", True), result
     assert {finding.status for finding in check_data(options)} == {"error"}
@@ -405,13 +405,13 @@ def test_preflight_survives_any_command() -> None:
         words = [word for flag, given in zip(flags, values, strict=True) for word in (flag, *given)]
         found = Preflight((*shlex.split(f"{RUN} {rng.choice([QWEN3_8B, QWEN3_30B, DEEPSEEK_V3])}"), *words), "it")
         for name in checks:
-            assert list(getattr(found, name)(found.with_files(HERE))) is not None, words
+            assert list(getattr(found, name)(found.with_command_values(HERE))) is not None, words
 
 
 def test_check_memory_survives_a_nul_in_a_path() -> None:
     """From Python 3.13 on, `Path.glob` raises ValueError for a path with a NUL."""
     found = Preflight((*shlex.split(f"{RUN} {QWEN3_8B}"), "--hf-checkpoint", "\0"), "it")
-    assert list(found.check_memory(found.with_files(HERE)))
+    assert list(found.check_memory(found.with_command_values(HERE)))
 
 
 class Judge(BaseHTTPRequestHandler):
@@ -504,12 +504,12 @@ def test_summary_of_an_evaluation_has_no_steps() -> None:
 
 def test_files_of_the_command_replace_those_of_the_environment(tmp_path: Path) -> None:
     words = ("--hf-checkpoint", "/m", "--prompt-data", "/d.jsonl", "--custom-config-path", "/c.yaml")
-    options = Preflight(words, "it").with_files(doctor_options(tmp_path, {"HF_CHECKPOINT": "/other"}))
+    options = Preflight(words, "it").with_command_values(doctor_options(tmp_path, {"HF_CHECKPOINT": "/other"}))
     assert (options.model, options.data, options.config_file) == (Path("/m"), [Path("/d.jsonl")], Path("/c.yaml"))
 
 
 def test_remedies_name_the_model_of_the_command(tmp_path: Path) -> None:
-    options = run("--hf-checkpoint /models/Qwen3-4B").with_files(doctor_options(tmp_path))
+    options = run("--hf-checkpoint /models/Qwen3-4B").with_command_values(doctor_options(tmp_path))
     assert options.prepare_model_command == "bash scripts/prepare_model.sh --model Qwen/Qwen3-4B"
 
 
@@ -530,4 +530,4 @@ def test_doctor_with_training_checks_machine_and_command(monkeypatch: pytest.Mon
     assert done.exit_code == 0, done.output
     (found,) = asked
     assert isinstance(found, preflight.Preflight)
-    assert found.command.number("--rollout-batch-size") == 4
+    assert found.command.int_value("--rollout-batch-size") == 4

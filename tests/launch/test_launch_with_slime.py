@@ -162,9 +162,9 @@ def cache_tokens(model: str, command: TrainingCommand) -> int | None:
 
 def expert_parameters(command: TrainingCommand) -> int:
     frequency = command.text("--moe-layer-freq") or "1"
-    layers = frequency.count("1") if frequency.startswith("[") else command.number("--num-layers")
-    each = 3 * command.number("--hidden-size") * command.number("--moe-ffn-hidden-size")
-    return layers * each * command.number("--num-experts")
+    layers = frequency.count("1") if frequency.startswith("[") else command.int_value("--num-layers")
+    each = 3 * command.int_value("--hidden-size") * command.int_value("--moe-ffn-hidden-size")
+    return layers * each * command.int_value("--num-experts")
 
 
 @pytest.mark.parametrize("model", ROWS)
@@ -175,14 +175,14 @@ def test_concurrent_episodes_fit_cache_of_engine(model: str) -> None:
     tokens = cache_tokens(model, command)
     if tokens is None:
         pytest.skip("the cache of a model with linear attention is not computed")
-    assert command.number("--sglang-server-concurrency") * command.context // 2 <= tokens
+    assert command.int_value("--sglang-server-concurrency") * command.context // 2 <= tokens
 
 
 @pytest.mark.parametrize("model", ROWS)
 def test_conversion_fits_gpus_of_80_gb(model: str) -> None:
     """By the rule of slime's converter for its pipeline, which splits no experts by itself."""
     row, command = ROWS[model], TrainingCommand(tuple(command_of(model)))
-    layers, gpus = command.number("--num-layers"), int(row["conversion_nodes"]) * int(row["conversion_gpus"])
+    layers, gpus = command.int_value("--num-layers"), int(row["conversion_nodes"]) * int(row["conversion_gpus"])
     assert gpus <= layers
     given = flags_of(row["conversion"].split())
     experts, stages = number(given, "--expert-model-parallel-size"), number(given, "--pipeline-model-parallel-size")

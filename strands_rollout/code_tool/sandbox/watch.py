@@ -80,12 +80,12 @@ class DeletedFiles:
                 self.sizes |= _open_files(thread, root, within)
                 self.mapped |= _mapped_files(thread, within or f"/{os.path.basename(root)}/")  # noqa: PTH119
         except OSError as e:
-            if isinstance(e, PermissionError) and _has_memory(thread):  # an ending process is unreadable too
+            if isinstance(e, PermissionError) and _is_alive(thread):  # an ending process is unreadable too
                 raise HiddenFilesError from None
             self.is_incomplete = True
 
 
-def _has_memory(thread: str) -> bool:
+def _is_alive(thread: str) -> bool:
     """Return whether a thread, given by its folder in /proc, is alive: an ending thread loses its memory first."""
     try:
         return b"\nVmSize:" in Path(thread, "status").read_bytes()
@@ -99,7 +99,7 @@ def _living_thread(pid: int) -> str | None:
         numbers = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - runs every 50 ms for each child
     except OSError:
         return None
-    return next(filter(_has_memory, (f"/proc/{pid}/task/{number}" for number in numbers)), None)
+    return next(filter(_is_alive, (f"/proc/{pid}/task/{number}" for number in numbers)), None)
 
 
 def _open_files(thread: str, root: str, within: str | None) -> dict[int, int]:

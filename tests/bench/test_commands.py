@@ -75,7 +75,7 @@ def test_client_benchmark_measures_everything(tmp_path: Path) -> None:
 
 
 @pytest.mark.end_to_end
-def test_client_benchmark_compares_turns_at_the_gateway_with_direct_turns() -> None:
+def test_client_benchmark_compares_gateway_with_direct_turns() -> None:
     few = ["--turns", "3", "--concurrency", "2", "--repeats", "1", "--tokenizer", str(SHIPPED_TOKENIZER), "--json"]
     done = run("client", "--variants", "ours,gateway-chat", "--measures", "turns", *few)
     assert done.returncode == 0, done.stderr

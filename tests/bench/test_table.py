@@ -41,7 +41,7 @@ def test_each_round_begins_with_another_of_the_compared_steps() -> None:
     ]
 
 
-def test_plan_leaves_out_skipped_steps_and_rows_of_earlier_rounds() -> None:
+def test_plan_omits_skipped_steps_and_finished_rows() -> None:
     run = run_of(rows=[*run_of().rows, Row("c", "once", (Step("rss", "ours", 20, 1, 1),), ratio, rounds=1)])
     run.skipped[OTHER] = "no floor"
     assert [len(list(run.plan(number))) for number in range(2)] == [3, 2]

@@ -43,7 +43,7 @@ class EngineFacts:
     is_embedded: bool
     model_path: str
     context_length: int
-    max_prompt_tokens: int  # prompts must be shorter
+    prompt_limit: int  # prompts must be shorter
     max_running: int  # parallel generations
     heeds_seeds: bool  # whether a sampling_seed repeats tokens
 
@@ -88,7 +88,7 @@ def facts_of(base_url: str) -> EngineFacts:
         is_embedded=is_embedded,
         model_path=server["model_path"],
         context_length=card["max_model_len"],
-        max_prompt_tokens=server["max_req_input_len"],
+        prompt_limit=server["max_req_input_len"],
         max_running=load["max_running_requests"],
         heeds_seeds=is_embedded or server["enable_deterministic_inference"],
     )

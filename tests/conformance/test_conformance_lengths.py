@@ -48,7 +48,7 @@ async def test_prompt_as_long_as_context_is_refused(engine, beyond):
 
 async def test_prompt_one_below_context_is_refused(engine):
     longest = engine.facts.context_length - PROMPT_RESERVE
-    assert engine.facts.max_prompt_tokens == longest
+    assert engine.facts.prompt_limit == longest
     message = await _refusal(engine, longest)
     assert message.startswith(
         f"Input length ({longest} tokens) exceeds the maximum allowed length ({longest} tokens). Use a shorter input"

@@ -93,7 +93,7 @@ async def test_reward_func_counts_followed_instructions(library):
     assert (empty["acc"], empty["parts/instructions_followed"]) == (0.0, 0.0)
 
 
-async def test_reward_func_takes_responses_that_break_a_checker_as_wrong(library):
+async def test_reward_func_grades_responses_that_break_checkers(library):
     assert (await reward_of('{"a": 1}', JSON))["acc"] == 1.0
     deep = await reward_of("[" * 40_000, JSON)
     assert (deep["acc"], deep["error"]) == (0.0, "")

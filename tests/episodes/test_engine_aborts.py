@@ -108,7 +108,7 @@ async def test_repeated_engine_aborts_are_an_engine_error(shipped_tokenizer: Any
     assert len(done.fake.requests) >= 2
 
 
-async def test_timeout_during_repeated_engine_aborts_is_an_engine_error(
+async def test_timeout_during_engine_aborts_is_engine_error(
     shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = {"engine_patience_s": 1e6, "episode_timeout_s": 1.5}

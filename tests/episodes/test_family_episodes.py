@@ -61,7 +61,7 @@ def test_chat_template_turns_match_the_whole_rendering(known: str, shipped_token
         for result in turn if turn is not user else []:
             function = {"name": result["name"], "arguments": {"note": mark}}
             calls.append({"type": "function", "id": result["tool_call_id"], "function": function})
-        answer = {"role": "assistant", "content": "" if calls and ending.silent else mark}
+        answer = {"role": "assistant", "content": "" if calls and ending.moves_text else mark}
         messages += [*([answer | ({"tool_calls": calls} if calls else {})] if number else []), *turn]
         found = template.turn_ids(turn, TOOLS, last_id=None) if number else template.prompt_ids(turn, TOOLS)
         expected = expected_context(tokenizer, messages, ending, number, TOOLS)

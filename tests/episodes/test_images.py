@@ -315,7 +315,7 @@ async def test_images_loaded_by_slime_are_used(llava: tuple[Any, Path]) -> None:
     assert sample.multimodal_inputs is loaded
 
 
-async def test_images_aborted_sample_starts_from_scratch_with_a_warning(llava, caplog) -> None:
+async def test_images_aborted_sample_starts_over_with_warning(llava, caplog) -> None:
     aborting = [False]
 
     def stop() -> bool:

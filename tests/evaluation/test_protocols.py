@@ -127,7 +127,7 @@ async def test_protocols_do_not_mix_in_a_folder_or_a_comparison(measure, tmp_pat
         assert isinstance(refused.exception, ConfigError)
 
 
-async def test_protocol_refuses_a_short_context_before_the_first_episode(measure):
+async def test_protocol_refuses_short_context_before_episodes(measure):
     words = r"aime-2024@qwen3: got responses of up to 38912 tokens and a context of 8192 tokens; .*--max-new-tokens"
     with pytest.raises(ConfigError, match=words):
         await measure("qwen3")

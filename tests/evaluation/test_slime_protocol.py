@@ -70,9 +70,9 @@ def test_missing_problems_are_marked_in_the_name(data: Path) -> None:
     assert under("qwen3", data).measurement.changes == ("1 of 30 problems",)
 
 
-def run(data: Path, *options: str, protocol: str = "qwen3", further: str | None = None) -> int:
+def run(data: Path, *options: str, protocol: str = "qwen3", protocol_files: str | None = None) -> int:
     config, out = str(CONFIGS / "math_code.yaml"), str(data.parent / "out")
-    sets = [f"aime-2024={data}", *([] if further is None else [further])]
+    sets = [f"aime-2024={data}", *([] if protocol_files is None else [protocol_files])]
     return main(["--protocol", protocol, "--config", config, "--out", out, *options, *sets])
 
 
@@ -150,7 +150,7 @@ def test_main_keeps_labels_and_metadata(data: Path) -> None:
     ],
 )
 def test_main_refuses_wrong_sets(entry: str, words: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(data, further=entry) == 1
+    assert run(data, protocol_files=entry) == 1
     assert words in capsys.readouterr().err
     assert not (data.parent / "out").exists()
 

@@ -176,7 +176,7 @@ def test_watch_counts_failures_of_each_checkpoint(stage: Stage) -> None:
     assert {path.name: path.read_text() for path in (run / "evaluations").iterdir()} == {"step-39": ""}
 
 
-def test_watch_evaluates_no_checkpoint_that_is_replaced_while_it_is_linked(stage: Stage) -> None:
+def test_watch_skips_checkpoint_replaced_while_linked(stage: Stage) -> None:
     run = stage.root / "run"
     save(run, 19)
     put_command(
@@ -190,7 +190,7 @@ def test_watch_evaluates_no_checkpoint_that_is_replaced_while_it_is_linked(stage
     assert [value_of(call.words, "--load") for call in submitted(stage)] == [f"{run}/evaluations/held-39"]
 
 
-def test_second_watch_of_a_run_is_refused_until_the_first_and_its_evaluation_end(stage: Stage) -> None:
+def test_second_watch_is_refused_until_first_evaluation_ends(stage: Stage) -> None:
     run = stage.root / "run"
     save(run, 19)
     with watching(stage, run, FAKE_LONG_JOB="1") as process:
@@ -209,7 +209,7 @@ def test_second_watch_of_a_run_is_refused_until_the_first_and_its_evaluation_end
     assert sorted(path.name for path in (run / "evaluations").iterdir()) == ["step-19"]
 
 
-def test_watch_checks_files_and_arguments_before_the_first_checkpoint(stage: Stage) -> None:
+def test_watch_checks_arguments_before_first_checkpoint(stage: Stage) -> None:
     run = stage.root / "run"
     run.mkdir()
     for arguments, error in (

@@ -80,7 +80,7 @@ def new_tool_records() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def engines_that_abort_or_stay_away_are_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def _give_up_engines_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     give_up_soon(monkeypatch.setitem)
 
 

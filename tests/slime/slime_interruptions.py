@@ -209,8 +209,8 @@ def wrong_facts(sample: Any, episodes: Episodes, task: str, *, masked_below: int
     if start != len(episode.first):
         return [f"sample {sample.index}: its prompt has {start} tokens; the first request had {len(episode.first)}"]
     mask = [int(v is not None and start + n >= masked_below) for n, v in enumerate(episode.versions[start:])]
-    law = TaskFacts(task)
-    logprobs = [law.logprob(n, str(episode.versions[n])) if m else 0.0 for n, m in enumerate(mask, start)]
+    expected_facts = TaskFacts(task)
+    logprobs = [expected_facts.logprob(n, str(episode.versions[n])) if m else 0.0 for n, m in enumerate(mask, start)]
     trained = [value if m else 0.0 for value, m in zip(sample.rollout_log_probs, mask, strict=True)]
     found = [
         f"sample {sample.index}: {name} differs from position {_difference(got, expected)} of the response"

@@ -51,23 +51,23 @@ def replay_problems(scene: Scene, samples: list[Any]) -> list[str]:
     """Return differences between the samples' replay data and the engine's."""
     found = []
     for sample in samples:
-        law = TaskFacts(task_of(sample))
+        expected_facts = TaskFacts(task_of(sample))
         if scene.rollouts.args.use_rollout_routing_replay:
-            rows = [law.experts(n, version) for n, version in enumerate(readers(scene, sample))]
+            rows = [expected_facts.experts(n, version) for n, version in enumerate(readers(scene, sample))]
             got = sample.rollout_routed_experts.reshape(len(sample.tokens) - 1, -1).tolist()
             found += [f"sample {sample.index}: experts of row {n}" for n in range(len(rows)) if rows[n] != got[n]]
         if scene.rollouts.args.rollout_top_p != 1.0:
-            found += _kept_problems(scene, sample, law)
+            found += _kept_problems(scene, sample, expected_facts)
     return found
 
 
-def _kept_problems(scene: Scene, sample: Any, law: TaskFacts) -> list[str]:
+def _kept_problems(scene: Scene, sample: Any, expected_facts: TaskFacts) -> list[str]:
     versions = scene.engine.episodes[sample.session_id].versions
     ids, offsets = sample.rollout_top_p_token_ids.tolist(), sample.rollout_top_p_token_offsets.tolist()
     start = len(sample.tokens) - sample.response_length
     got = [ids[offsets[n] : offsets[n + 1]] for n in range(sample.response_length)]
     expected = [
-        [] if versions[n] is None else law.top_p_ids(n, str(versions[n]), sample.tokens[n])
+        [] if versions[n] is None else expected_facts.top_p_ids(n, str(versions[n]), sample.tokens[n])
         for n in range(start, len(sample.tokens))
     ]
     return [f"sample {sample.index}: kept ids of token {n}" for n in range(len(got)) if got[n] != expected[n]]

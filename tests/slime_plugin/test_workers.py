@@ -73,10 +73,10 @@ def cluster() -> Iterator[SimpleNamespace]:
 def _clean_up(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     recorded_tools.clear_calls()
     monkeypatch.setattr(workers, "_START_TIMEOUT_S", HANG_S)
-    if "alone" in request.keywords:
+    if "own_workers" in request.keywords:
         close_pools()
     yield
-    if "alone" in request.keywords:
+    if "own_workers" in request.keywords:
         close_pools()
 
 
@@ -225,7 +225,7 @@ async def test_workers_abort_queued_episodes_untouched(stage: Stage) -> None:
     assert sorted(bool(sample.tokens) for sample in samples) == [False] * 4 + [True] * 2
 
 
-@pytest.mark.alone
+@pytest.mark.own_workers
 async def test_announce_abort_returns_when_every_worker_knows(stage: Stage, monkeypatch) -> None:
     monkeypatch.setattr(workers, "_ABORT_POLL_S", HANG_S)  # so only announce_abort can tell the workers
     monkeypatch.setattr(workers, "_SEND_ABORT_TIMEOUT_S", HANG_S)
@@ -342,7 +342,7 @@ async def test_workers_clear_journal_of_finished_episodes(stage: Stage, tmp_path
         pytest.param(
             {"agent_program": "recorded_tools.program"},
             "the episode can't be continued: its program may not be started again",
-            marks=pytest.mark.alone,
+            marks=pytest.mark.own_workers,
         ),
     ],
 )
@@ -355,7 +355,7 @@ async def test_tool_that_kills_its_worker_is_a_worker_error(stage: Stage, player
     assert Counter(recorded_tools.ended_calls()) == {"deadly-0:0": 1, "deadly-0:1": 1}
 
 
-@pytest.mark.alone
+@pytest.mark.own_workers
 async def test_killed_workers_agent_program_is_replayed(stage: Stage) -> None:
     stage.policy.disturb = lambda _request: paced(0.02)
     running = asyncio.ensure_future(stage.play(8, "slow", **PROGRAM))
@@ -372,7 +372,7 @@ async def test_killed_workers_agent_program_is_replayed(stage: Stage) -> None:
     assert recorded_tools.calls_ended_twice()  # the program's tools ran again
 
 
-@pytest.mark.alone
+@pytest.mark.own_workers
 async def test_agent_program_that_kills_each_worker_fails(stage: Stage) -> None:
     sample = Sample(prompt=prompt_of("deadly", 0), label="34", index=0, session_id="deadly-0")
     await stage.play_one(sample, **PROGRAM)
@@ -382,7 +382,7 @@ async def test_agent_program_that_kills_each_worker_fails(stage: Stage) -> None:
     assert Counter(recorded_tools.ended_calls()) == {"deadly-0:0": 4, "deadly-0:1": 4}
 
 
-@pytest.mark.alone
+@pytest.mark.own_workers
 async def test_workers_lost_error_shows_log_of_dying_worker(stage: Stage) -> None:
     tools = [*recorded_tools.PATHS, "recorded_tools.die"]
     stage.args_with(tools=tools, repeat_interrupted_tools=True, episode_workers=1)
@@ -391,7 +391,7 @@ async def test_workers_lost_error_shows_log_of_dying_worker(stage: Stage) -> Non
         await stage.play_one(sample)
 
 
-@pytest.mark.alone
+@pytest.mark.own_workers
 async def test_workers_resume_episodes_of_lost_node(stage: Stage, cluster: SimpleNamespace) -> None:
     third = cluster.nodes.add_node(num_cpus=2, resources={"here": 1}, include_dashboard=False)
     stage.policy.disturb = lambda _request: paced(0.002)
@@ -409,7 +409,7 @@ async def test_workers_resume_episodes_of_lost_node(stage: Stage, cluster: Simpl
     assert recorded_tools.calls_ended_twice() == []
 
 
-@pytest.mark.alone
+@pytest.mark.own_workers
 async def test_workers_are_placed_per_node(stage: Stage, cluster: SimpleNamespace) -> None:
     await stage.play(4, episode_workers={"count": None, "per_node": 1, "env": {"WHO": "me"}})
     nodes = [entry.info.node for entry in ready_workers()]
@@ -424,7 +424,7 @@ async def error_of(stage: Stage, sample: Sample | None = None, **settings: Any) 
     return str(facts["error"])
 
 
-@pytest.mark.alone
+@pytest.mark.own_workers
 async def test_workers_setup_errors_name_the_cause(stage: Stage, monkeypatch) -> None:
     assert "enough for" in await error_of(stage, episode_workers=64)
     assert "Set a count of" in await error_of(stage, episode_workers={"count": 3, "per_node": 1})
@@ -550,7 +550,7 @@ def test_pack_and_unpack_share_large_arrays() -> None:
     assert (found["few"].tolist(), found["experts"][-1]) == ([0, 1, 2], 99_999)
 
 
-@pytest.mark.alone
+@pytest.mark.own_workers
 async def test_close_pools_ends_workers_and_removes_folders(stage: Stage) -> None:
     await stage.play(4, episode_workers=2)
     pids, folders = zip(*((entry.info.pid, entry.info.folder) for entry in ready_workers()), strict=True)

@@ -22,7 +22,7 @@ class Ending:
     users: int = 2  # maximum number of user turns of an episode with tools
     arguments_as_text: bool = False  # True if the template needs arguments as JSON text
     opens_reasoning: bool = False  # True if the generation prompt opens the reasoning
-    silent: bool = False  # True if the template moves the text of a turn with calls behind the results
+    moves_text: bool = False  # True if the template moves the text of a turn with calls behind the results
 
 
 _EOS = "<｜end▁of▁sentence｜>"  # noqa: RUF001 - DeepSeek's own characters
@@ -50,7 +50,7 @@ ENDINGS: dict[str, Ending] = {
     "mistral-named": Ending("</s>", "</s>"),
     "gpt_oss": Ending("<|end|>", "<|call|>", sampled="<|return|>", is_parallel=False),
     "apertus": Ending("<|assistant_end|>", "<|tools_suffix|>"),
-    "gemma4": Ending("<turn|>", "<|tool_response>", silent=True),
+    "gemma4": Ending("<turn|>", "<|tool_response>", moves_text=True),
     "kimi_k3": Ending("<|end_of_msg|>", "<|end_of_msg|>", opens_reasoning=True),
     "seed_oss": Ending("<seed:eos>", "<seed:eos>"),
     "smollm3": Ending("<|im_end|>", "<|im_end|>"),
@@ -63,7 +63,7 @@ ENDINGS: dict[str, Ending] = {
 def random_episode(family: str, tokenizer: Any, seed: int) -> RandomEpisode:
     ending = ENDINGS[family]
     refused = [] if ending.users > 1 else ["system messages", "more user turns with tools"]
-    ends = {"max_calls": 3 if ending.is_parallel else 1, "is_silent": ending.silent}
+    ends = {"max_calls": 3 if ending.is_parallel else 1, "is_silent": ending.moves_text}
     return RandomEpisode(tokenizer, seed, {}, TEMPLATES[family][0], refused=refused, **ends)
 
 

@@ -12,7 +12,7 @@ from harness import ANSWER, TOOL_CALL, run
 
 from strands_rollout import Sample
 from strands_rollout.errors import ConfigError
-from strands_rollout.slime_plugin import slime_adapter as slime_seam
+from strands_rollout.slime_plugin import slime_adapter
 from strands_rollout.slime_plugin.slime_adapter import (
     engine_patience_s,
     is_aborting,
@@ -72,11 +72,11 @@ def test_slime_adapter_without_slime_never_aborts() -> None:
 
 def test_watch_aborts_calls_its_listeners_as_the_flag_is_set(state_class: type, monkeypatch) -> None:
     args, sample, notified = SimpleNamespace(tokenizer=None), SlimeLikeSample(), list[bool]()
-    monkeypatch.setattr(slime_seam, "ABORT_LISTENERS", {lambda: notified.append(is_aborting(args, sample))})
-    slime_seam.watch_aborts(args, sample)  # slime has no state yet
+    monkeypatch.setattr(slime_adapter, "ABORT_LISTENERS", {lambda: notified.append(is_aborting(args, sample))})
+    slime_adapter.watch_aborts(args, sample)  # slime has no state yet
     state = state_class(args)
     for _ in range(2):
-        slime_seam.watch_aborts(args, sample)
+        slime_adapter.watch_aborts(args, sample)
     assert (isinstance(state, state_class), state_class(args) is state, state.aborted) == (True, True, False)
     for value in (False, True, True, False, True):
         state.aborted = value
@@ -218,7 +218,7 @@ async def test_failing_slime_trace_is_logged_once(fault, error, shipped_tokenize
         sample = (await run(shipped_tokenizer, TURNS, sample=sample, settings=CALCULATOR)).sample
         assert sample.status is Sample.Status.COMPLETED
         assert sum(sample.loss_mask) > 0
-    [warning] = [record for record in caplog.records if record.name == slime_seam.logger.name]
+    [warning] = [record for record in caplog.records if record.name == slime_adapter.logger.name]
     assert "slime's trace could not" in warning.getMessage()
     assert "episodes continue" in warning.getMessage()
 

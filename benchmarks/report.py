@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from benchmarks.variants import WITH_IMAGES, WORKERS
+from benchmarks.variants import FLOOR, FLOOR_WITH_ORJSON, WITH_IMAGES, WORKERS
 
 Row = Mapping[str, Any]
 _LABELS: Final = {
@@ -17,7 +17,8 @@ _LABELS: Final = {
     "one-model": "sub-agents on one model",
     "own-model": "sub-agents, each on its own model",
     **{f"gateway-{api}": f"the gateway, {api}" for api in ("chat", "responses", "messages")},
-    "floor": "floor: the requests alone",
+    FLOOR: "floor: the requests alone",
+    FLOOR_WITH_ORJSON: "floor with orjson",
     "strands-sglang": "strands-sglang",
     "openai": "Strands' OpenAI model, tokenized again",
 }

@@ -20,7 +20,7 @@ from benchmarks.client import BenchProcessError, Figures, OnStep, missing_reason
 from benchmarks.measuring import quartiles
 from benchmarks.peer import PEER, MissingPeerError, peer_versions
 from benchmarks.report import format_number, heading, markdown
-from benchmarks.variants import WITH_IMAGES, Step
+from benchmarks.variants import FLOOR, FLOOR_WITH_ORJSON, WITH_IMAGES, Step
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 
 _AT_ONCE: Final = 64
@@ -75,8 +75,10 @@ def all_rows(sizes: Sizes) -> list[Row]:
     found = [
         _cpu_ratio("peer", f"{PEER}, 5 tool turns", ours[5], _cpu_step(PEER, 5), 0.45),
         _cpu_ratio("peer", f"{PEER}, 20 tool turns", ours[20], _cpu_step(PEER, 20), 0.22),
-        _cpu_ratio("floor", "the requests alone, 20 tool turns", ours[20], _cpu_step("floor", 20), 1.0),
-        _cpu_ratio("floor", "the requests alone, 80 tool turns", ours[80], _cpu_step("floor", 80), 0.8),
+        _cpu_ratio("floor", "the requests alone, 20 tool turns", ours[20], _cpu_step(FLOOR, 20), 1.0),
+        _cpu_ratio("floor", "the requests alone, 80 tool turns", ours[80], _cpu_step(FLOOR, 80), 0.8),
+        _cpu_ratio("floor", "the same with orjson, 20 tool turns", ours[20], _cpu_step(FLOOR_WITH_ORJSON, 20)),
+        _cpu_ratio("floor", "the same with orjson, 80 tool turns", ours[80], _cpu_step(FLOOR_WITH_ORJSON, 80)),
         _cpu_ratio("growth", "80 tool turns / 20 tool turns", ours[80], ours[20], 4.3),
     ]
     for turns, (variant, label) in itertools.product((5, 20), agents.items()):
@@ -136,7 +138,7 @@ def _turns_step(variant: str, turns: int) -> Step:
     return Step("turns", variant, turns, _GATEWAY_AT_ONCE, _GATEWAY_AT_ONCE)
 
 
-def _cpu_ratio(group: str, name: str, step: Step, base: Step, goal: float) -> Row:
+def _cpu_ratio(group: str, name: str, step: Step, base: Step, goal: float | None = None) -> Row:
     name = name if " / " in name else f"strands-rollout / {name}"
     return Row(group, name, (step, base), _ratio_of("cpu_ms_per_trajectory"), goal)
 

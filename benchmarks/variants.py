@@ -25,6 +25,8 @@ Collector = Literal["own", "frozen", "unfrozen"]
 WITH_IMAGES: Final = "ours-images"
 WORKERS: Final = {"ours-1-worker": 1, "ours-2-workers": 2}
 """Variant -> its number of episode workers."""
+FLOOR: Final = "floor"
+FLOOR_WITH_ORJSON: Final = "floor-orjson"
 IMAGE_TOKENS: Final = 256
 """Number of tokens of an image of the variant with images."""
 _MAX_RESPONSE_TOKENS: Final = 100_000
@@ -120,10 +122,12 @@ def sampling_params() -> dict[str, Any]:
 class Floor:
     """The lower bound: sends the same requests without an agent, and appends the answers to the episode's lists.
 
-    Writes the whole input as JSON in each turn. Knows the tools' results, so it renders, parses and calls nothing.
+    Writes the whole input as JSON in each turn, by httpx's own JSON or, as `FLOOR_WITH_ORJSON`, by orjson. Knows the
+    tools' results, so it renders, parses and calls nothing.
     """
 
     def __init__(self, job: Job) -> None:
+        self._has_orjson = job.step.variant == FLOOR_WITH_ORJSON
         limits = httpx.Limits(max_connections=1024, max_keepalive_connections=1024)
         self._http = httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{job.port}",
@@ -145,10 +149,13 @@ class Floor:
                 "return_logprob": True,
                 "rid": uuid.uuid4().hex,
             }
-            response = await self._http.post("/generate", content=orjson.dumps(request), headers=headers)
+            if self._has_orjson:
+                response = await self._http.post("/generate", content=orjson.dumps(request), headers=headers)
+            else:
+                response = await self._http.post("/generate", json=request, headers=headers)
             if response.status_code != 200:
                 raise WrongEpisodeError(f"got HTTP {response.status_code}: {response.text:.300}")
-            answer = orjson.loads(response.content)
+            answer = orjson.loads(response.content) if self._has_orjson else response.json()
             sampled = answer["output_ids"]
             tokens += sampled
             tokens += turn.context_ids
@@ -174,7 +181,8 @@ VARIANTS: Final = (
     "gateway-chat",
     "gateway-responses",
     "gateway-messages",
-    "floor",
+    FLOOR,
+    FLOOR_WITH_ORJSON,
     "strands-sglang",
     "openai",
 )
@@ -200,7 +208,7 @@ def make_player(job: Job, scripts: Sequence[Script]) -> Player:
 
     `scripts` are all scripts that may be played.
     """
-    if job.step.variant == "floor":
+    if job.step.variant in (FLOOR, FLOOR_WITH_ORJSON):
         return Floor(job)
     from benchmarks.agent_variants import AGENT_VARIANTS, register_results
 

@@ -1,12 +1,13 @@
-"""asyncio helpers: a cache per event loop, event-loop admission, and work that runs once per process.
+"""asyncio helpers: a cache per event loop, tasks, event-loop admission, and work that runs once per process.
 
 Nothing binds to a loop at import.
 """
 
 import asyncio
+import sys
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Hashable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable
 from contextlib import suppress
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -23,6 +24,7 @@ class Closable(Protocol):
 
 
 T = TypeVar("T", bound=Closable)
+Result = TypeVar("Result")
 
 
 class LoopCache(Generic[T]):
@@ -74,6 +76,13 @@ def _close_with_loop(value: Closable) -> AsyncGenerator[None, None]:
     with suppress(StopIteration):
         started.asend(None).send(None)  # runs to the yield without waiting, and registers the generator with the loop
     return started
+
+
+def start_task(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+    """Return a task of this coroutine; from Python 3.12 on, it has run up to its first wait already."""
+    if sys.version_info >= (3, 12):
+        return asyncio.eager_task_factory(asyncio.get_running_loop(), work)
+    return asyncio.create_task(work)
 
 
 async def admit_to_loop() -> None:

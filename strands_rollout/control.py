@@ -303,13 +303,18 @@ def current_call() -> RunningCall | None:
     return _CALL.get()
 
 
-@contextmanager
-def calling(call_id: str) -> Iterator[RunningCall]:
+class calling:  # noqa: N801 - used as a statement: `with calling(...):`
     """Make a tool call the current call for all code that the block calls, awaits or starts."""
-    outer = _CALL.get()
-    call = RunningCall(call_id, call_id if outer is None else outer.outer_id)
-    token = _CALL.set(call)
-    try:
-        yield call
-    finally:
-        _CALL.reset(token)
+
+    __slots__ = ("_call", "_token")
+
+    def __init__(self, call_id: str) -> None:
+        outer = _CALL.get()
+        self._call = RunningCall(call_id, call_id if outer is None else outer.outer_id)
+
+    def __enter__(self) -> RunningCall:
+        self._token = _CALL.set(self._call)
+        return self._call
+
+    def __exit__(self, *_: object) -> None:
+        _CALL.reset(self._token)

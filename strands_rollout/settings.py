@@ -451,7 +451,7 @@ class RolloutSettings(_Settings):
     while the rollout is being aborted, or the function's dotted path."""
     freeze_gc: bool = True
     """Before the process's first episode, exclude all loaded objects from Python's garbage collection (`gc.freeze`),
-    and make full collections rarer."""
+    and make collections rarer."""
     dump_dir: str | None = None
     """Folder for samples of each step, which `log_rollout`, `log_eval` and `strands-rollout train` write, and
     `strands-rollout view` shows. Default: no folder; for `strands-rollout train`, `samples` in the run's folder."""

@@ -14,7 +14,7 @@ import inspect
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator
+from collections.abc import AsyncGenerator, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
@@ -26,6 +26,7 @@ from strands.tools.tools import PythonAgentTool
 from strands.types._events import ToolInterruptEvent, ToolResultEvent
 from strands.types.tools import AgentTool, ToolGenerator, ToolResult, ToolSpec, ToolUse
 
+from strands_rollout.aio import start_task
 from strands_rollout.control import Control, RunningCall, calling
 from strands_rollout.errors import SandboxError, ToolError, UnplayableAgentError
 from strands_rollout.exits import exits_as_errors
@@ -77,27 +78,25 @@ class ToolStats:
         call = {"id": tool_use["toolUseId"], "tool": tool_use["name"], "status": "unknown"}
         self.calls.append({**call, "s": 0.0, "at_s": self.control.step_start_s(0.0)})
 
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Measure the time of one call."""
-        started = time.monotonic()
+    def begin_call(self, now: float) -> None:
+        """Measure time from now (`time.monotonic`) to `end_call`, unless another call runs already."""
         if not self._running:
-            self._since = started
+            self._since = now
         self._running += 1
-        try:
-            yield
-        finally:
-            now = time.monotonic()
-            self._running -= 1
-            self.seconds += now - started
-            if not self._running:
-                self.waited_s += now - self._since
+
+    def end_call(self, began_at: float, now: float) -> None:
+        """Add the time of a call that began at `began_at` and ends now."""
+        self._running -= 1
+        self.seconds += now - began_at
+        if not self._running:
+            self.waited_s += now - self._since
 
 
 CLEANUP_TIMEOUT_S: Final = 0.05
 
 ToolSpan = Callable[[str], contextlib.AbstractContextManager[object]]
 """Returns the context manager to enter around a call, given the tool's name."""
+_NO_SPAN: Final = contextlib.nullcontext()
 
 
 _MAX_NAME_CHARS: Final = 64
@@ -215,8 +214,9 @@ class BoundedTool(WrappedTool):
         self._stats.finished.pop(call_id, None)
         self._stats.succeeded.discard(call_id)
         result: Any = None
-        span = self._span(self.tool_name) if self._span else contextlib.nullcontext()
-        with self._stats.running(), span, calling(call_id) as call:
+        span = self._span(self.tool_name) if self._span else _NO_SPAN
+        with span, calling(call_id) as call:
+            self._stats.begin_call(call.began_at)
             try:
                 result = await self._run_with_timeout(tool_use, invocation_state, call, **kwargs)
             except InterruptException:
@@ -224,6 +224,8 @@ class BoundedTool(WrappedTool):
             except Exception as e:  # a tool may raise anything; Strands makes the same result of it, and fires hooks
                 self._count_result(call, error_result(call_id, f"Error: {error_message(e)}"), e)
                 raise
+            finally:
+                self._stats.end_call(call.began_at, time.monotonic())
         self._count_result(call, result, getattr(result, "exception", None))
         if result is not None:
             yield result
@@ -236,9 +238,9 @@ class BoundedTool(WrappedTool):
         After a timeout or an abort, the tool has `CLEANUP_TIMEOUT_S` for its cleanup. If the call ends in that time
         after an abort, its result is stored, so that a resumed episode does not run the call again.
         """
-        task = asyncio.ensure_future(self._last_event(tool_use, invocation_state, **kwargs))
+        task = start_task(self._last_event(tool_use, invocation_state, **kwargs))
         try:
-            done, _ = await asyncio.wait({task}, timeout=self._timeout_s)
+            is_done = task.done() or bool((await asyncio.wait({task}, timeout=self._timeout_s))[0])
         except asyncio.CancelledError:
             await _abandon(task)
             if task.done() and not task.cancelled():  # the call has ended, so a resumed episode must not run it again
@@ -246,7 +248,7 @@ class BoundedTool(WrappedTool):
                 result = task.result() if error is None else error_result(call.id, f"Error: {error_message(error)}")
                 self._count_result(call, result, error or getattr(result, "exception", None))
             raise
-        if not done:
+        if not is_done:
             await _abandon(task)
             self._stats.timeouts += 1
             call.timed_out = True

@@ -3,7 +3,6 @@
 import asyncio
 import sys
 import threading
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from strands import tool
 from strands.tools.tools import PythonAgentTool
 from strands.types.tools import AgentTool
 
-from strands_rollout.agent import tool_call
 from strands_rollout.agent.tool_call import BoundedTool, ToolStats, callable_names
 from strands_rollout.errors import SandboxError, ToolError
 
@@ -180,13 +178,13 @@ async def test_tool_name_with_a_dot_is_called_by_its_new_name(shipped_tokenizer)
     assert "shop.order" not in played.decode(played.fake.requests[0].input_ids)
 
 
-def test_tool_stats_count_overlapping_calls_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tool_stats_count_overlapping_calls_once() -> None:
     """Two calls overlap (0 to 10, 2 to 5), then one runs alone (20 to 21)."""
-    clock = iter([0.0, 2.0, 5.0, 10.0, 20.0, 21.0])
-    monkeypatch.setattr(tool_call, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     stats = ToolStats()
-    with stats.running(), stats.running():
-        pass
-    with stats.running():
-        pass
+    stats.begin_call(0.0)
+    stats.begin_call(2.0)
+    stats.end_call(2.0, 5.0)
+    stats.end_call(0.0, 10.0)
+    stats.begin_call(20.0)
+    stats.end_call(20.0, 21.0)
     assert (stats.seconds, stats.waited_s) == (10.0 + 3.0 + 1.0, 10.0 + 1.0)

@@ -48,10 +48,15 @@ def test_freeze_long_lived_freezes_once() -> None:
 @pytest.mark.usefixtures("_unfrozen")
 @pytest.mark.parametrize(
     ("threshold", "expected"),
-    [((700, 10, 10), (700, 10, 100)), ((900, 20, 500), (900, 20, 500))],
-    ids=["Python's own", "already larger"],
+    [
+        ((700, 10, 10), (10_000, 10, 100)),
+        ((2000, 10, 0), (10_000, 10, 0)),
+        ((20_000, 20, 500), (20_000, 20, 500)),
+        ((0, 10, 10), (0, 10, 100)),
+    ],
+    ids=["Python's own", "no full collections", "already larger", "disabled"],
 )
-def test_freeze_long_lived_raises_default_gc_threshold(threshold: Any, expected: Any) -> None:
+def test_freeze_long_lived_raises_default_gc_thresholds(threshold: Any, expected: Any) -> None:
     gc.set_threshold(*threshold)
     freeze_long_lived()
     assert gc.get_threshold() == expected

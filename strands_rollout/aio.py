@@ -124,6 +124,20 @@ _WAITING: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, deque[async
 )
 
 
+async def shared_result(task: asyncio.Task[Result]) -> Result:
+    """Return the result of a task for which many callers wait; a cancelled caller does not cancel the task.
+
+    When the task ends, one caller continues in each pass of the event loop (`admit_to_loop`).
+
+    Raises:
+        BaseException: The exception of the task.
+    """
+    if not task.done():
+        await asyncio.wait({task})
+        await admit_to_loop()
+    return task.result()
+
+
 _FINISHED_KEYS: Final[set[Hashable]] = set()
 _RUNNING_TASKS: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, asyncio.Task[Any]]]] = (
     weakref.WeakKeyDictionary()
@@ -149,4 +163,4 @@ async def run_once(key: Hashable, work: Callable[[], object]) -> None:
                 _FINISHED_KEYS.add(key)
 
         task.add_done_callback(on_done)
-    await asyncio.shield(task)  # a cancelled caller must not cancel the task of the others
+    await shared_result(task)

@@ -21,7 +21,7 @@ import httpx
 import orjson
 
 from strands_rollout import errors
-from strands_rollout.aio import LoopCache
+from strands_rollout.aio import LoopCache, shared_result
 from strands_rollout.client import transport
 from strands_rollout.client.generate_api import (
     EncodedIds,
@@ -330,8 +330,7 @@ class SGLangClient:
             self._info = asyncio.get_running_loop().create_task(self._fetch_info())
         task = self._info
         try:
-            # shielded: concurrent callers share this task, and a cancelled caller must not cancel it for the others
-            self._known_info = await asyncio.shield(task)
+            self._known_info = await shared_result(task)
         except errors.EngineError as e:
             if self._info is task:
                 self._info = None

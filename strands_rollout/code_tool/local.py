@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, Self
 
+from strands_rollout.aio import shared_result
 from strands_rollout.code_tool import executors
 from strands_rollout.code_tool.executors import CodeExecutor, ExecutionResult, ExecutorFacts
 from strands_rollout.code_tool.supervisor_link import (
@@ -292,7 +293,7 @@ class LocalExecutor(CodeExecutor):
         if starting is None:
             starting = self._starting[loop] = loop.create_task(asyncio.to_thread(self._start))
             starting.add_done_callback(self._on_start_done)
-        return await asyncio.shield(starting)
+        return await shared_result(starting)
 
     def _on_start_done(self, starting: asyncio.Task[SandboxProcesses]) -> None:
         self._starting.pop(starting.get_loop(), None)

@@ -15,7 +15,7 @@ from aiohttp import web
 from strands.types.exceptions import ContextWindowOverflowException
 
 from strands_rollout import errors
-from strands_rollout.aio import LoopCache
+from strands_rollout.aio import LoopCache, shared_result
 from strands_rollout.files.json_codec import decode_json, encode_json
 from strands_rollout.gateway.openai import ChatCompletions, Responses
 from strands_rollout.gateway.protocols import ApiProtocol, ItemCache, Messages, TurnRequest
@@ -282,7 +282,7 @@ class SharedGateway:
         if shared._starting is None:
             # with an empty context, since the task outlives the first episode
             shared._starting = asyncio.create_task(start(shared.gateway), context=Context())
-        await asyncio.shield(shared._starting)
+        await shared_result(shared._starting)
         return shared.gateway
 
     async def aclose(self) -> None:

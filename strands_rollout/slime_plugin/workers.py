@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from strands_rollout import errors
-from strands_rollout.aio import admit_to_loop
+from strands_rollout.aio import admit_to_loop, shared_result
 from strands_rollout.code_tool.sandbox.code_runner import shorten
 from strands_rollout.errors import RolloutError, WorkersLostError
 from strands_rollout.record.store import EpisodeRecords
@@ -348,7 +348,7 @@ class WorkerPool:
             raise copy.copy(self._error)
         if self._starting is None:
             self._starting = asyncio.create_task(self._start())
-        await asyncio.shield(self._starting)
+        await shared_result(self._starting)
         job.done, job.waits_or_plays_since = self.loop.create_future(), time.monotonic()
         args, sample = job.call.args, job.call.sample
         abort_key = slime_adapter.abort_key(args, sample, job.should_abort)

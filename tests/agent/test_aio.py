@@ -1,4 +1,4 @@
-"""`admit_to_loop`, which spaces steps out in the event loop, and `run_once`, which does work once per process."""
+"""`admit_to_loop` and `shared_result`, which space steps out in the event loop, and `run_once`: once per process."""
 
 import asyncio
 import itertools
@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from strands_rollout.aio import admit_to_loop, run_once
+from strands_rollout.aio import admit_to_loop, run_once, shared_result
 
 TASKS = 50
 
@@ -50,6 +50,30 @@ async def test_admit_to_loop_survives_cancelled_steps(cancelled: list[int]) -> N
     assert [number for number in range(1, TASKS) if number not in done] == [n for n in cancelled if n]
     async with asyncio.timeout(5):
         await admit_to_loop()
+
+
+async def test_shared_result_continues_one_caller_in_each_pass() -> None:
+    seen: list[str] = []
+    end = asyncio.Event()
+    shared = asyncio.create_task(end.wait())
+
+    async def caller(number: int) -> None:
+        assert await shared_result(shared)
+        seen.append(f"caller {number}")
+
+    async def watch() -> None:
+        while len(seen) < 2 * TASKS:
+            seen.append("other")
+            await asyncio.sleep(0)
+
+    callers = [asyncio.create_task(caller(number)) for number in range(TASKS)]
+    await asyncio.sleep(0)
+    callers[1].cancel()
+    end.set()
+    await asyncio.gather(watch(), *callers, return_exceptions=True)
+    assert [entry for entry in seen if entry != "other"] == [f"caller {n}" for n in range(TASKS) if n != 1]
+    assert [pair for pair in itertools.pairwise(seen) if "other" not in pair] == []
+    assert await shared_result(shared)  # the task has ended: no wait
 
 
 async def test_run_once_shares_one_worker_thread() -> None:

@@ -64,7 +64,7 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "queue_s": ("distribution", "seconds waiting for an episode worker"),
     "workers/<name>": (
         "number",
-        "for each worker N: `N/episodes` so far, `N/restarts`, and `N/busy`, its recent use of a CPU",
+        "for each worker N: `N/episodes` and `N/restarts` so far, and `N/busy`, the CPU cores that it used lately",
     ),
     "duration_s": ("distribution", "seconds of the whole episode"),
     "code/queued_s": ("distribution", "seconds waiting for the code executor"),
@@ -84,7 +84,7 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "budget/tool_calls": ("distribution", "fraction of `max_tool_calls` used, for samples with that limit"),
     "aborts": ("distribution", "times that a sample came back ABORTED"),
     "resumes": ("distribution", "times that a sample was resumed"),
-    "engine_aborts": ("distribution", "requests that the engine aborted and the episode continued"),
+    "engine_aborts": ("distribution", "requests that the engine aborted and this package continued"),
     "weight_versions": ("distribution", "different weight versions in a sample"),
     "weight_version_spread": (
         "distribution",
@@ -164,7 +164,7 @@ _MODELS: Final[Mapping[str, str]] = {
     "mistral-named": "Devstral, Ministral 3",
     "gpt_oss": "gpt-oss",
 }
-"""Models by the template of the tests that they use; a template without an entry is shown by its own name."""
+"""The models that use each of the tests' templates; a template without an entry is shown by its own name."""
 _EPISODES: Final = 20
 
 
@@ -239,7 +239,10 @@ def commands_table() -> str:
 
 
 def launch_settings_table() -> str:
-    """The settings that the scripts for slime declare, with defaults that depend on nothing else.
+    """The settings that the scripts for slime declare.
+
+    A default that depends on the model is shown as without a model's row, which is also Qwen3-8B's default. A default
+    that depends on other settings or on the machine is left out.
 
     Raises:
         ValueError: A setting's meaning can't be read.

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# Creates virtual environments, most of them with this package; the other scripts source this file. Needs Python 3.11 or newer
-# with venv and pip. Installs again only if pyproject.toml (or the file of requirements), the extras or the folder of this
-# repository has changed, or if the environment's Python no longer exists.
+# Creates virtual environments, most of them with this package, for the scripts that source this file. Needs Python 3.11 or newer
+# with venv and pip. Installs again only if pyproject.toml (or a file of requirements), the extras or the folder of this
+# repository has changed, if the environment's Python no longer exists, or if the last installation did not finish.
 
 repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
@@ -22,8 +22,8 @@ find_python() {
   return 1
 }
 
-# variable_of DIR: print the environment variable that sets the folder DIR, for error messages. Without a variable that is set to
-# DIR, derive it from the folder's default name.
+# variable_of DIR: print the name of the environment variable that sets the folder DIR, for error messages. If no variable is set
+# to DIR, derive the name from the folder's default name.
 variable_of() {
   local name
   for name in "${!STRANDS_ROLLOUT_@}"; do

@@ -41,8 +41,8 @@ if [[ -n "$CKPT_STEP" ]]; then
   arguments+=(--ckpt-step "$CKPT_STEP")
 fi
 agent_arguments
-# slime requires the sizes of a training step even if it trains none. Up to 0.3.1 it also builds a learning rate schedule, by
-# default over the run's 0 steps, which Megatron refuses; newer versions don't read --lr-decay-iters here.
+# slime requires the sizes of a training step even if it only evaluates. Up to 0.3.1, slime also builds a learning rate schedule,
+# by default over the run's 0 steps, which Megatron refuses; newer versions don't read --lr-decay-iters here.
 arguments+=(--num-rollout 0 --lr-decay-iters 1 --eval-interval 1 --rollout-batch-size 1 --global-batch-size "$ROLLOUT_GPUS")
 if [[ $DUMP_ROLLOUTS -eq 1 ]]; then
   arguments+=(--save-debug-rollout-data "$SAVE_DIR/step-${CKPT_STEP:-last}/{rollout_id}.pt")

@@ -65,7 +65,7 @@ def main(
     ] = None,
     out: Annotated[Path, typer.Option(help="File to write.", show_default="the package's own")] = RECORD,
 ) -> None:
-    """Record the flags of slime, Megatron-LM, SGLang and its router; the Python that reads them gets this PYTHONPATH.
+    """Record the flags of slime, Megatron-LM, SGLang and its router; PYTHONPATH applies to --sglang-python, too.
 
     Example, in slime's image: python scripts/record_flags.py --slime /root/slime --megatron /root/Megatron-LM
     --patches "slime's docker/patch/latest"

@@ -88,7 +88,9 @@ def main(
         int, typer.Option(help="Maximum tokens of a whole response, tool results included.", min=1)
     ] = 1024,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.", min=0.0)] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Seed of the first episode; it grows by 1 per episode.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the first episode; it grows by 1 per episode. Default: none.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="File to write the GeneratorOutput to, as JSON.")] = None,
 ) -> None:
     """Play GSM8K problems as SkyRL's generator; the last line on stdout is a summary as JSON."""

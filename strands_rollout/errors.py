@@ -120,7 +120,7 @@ class ToolError(RolloutError):
 
 
 class SandboxError(RolloutError):
-    """The code executor or an MCP server failed, independently of the policy's call."""
+    """The code executor, an MCP server or other infrastructure of tools failed, independently of the policy's call."""
 
 
 class UnplayableAgentError(ConfigError):
@@ -140,7 +140,7 @@ class TeamLimitError(RolloutError):
 
 
 class EnvironmentFaultError(RolloutError):
-    """A resource, the environment or a judge of an episode failed; never caused by the policy."""
+    """A resource, environment, judge or evaluator failed, or a reward was aborted; never caused by the policy."""
 
 
 class LostEpisodeError(RolloutError):

@@ -434,13 +434,13 @@ def rollout_id_field(sample: object) -> str | None:
 
 
 def rollout_id_of(sample: object) -> int | None:
-    """Return the rollout id, which the siblings of a fan-out share."""
+    """Return the rollout id, which the siblings of a fan-out share; None if the sample has none."""
     name = rollout_id_field(sample)
     return None if name is None else getattr(sample, name)
 
 
 def question_of(prompt: str | Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of the last user message of a prompt."""
+    """Return the text of the last user message of a prompt; "" if there is none."""
     if isinstance(prompt, str):
         return prompt
     texts = [str(message.get("content", "")) for message in prompt if message.get("role") == "user"]

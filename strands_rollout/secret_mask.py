@@ -1,4 +1,4 @@
-"""Mask secrets in nested plain values: by the key in a mapping, by the position in a text, or by value.
+"""Find secrets in nested plain values, and mask them: by the key in a mapping, by the position in a text, or by value.
 
 Secrets in a text are the user, password and secret parameters of a URL, and bearer tokens. In settings, they are also
 the arguments of a command that are named like a secret (`--api-key x`, `TOKEN=x`).
@@ -60,8 +60,8 @@ def mask_text(text: str) -> str:
 def mask_settings(value: object, secret_key: re.Pattern[str] = _NAME) -> Json:
     """Return settings with secrets masked; references to environment variables (`${NAME}`) stay.
 
-    Masks, in addition to `mask`, all variables in `env` and `environment`, all headers except harmless ones such as
-    `accept`, and secrets in commands.
+    Masks, in addition to what `mask` masks, all variables in `env` and `environment`, all headers except harmless ones
+    such as `accept`, and secrets in commands.
     """
     if isinstance(value, Mapping):
         return {key: _masked_setting(str(key), item, secret_key) for key, item in value.items()}

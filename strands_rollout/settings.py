@@ -456,7 +456,7 @@ class RolloutSettings(_Settings):
     """Folder for samples of each step, which `log_rollout`, `log_eval` and `strands-rollout train` write, and
     `strands-rollout view` shows. Default: no folder; for `strands-rollout train`, `samples` in the run's folder."""
     dump_samples: int = Field(default=64, ge=1)
-    """Maximum samples per step that are written to `dump_dir`."""
+    """Maximum samples of a training step, or of each data set of an evaluation, that are written to `dump_dir`."""
     mismatch_check: Literal["first_step", "every_step"] = "first_step"
     """Steps in which the context of samples is compared with the chat template's rendering, for the metrics
     `mismatch_*`: "first_step" for the first training step and the first evaluation of each data set after a start, or

@@ -1,7 +1,7 @@
-"""Load a user's code by its dotted path, or by the path of a Python file.
+"""Load a user's code by its dotted path, or by the path of a Python file; find files that a configuration names.
 
-Every setting and option that names code is resolved here. Errors name the folders that were searched, or the nearest
-existing name.
+Every setting and option that names code is resolved here. The error for code that is missing suggests the nearest
+existing name, or says where the code was searched.
 """
 
 import difflib
@@ -30,10 +30,11 @@ _import_lock: Final = threading.RLock()
 
 
 def add_config_folder(path: str | Path | None) -> None:
-    """Search modules and files from now on in a configuration's folder, then in the working directory.
+    """Search files from now on in a configuration's folder, then in the working directory; add both to `sys.path`.
 
     The folders of earlier configurations come after these two. Without a configuration (None), the working directory is
-    only added at the end, if it is not searched yet.
+    only added at the end, if it is not searched yet. If `path` is a link,
+    the folder of the link and then that of its target are added. Folders that are in `sys.path` keep their place there.
     """
     own = [] if path is None else [Path(path).absolute().parent, Path(path).resolve().parent]
     folders = list(dict.fromkeys([*own, Path.cwd()]))
@@ -45,7 +46,7 @@ def add_config_folder(path: str | Path | None) -> None:
 def find_file(path: str) -> Path:
     """Return the file or folder that a configuration names; `path` itself if it does not exist.
 
-    A relative path is relative to the configuration's folder or the working directory, the first that has it.
+    A relative path is looked up in the searched folders (see `add_config_folder`); the first that has it counts.
     """
     return next((candidate for candidate in _candidates(path) if candidate.exists()), Path(path))
 
@@ -55,12 +56,12 @@ def resolve(path: str) -> object:
 
     Args:
         path: `package.module.attribute` or `package.module:attribute`; or, for a file, `./file.py` or
-            `./file.py:attribute`, relative to the configuration's folder or the working directory. A file is imported
-            once, under its own name if an import statement would find it by that name.
+            `./file.py:attribute`, absolute or relative to a folder that is searched (see `add_config_folder`). A file
+            is imported once, under its own name if an import statement would find it by that name.
 
     Raises:
-        ToolError: The path does not exist or can't be imported. The message names the folders that were searched, or
-            the nearest existing name.
+        ToolError: The path does not exist, or its module can't be imported. The message suggests the nearest existing
+            name, says where the path was searched, or has the error of the import.
     """
     if isinstance(path, str) and (match := _FILE.fullmatch(path)):
         found: object = _import_file(match["file"], path)
@@ -79,7 +80,7 @@ def source_file(path: str) -> Path | None:
     """Return the Python file of the module in a path; None for a module without a file.
 
     Raises:
-        ToolError: As `resolve`.
+        ToolError: The module does not exist or can't be imported.
     """
     match = _FILE.fullmatch(path)
     module = _import_file(match["file"], path) if match else _import_dotted(path)[0]
@@ -90,7 +91,8 @@ def source_file(path: str) -> Path | None:
 def suggest_name(name: str, owner: object) -> str:
     """Return a hint for a missing attribute: the closest public name, else for a module its file and what it defines.
 
-    The file shows whether the module is the user's or another module of the same name.
+    The file shows whether the module is the user's or another module of the same name. For an object that is no module,
+    the hint is "" if no name is close.
     """
     inside = [module.name for module in pkgutil.iter_modules(getattr(owner, "__path__", ()))]
     public = [known for known in [*dir(owner), *inside] if not known.startswith("_")]
@@ -146,7 +148,7 @@ def _import_error(path: str, module: str, error: Exception) -> ToolError:
         return ToolError(f"can't load {path!r}: importing {module!r} {needed}")
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.name == "<module>"]
-    # the message of an ImportError names a file already
+    # the message of an ImportError usually names a file already
     location = f" ({own[-1].filename}, line {own[-1].lineno})" if own and not isinstance(error, ImportError) else ""
     return ToolError(f"can't load {path!r}: importing {module!r} raised {type(error).__name__}: {error}{location}")
 

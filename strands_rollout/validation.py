@@ -42,7 +42,7 @@ _EXPECTED: Final = {
 
 
 def explain_errors(error: ValidationError, model: type[BaseModel] | None = None) -> str:
-    """Return a message for all errors, on one line; with the validated `model`, valid keys are suggested."""
+    """Return a message for all errors, on one line; if `model` is given, names are suggested for unknown keys."""
     return "; ".join(explain_fault(fault, model) for fault in error.errors(include_url=False))
 
 

@@ -39,7 +39,7 @@ def watch_running_loop() -> None:
 
 
 def is_on_episode_loop() -> bool:
-    """Return True if the caller is an episode's code and runs on the loop that all episodes share."""
+    """Return True if the caller is an episode's code and runs on a watched event loop."""
     try:
         return asyncio.get_running_loop() in _WATCHED and is_in_episode()
     except RuntimeError:  # this thread runs no loop
@@ -66,7 +66,8 @@ class _WatchedLoop:
     """The state of a watched loop.
 
     Attributes:
-        at: Task, frame and instruction that the last check saw; None if the loop was not late.
+        at: Task, frame and instruction that the last check of a late loop saw; None if the loop was not late, or the
+            check was late itself.
         since: Time of the first check that saw `at`.
         cpu_s: Processor seconds of the loop's thread at that time.
         is_computing: True if a check has seen the thread runnable since then.
@@ -130,7 +131,7 @@ def _call_stack(frame: FrameType | None) -> list[FrameType]:
 
 
 def _find_blamed_frame(frames: Sequence[FrameType]) -> FrameType | None:
-    """Return the innermost frame of a user's file, or else of an installed library."""
+    """Return the innermost frame of a user's file, or else of an installed library; None if there is neither."""
     own = (frame for frame in frames if is_user_file(frame.f_code.co_filename))
     return next(own, None) or next(filter(_is_installed, frames), None)
 
@@ -144,7 +145,7 @@ def _describe_frame(frame: FrameType) -> str:
 
 
 def _cpu_s(thread: int) -> float:
-    """Return the processor seconds of a thread of this process; 0 if the system doesn't report them."""
+    """Return the processor seconds of a thread; 0 if the thread has ended or the system doesn't report them."""
     clock_of = getattr(time, "pthread_getcpuclockid", None)
     with suppress(OSError):  # the thread has ended
         return 0.0 if clock_of is None else time.clock_gettime(clock_of(thread))

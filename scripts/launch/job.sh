@@ -35,11 +35,12 @@ path_settings() {
   fi
 }
 
-# Placement of the weights on the GPUs, and maximum length of an episode. SGLang gets 0.7 of the memory, as in slime's own scripts,
-# even where it shares GPUs with the trainer: slime moves the trainer's state to the host while SGLang generates. On an 80 GB GPU,
-# 0.7 is 56 GB. Each of the two GPUs of an engine with Qwen3-8B uses 8 GB for weights and 48 GB for the cache, which holds 650,000
-# tokens of 74 kB each. 48 concurrent episodes per engine (24 prompts x 8 on 4 engines) of 9,000 tokens on average need 430,000. With
-# 0.4 the cache would hold 320,000, and SGLang would have to pause requests, drop their cache and compute it again.
+# Placement of the weights on the GPUs, and maximum length of an episode. By default, SGLang gets 0.7 of the memory, as in slime's
+# own scripts, even where it shares GPUs with the trainer: slime moves the trainer's state to the host while SGLang generates. On an
+# 80 GB GPU, 0.7 is 56 GB. Each of the two GPUs of an engine with Qwen3-8B uses 8 GB for weights and 48 GB for the cache, which
+# holds 650,000 tokens of 74 kB each. 48 concurrent episodes per engine (24 prompts x 8 on 4 engines) of 9,000 tokens on average
+# need 430,000. With 0.4 the cache would hold 320,000, and SGLang would have to pause requests, drop their cache and compute it
+# again.
 size_settings() {
   local response="${default_response_len:-}" tokens first_stage="" last_stage=""
   setting SGLANG_MEM_FRACTION "${default_sglang_mem_fraction:-0.7}" "fraction of a GPU's memory for SGLang's weights and cache" share
@@ -194,7 +195,7 @@ _has_nvlink() {
   if nvidia-smi topo -m 2>/dev/null | grep -q 'NV[0-9]'; then printf 1; else printf 0; fi
 }
 
-# Refuse sizes that don't fit together, also in a dry run.
+# Refuse settings that don't fit together or don't fit the model, also in a dry run.
 require_sizes() {
   local trainers=$((ACTOR_GPUS * ACTOR_NODES)) replica=$((TENSOR_PARALLEL * PIPELINE_PARALLEL * CONTEXT_PARALLEL))
   [[ $MAX_RESPONSE_LEN -lt $MAX_CONTEXT_LEN ]] || usage_error "MAX_RESPONSE_LEN is $MAX_RESPONSE_LEN and MAX_CONTEXT_LEN" \
@@ -313,7 +314,8 @@ require_known_flags() {
     fail "the arguments for slime have errors, see above; nothing was started"
 }
 
-# launch PROGRAM: run slime's train.py or train_async.py as a job on Ray, with model_arguments, arguments and extra_arguments.
+# launch PROGRAM: check the files and arguments, then run slime's train.py or train_async.py as a job on Ray, with model_arguments,
+# arguments and extra_arguments; in a dry run, print the commands instead.
 launch() {
   local program="$1" command name
   command=(python3 "$SLIME_DIR/$program" "${model_arguments[@]}" "${arguments[@]}" ${extra_arguments[@]+"${extra_arguments[@]}"})

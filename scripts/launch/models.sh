@@ -177,9 +177,10 @@ use_model() {
   fi
 }
 
-# use_model_sizes [async]: take the defaults of a job's sizes from the row of use_model. Without a row, the sizes must be set: an
-# error names the missing settings. In asynchronous training, half of the GPUs train. The trainer of a row with `offload` needs all GPUs of the
-# row, so asynchronous training has twice as many nodes by default.
+# use_model_sizes [async]: take the defaults of a job's sizes and its tool parser from the row of use_model. Without a row, the
+# sizes must be set; if no row names a tool parser, TOOL_PARSER or ROLLOUT_CONFIG must be set, too. An error names the missing
+# settings. In asynchronous training, half of the GPUs train. The trainer of a row with `offload` needs all GPUs of the row, so
+# asynchronous training of such a row has twice as many nodes by default.
 use_model_sizes() {
   local name missing=""
   if [[ $has_model_row -eq 1 ]]; then

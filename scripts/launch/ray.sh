@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Runs a job on Ray: on a running Ray, or on a Ray that is started for the job and stopped after it, unless another job uses it by
-# then. Stops nothing else.
+# then. Stops no other Ray and no other job.
 
 _ray_pid=""
 _ray_log=""
@@ -16,7 +16,8 @@ ray_settings() {
   setting SUBMISSION_ID "" "name of the job in Ray; default: RUN_NAME and the time"
 }
 
-# Print the URL of the dashboard, which accepts jobs. RAY_ADDRESS may also have Ray's own port, which accepts no jobs.
+# Print the URL of the dashboard, which accepts jobs. If RAY_ADDRESS has Ray's own port, which accepts no jobs, the dashboard's
+# port replaces it.
 job_address() {
   local host="${RAY_ADDRESS:-127.0.0.1}"
   case "$host" in
@@ -29,8 +30,8 @@ job_address() {
   esac
 }
 
-# Add what several nodes need to job_environment: the variables of slime's scripts for several nodes. no_proxy keeps requests to a
-# node itself, and to the first node, from going to the nodes' proxy.
+# Add to job_environment the variables that slime's scripts for several nodes set, and those for SOCKET_IFNAME. no_proxy keeps
+# requests to a node itself, and to the first node, from going to the nodes' proxy.
 add_node_environment() {
   local host="$MASTER_ADDR" name
   if [[ $NUM_NODES -gt 1 ]]; then
@@ -225,7 +226,8 @@ _submit() {
   _follow "$status"
 }
 
-# Follow the job until its state says that it has ended: `ray job submit` also returns 0 if only its connection has ended.
+# Follow the job until its state says that it has ended, and return its exit status. Needed because `ray job submit` also returns 0
+# if only its connection has ended.
 _follow() {
   local status="$1" state unanswered=0
   while true; do
@@ -254,7 +256,7 @@ _follow() {
   done
 }
 
-# Succeed if another job runs on the Ray that this script has started.
+# Succeed if another job runs, or waits to run, on the Ray that this script has started.
 _has_other_jobs() {
   _with_timeout ray job list --address="$(job_address)" 2>/dev/null | grep -qE 'status=<JobStatus\.(RUNNING|PENDING)'
 }

@@ -74,7 +74,8 @@ is_given() {
   return 1
 }
 
-# setting NAME DEFAULT MEANING [KIND]: set the variable NAME to the option's value, else the environment's, else DEFAULT.
+# setting NAME DEFAULT MEANING [KIND]: set the variable NAME to the option's value, else the environment's unless it is empty, else
+# DEFAULT. Does nothing if NAME is already declared.
 # KIND: text, name, path (made absolute), count (1 or more), number (0 or more), positive_number (above 0), optional_count and
 # optional_number (empty, or 0 or more), share (between 0 and 1), optional_top_p (empty, or above 0 and at most 1), names (separated by
 # commas), switch (0 or 1), or optional_switch (empty, 0 or 1).
@@ -121,15 +122,15 @@ _absolute() {
 _check_value() {
   local name="$1" value="$2" kind="$3" expected
   case "$kind" in
-    name) [[ "$value" =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] && return || expected="letters, digits, dots, dashes and underscores" ;;
-    optional_count) [[ "$value" =~ ^(0|[1-9][0-9]{0,8})?$ ]] && return || expected="a whole number without leading zeros" ;;
+    name) [[ "$value" =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] && return || expected="a letter or digit, then letters, digits, dots, dashes and underscores" ;;
+    optional_count) [[ "$value" =~ ^(0|[1-9][0-9]{0,8})?$ ]] && return || expected="a whole number without leading zeros, and less than a billion" ;;
     count) [[ "$value" =~ ^[1-9][0-9]{0,8}$ ]] && return || expected="a whole number of at least 1, and less than a billion" ;;
     optional_number) [[ -z "$value" || "$value" =~ ^[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?$ ]] && return || expected="a number of at least 0" ;;
     number) [[ "$value" =~ ^[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?$ ]] && return || expected="a number of at least 0" ;;
     positive_number) [[ "$value" =~ ^[0-9]*\.?[0-9]+$ && "$value" =~ [1-9] ]] && return || expected="a number above 0" ;;
     optional_top_p) [[ "$value" =~ ^(|1|1\.0*|0?\.[0-9]*[1-9][0-9]*)$ ]] && return || expected="a number above 0, at most 1" ;;
     share) [[ "$value" =~ ^0?\.[0-9]*[1-9][0-9]*$ ]] && return || expected="a number between 0 and 1, such as 0.7" ;;
-    names) [[ "$value" =~ ^[^,[:space:]]+(,[^,[:space:]]+)*$ ]] && return || expected="names separated by commas" ;;
+    names) [[ "$value" =~ ^[^,[:space:]]+(,[^,[:space:]]+)*$ ]] && return || expected="names separated by commas, without spaces" ;;
     optional_switch) [[ "$value" =~ ^[01]?$ ]] && return || expected="0 or 1" ;;
     switch) [[ "$value" =~ ^[01]$ ]] && return || expected="0 or 1" ;;
     *) return 0 ;;

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# GRPO on dapo-math-17k: the settings and slime's arguments, shared by all training scripts.
+# GRPO on dapo-math-17k, for all training scripts: the settings, slime's arguments, and the two kinds of runs that are made of them.
 
 training_settings() {
   _trains=1
@@ -25,8 +25,8 @@ training_settings() {
   ray_settings
 }
 
-# Dynamic sampling starts more prompts than a step trains, because it drops groups whose rewards are all equal. A smoke run's
-# responses are too short for right answers, so that it would draw prompts forever.
+# Dynamic sampling starts more prompts than a step trains, because it drops groups whose rewards are all equal. It is off by
+# default in a smoke run, whose responses are too short for right answers, so that dynamic sampling would draw prompts forever.
 sampling_settings() {
   setting DYNAMIC_SAMPLING "$(smoke_or_full 0 1)" "drop groups whose rewards are all equal, and draw others" switch
   setting OVER_SAMPLING_BATCH_SIZE "$(((ROLLOUT_BATCH_SIZE * 3 + 1) / 2))" "prompts to start at once, with DYNAMIC_SAMPLING or PARTIAL_ROLLOUT" count

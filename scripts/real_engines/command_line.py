@@ -28,7 +28,9 @@ class CommandLine:
         commands.add_parser("install", help="Create the server's environment; start does this too.")
         self.start_flags = commands.add_parser("start", help="Start a server, and print JSON when it is ready.")
         self.start_flags.add_argument("--port", type=int, default=0, help="Port of 127.0.0.1. Default: a free port.")
-        self.start_flags.add_argument("--log", type=Path, help="File for the server's output. Default: in $TMPDIR.")
+        self.start_flags.add_argument(
+            "--log", type=Path, help="File for the server's output. Default: a file in $TMPDIR, else in /tmp."
+        )
         self.start_flags.add_argument(
             "--timeout-s", type=float, default=start_timeout_s, help="Seconds within which the server must be ready."
         )
@@ -36,7 +38,9 @@ class CommandLine:
         self.start_flags.add_argument("flags", nargs="*", help="Flags of the server, after --.")
         stopping = commands.add_parser("stop", help="End servers by the process ids that start printed.")
         stopping.add_argument("pids", type=int, nargs="+", metavar="PID")
-        stopping.add_argument("--grace-s", type=float, default=grace_s, help="Seconds until the server is killed.")
+        stopping.add_argument(
+            "--grace-s", type=float, default=grace_s, help="Seconds after which a server that still runs is killed."
+        )
 
     def run(self, arguments: Sequence[str], server_of: Callable[[argparse.Namespace], Server]) -> int:
         """Run the command and return the exit code; `server_of` makes a server from the arguments of `start`."""

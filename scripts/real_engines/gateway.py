@@ -1,4 +1,4 @@
-"""Start a router in front of SGLang servers, smg or its predecessor; `bash scripts/gateway.sh` calls this."""
+"""Start and stop a router (smg or its predecessor) in front of SGLang servers, for `bash scripts/gateway.sh`."""
 
 import argparse
 import sys

@@ -28,7 +28,7 @@ _LOG_TAIL_BYTES: Final = 4000
 
 
 class ServerError(Exception):
-    """A server did not start, or the process to stop is not this server."""
+    """A server can't be started, or a process can't be stopped because it is no such server; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def stop(pid: int, name: str, grace_s: float) -> None:
     Args:
         pid: Process id that `start` returned.
         name: Text that the process's command line must contain; servers may rewrite their command lines.
-        grace_s: Seconds until the group is killed.
+        grace_s: Seconds after which processes of the group that still run are killed.
 
     Raises:
         ServerError: There is no such process, or it is another program.
@@ -102,7 +102,7 @@ def stop(pid: int, name: str, grace_s: float) -> None:
 
 
 def end_group(group: int, grace_s: float) -> None:
-    """End all processes of a group with SIGTERM, or after `grace_s` seconds with SIGKILL; wait for their end."""
+    """Send SIGTERM to a group, after at most `grace_s` seconds SIGKILL, and wait up to 10 s for its last process."""
     for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILL_WAIT_S)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, number)

@@ -1,4 +1,4 @@
-"""Start the unmodified SGLang server on a CPU; `bash scripts/sglang_cpu.sh` calls this in SGLang's environment."""
+"""Start and stop the unmodified SGLang server on a CPU, for `bash scripts/sglang_cpu.sh`, in SGLang's environment."""
 
 import argparse
 import os

@@ -338,8 +338,8 @@ async def open_context(
             resource = await context.call_guarded(what, load_function(path, "a resource"), context.task)
             if not isinstance(resource, AbstractAsyncContextManager):
                 raise errors.EnvironmentFaultError(
-                    f"{what} is a {type(resource).__name__}; expected an async context manager. Decorate the function "
-                    "with @contextlib.asynccontextmanager"
+                    f"the class or function of {what} made a {type(resource).__name__}; expected an async context "
+                    "manager. Decorate a function with @contextlib.asynccontextmanager"
                 )
             opened = await context.open_resource(stack, what, resource)
             context = replace(context, task=replace(context.task, resources={**context.task.resources, name: opened}))

@@ -66,7 +66,7 @@ class EnvironmentRun(EpisodeRun):
         context: The context, whose environment has the method `play`.
         limits: Limits that apply in addition to the environment's own limits.
         hooks: The user's Strands hooks for the environment's agent.
-        tool_span: Returns a context manager to enter around each tool call; None for none.
+        tool_span: Returns a context manager to enter around each tool call; None for no context manager.
         progress: State of an aborted attempt, which the environment repeats and continues; the model was resumed from
             this state. None for a new episode.
         may_replay: True if a new environment may repeat and continue this episode after an abort.

@@ -69,8 +69,8 @@ class EpisodeSetup:
             grace period, in which the engine can answer with the tokens that it has sampled.
         self_timed_tools: Names of tools to which `tool_timeout_s` is not applied from outside: they time their calls
             themselves, without the time that a call waits in a queue.
-        hooks: The user's Strands hooks; they run before the hooks of the limits.
-        tool_span: Returns a context manager to enter around each tool call; None for none.
+        hooks: The user's Strands hooks; they are registered before the hooks of the limits.
+        tool_span: Returns a context manager to enter around each tool call; None for no context manager.
         conversation_manager: Strands conversation manager, which may drop or summarize messages; the model needs
             `on_rewritten_history="segment"` then. None keeps all messages.
         progress: State to continue from; the messages given to `run_episode` are ignored then. None for a new episode.
@@ -120,14 +120,14 @@ class AgentRun(EpisodeRun):
         # None: `start.messages` ends with what the policy has to answer, or with calls to run
         self.next_prompt: Any = None if setup.progress else list(messages[-1]["content"])
         self.limiter = make_limiter(setup.limits, self.start)
-        # the user's hooks and conversation managers may listen to any event and add middleware
+        # the user's hooks, conversation managers and agents may listen to any event and add middleware
         self.is_observed = bool(setup.hooks or setup.conversation_manager or setup.team)
         self.watch = EpisodeWatch(self.stats, setup.control)
         own_hooks: list[HookProvider] = [self.watch, self.limiter]
         if setup.journal is not None:
             own_hooks.append(_JournalHook(self, setup.journal))
         self.loop = DirectLoop(None if self.is_observed else own_hooks)  # None: other hooks may listen, too
-        # Strands calls hooks in the order of their registration
+        # Strands calls hooks in the order of their registration, except after an event: then in the reverse order
         self.all_hooks = [*setup.hooks, _HookGroup([*own_hooks, self.loop])]
         self.team: Team | None = None
         self.main: Agent | None = None  # the agent that answered last; at first, the first candidate

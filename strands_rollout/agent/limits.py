@@ -73,7 +73,7 @@ class StopReason(StrEnum):
     ENGINE_ERROR = "engine_error"
     """The engine failed, could not be reached, or aborted each request of a turn."""
     SANDBOX_ERROR = "sandbox_error"
-    """The code executor or an MCP server failed."""
+    """The code executor, an MCP server or other infrastructure of tools failed."""
     ENVIRONMENT_ERROR = "environment_error"
     """A resource or the environment failed."""
     WORKER_ERROR = "worker_error"
@@ -308,8 +308,8 @@ def limit_other_agents(
 ) -> None:
     """Apply the episode's limits to the policy's agents that can't give the answer.
 
-    Each of these agents has its own counts of tool iterations and calls. An agent used as a tool that is on another
-    model gets only the time limit of tools.
+    Each of these agents has its own counts of tool iterations and calls. An agent that is used as a tool and
+    is on another model gets only the time limit of tools.
     """
     # an agent used as a tool makes its calls within that tool's call, and their ids may equal other calls' ids
     inner_stats = ToolStats(control)

@@ -399,7 +399,7 @@ class AgentModels:
                 model.record.close()
 
     def create(self) -> SGLangModel:
-        """Return a new model for an agent that a tool runs; its name is the outermost call's id and a number."""
+        """Return a new model for a sub-agent, named by the outermost call's id ("" outside of a call) and a number."""
         call = current_call()
         call_id = "" if call is None else call.outer_id
         self._names[call_id] += 1
@@ -408,12 +408,12 @@ class AgentModels:
 
 
 def sub_agent_model() -> SGLangModel:
-    """Return a model for another agent that a tool runs in an episode of `generate`.
+    """Return a new model for another agent in an episode of `generate`; for tools, hooks and agent factories.
 
-    The model is the trained policy, with the episode's sampling parameters and token budgets; each agent has the full
-    budgets. With the setting `fan_out`, the agent's tokens are trained as a sample of their own. Each model holds one
-    conversation. If the agent's conversation manager drops or summarizes messages, the earlier history becomes a sample
-    of its own, too.
+    The model is the trained policy, with the episode's sampling parameters and token budgets. Each agent has a
+    conversation of its own and the full budgets, even if agents share a model. With the setting `fan_out`, the agent's
+    tokens are trained as a sample of their own. If the agent's conversation manager drops or summarizes messages, the
+    earlier history becomes a sample of its own, too.
 
     Raises:
         ConfigError: The caller isn't part of an episode.
@@ -422,8 +422,8 @@ def sub_agent_model() -> SGLangModel:
     models = None if scope is None else scope.models
     if models is None:
         raise ConfigError(
-            "sub_agent_model() was called outside of an episode; call it in a tool of an episode that "
-            "strands_rollout.generate runs. Elsewhere, make an SGLangModel"
+            "sub_agent_model() was called outside of an episode; call it in a tool, a hook or an agent factory of an "
+            "episode that strands_rollout.generate runs. Elsewhere, make an SGLangModel"
         )
     return models.create()
 

@@ -1,4 +1,4 @@
-"""An invocation of an agent that a user's code may observe: hooks, plugins, or tools that are given the agent."""
+"""An invocation that a user's code may observe with hooks, plugins, or tools that receive the agent."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ class EpisodeRun(ABC):
         control: The episode's control. An abort ends the episode immediately or, while a request is in flight, after a
             grace period, in which the engine can answer with the tokens that it has sampled.
         limits: The episode's limits.
-        start: State that the episode continues from. The counts of its tools continue, too.
+        start: State that the episode continues from; the counts of the tools continue from it, too.
 
     Attributes:
         player: The user's code that plays, for messages.

@@ -1,4 +1,4 @@
-"""Load Strands tools, hooks, managers, models and functions by dotted path; refuse agents that can't be played."""
+"""Load tools, hooks, managers, models and functions by path; patch Strands; refuse agents that can't be played."""
 
 import asyncio
 import functools
@@ -76,7 +76,7 @@ def load_tools(named: ToolNames) -> list[AgentTool | ToolProvider]:
 
 
 async def check_tools(named: ToolNames) -> None:
-    """Load tools as an episode does, and connect once to each MCP server.
+    """Load tools as an episode does, including those of tool providers, which connects once to each MCP server.
 
     Raises:
         SandboxError: A server can't be reached.
@@ -311,7 +311,7 @@ class _MissingModel(BedrockModel):
     """
 
     def stream(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the base's
-        if current_call() is not None or is_in_episode():  # a tool or environment of an episode has built the agent
+        if current_call() is not None or is_in_episode():  # the agent is called in an episode
             agent = (kwargs.get("invocation_state") or {}).get("agent")
             raise NoModelError(_MISSING_MODEL_MESSAGE.format(getattr(agent, "name", "of a tool")))
         return super().stream(*args, **kwargs)

@@ -154,7 +154,8 @@ def serve(
 ) -> None:
     """Serve a small Qwen3 on this CPU through SGLang's API.
 
-    Prints a line of JSON with the base_url on stdout as soon as the server accepts requests. Ctrl-C stops the server.
+    Also serves OpenAI's and Anthropic's chat APIs. Prints a line of JSON with the base_url on stdout as soon as the
+    server accepts requests. Ctrl-C stops the server.
     """
     from strands_rollout import engine
     from strands_rollout.integrations.sessions import chat_endpoint
@@ -195,7 +196,10 @@ def gateway(
     ] = 3600,
     key: Annotated[
         str | None,
-        typer.Option(help="API key required to open and read sessions.", envvar="STRANDS_ROLLOUT_GATEWAY_KEY"),
+        typer.Option(
+            help="API key required to open, read and end sessions. Without a key, --host must be local.",
+            envvar="STRANDS_ROLLOUT_GATEWAY_KEY",
+        ),
     ] = None,
 ) -> None:
     """Serve a policy to any agent and record its exact tokens.
@@ -366,8 +370,8 @@ def try_row(
     The turns come from one source: a file (--script), your keyboard (--you), an API (--api-base and --api-model), an
     SGLang server (--base-url), or the embedded engine (--model). The first three need no local model; chat template,
     tool parser, tools and reward run as in training. The default is the shipped model, which is trained on math with
-    the code tool only. Exits with 1 if the episode, its reward or a check of its tokens fails, or if the episode does
-    not end with the last turn of --script; exits with 130 after Ctrl-C or Ctrl-D.
+    the code tool only. Exits with 1 if the episode, its reward or a check of its tokens fails, if slime would not train
+    the sample, or if the episode does not end with the last turn of --script; exits with 130 after Ctrl-C or Ctrl-D.
     """
     sources = [name for name in ("script", "you", "api_base", "base_url", "model_dir") if values[name]]
     if len(sources) > 1:

@@ -342,9 +342,10 @@ def _name_dumps(dumps: Sequence[Path]) -> dict[str, Path]:
 
 
 def _load_retokenizer(folder: Path | None, dumps: Sequence[Path]) -> Retokenizer | None:
-    """Return the object that marks drift, with the tokenizer in `folder` or else the recorded tokenizer.
+    """Return the object that marks drift, with the tokenizer in `folder`, else that of the first dump with tokens.
 
-    Without `folder`, returns None if the recorded tokenizer can't be used on this machine, or if no dump has tokens.
+    Without `folder`, returns None if no dump has tokens, or if the first such dump's tokenizer is not recorded,
+    can't be used on this machine, or is not that of all dumps.
 
     Raises:
         ConfigError: The tokenizer in `folder` can't be loaded, or is another policy's.

@@ -88,6 +88,10 @@ class SGLangClient:
 
     Attributes:
         retry_policy: The limits and waits of retries, as the arguments set them.
+
+    Raises:
+        ConfigError: The URL is invalid, the httpx client has no `base_url`, or an argument of `RetryPolicy` is out of
+            range.
     """
 
     def __init__(
@@ -238,7 +242,7 @@ class SGLangClient:
         """
 
         def log(outage: Outage, wait_s: float) -> None:
-            # one warning per outage, however many requests it affects
+            # warn of the first failure only, until a request succeeds again
             level, self._is_healthy = (logging.WARNING if self._is_healthy else logging.DEBUG), False
             message = "event=engine_fault url=%s attempt=%d patience_s=%g wait_s=%.2f kind=%s answer=%s"
             fault, attempts = outage.faults[-1], len(outage.faults)
@@ -317,13 +321,13 @@ class SGLangClient:
     async def server_info(self) -> ServerInfo:
         """Return the engine's model and limits, fetched once per `connection_epoch`.
 
-        Behind a router that does not report them, the values of the `ServerInfo` are None. If the engine is too busy to
-        answer, the last known info is returned, and the next call fetches again.
+        Behind a router that does not report them, the values of the `ServerInfo` are None. If the engine is busy or
+        failing, the last known info is returned, and the next call fetches again.
 
         Raises:
             ConfigError: The client belongs to another event loop.
             EngineUnavailableError: The engine could not be reached within `patience_s`.
-            EngineResponseError: The engine is busy, and no info is known yet.
+            EngineResponseError: The engine is busy or failing, and no info is known yet.
         """
         self._claim_loop()
         if self._info is None or (self._info.done() and self._info_epoch != self.connection_epoch):
@@ -408,7 +412,7 @@ def _outage_error(outage: Outage, missing: str, url: str) -> errors.EngineError:
         return errors.EngineResponseError(f"{message}. Check that the URL is that of an SGLang server or its router")
     advice = f"Check that the server is up (GET {url}/health) and that the URL is right"
     return errors.EngineUnavailableError(
-        f"{message}. The client waited {outage.waited_s:.0f} s (engine_patience_s). {advice}"
+        f"{message}. The client waited {outage.waited_s:.0f} s (the limit is engine_patience_s). {advice}"
     )
 
 

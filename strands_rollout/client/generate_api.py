@@ -232,7 +232,7 @@ class Generation:
     """A checked answer of the engine.
 
     Attributes:
-        output_ids: The sampled tokens, including the stop token; empty if the request was aborted in the queue.
+        output_ids: The sampled tokens, including a stop token; may be empty, for example after an abort in the queue.
         logprobs: Natural log of each output id's probability at the sampling temperature; empty if not requested.
         finish_reason: The reason why sampling ended. An abort is an answer, not an error: its tokens are valid.
         text: The engine's decoding, for display; never encode it again.

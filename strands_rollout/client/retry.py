@@ -22,7 +22,7 @@ _MAX_COUNTED_ATTEMPT_S: Final = 10.0
 class FaultKind(StrEnum):
     """The kinds of failures that may be retried."""
 
-    UNREACHABLE = "unreachable"  # refused, reset or lost before a response, or a router reports this about its worker
+    UNREACHABLE = "unreachable"  # refused, reset or lost, also as reported by a router; or a 5xx that ended early
     BUSY = "busy"  # 429, 502, 503, 504, or a router without workers
     SERVER_ERROR = "server_error"  # any other 5xx
     BAD_BODY = "bad_body"  # a 200 that isn't JSON, or an answer below 500 that ended early
@@ -58,6 +58,9 @@ class RetryPolicy:
             of the longest, or a server's Retry-After if that is longer, and never exceeds the rest of `patience_s`.
         backoff_cap_s: Longest wait in seconds; also the upper bound for a server's Retry-After.
         max_attempts: Maximum number of attempts, at least 1; None for no limit.
+
+    Raises:
+        ConfigError: `max_attempts` is below 1, or a number of seconds is negative.
     """
 
     patience_s: float = DEFAULT_PATIENCE_S
@@ -80,8 +83,8 @@ class Outage:
 
     Attributes:
         faults: The failed attempts.
-        waited_s: Seconds since the first fault: all waits, plus at most 10 s of each attempt, since a longer attempt
-            was generating.
+        waited_s: Seconds since the first fault: all waits, plus at most 10 s of each later attempt, since a longer
+            attempt was generating.
     """
 
     def __init__(self, policy: RetryPolicy) -> None:

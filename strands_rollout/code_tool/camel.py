@@ -173,7 +173,11 @@ def _parse_answer(interpreter: Interpreter, answer: object, timeout_s: float) ->
 
 
 def _result_of_error(interpreter: Interpreter, error: BaseException) -> ExecutionResult:
-    """Return the result of a call whose `run` raised: the error as the code's stderr, or as an `infra_error`."""
+    """Return the result of a call whose `run` raised an error.
+
+    A fault of the code becomes its stderr, any other fault an `infra_error`. Code without statements, for which
+    `SubprocessInterpreter` raises an error, is no fault: its result is empty.
+    """
     message = f"{type(error).__name__}: {error}"
     if _is_stateless(interpreter):  # SubprocessInterpreter may raise any error when it rewrites unusual code
         if isinstance(error, UnboundLocalError):

@@ -1,4 +1,4 @@
-"""The protocol `CodeExecutor`, its result, executors by name, and the queue in which calls wait for a slot.
+"""The protocol `CodeExecutor`, its result, executors by name, the queue in which calls wait, and the usable CPUs.
 
 An executor that a setting names is made once per process and set of options, and shared. Backends are registered by
 dotted path and imported on first use.
@@ -66,7 +66,7 @@ class ExecutorFacts:
     Attributes:
         libraries: Libraries that can be imported besides the standard library.
         memory_mb: Memory limit of one call in mebibytes.
-        isolated: The code can neither use the network nor start other programs.
+        isolated: The code can neither use the network nor start other programs; False also if that is unknown.
         keeps_sessions: `run` accepts the name of a session.
     """
 

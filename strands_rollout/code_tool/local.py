@@ -189,7 +189,7 @@ class LocalExecutor(CodeExecutor):
         self._lock = threading.Lock()
 
     def _session_slot(self, session: str | None) -> contextlib.AbstractAsyncContextManager[None]:
-        """Return a context in which only one call of a session runs at a time; without a session, it changes nothing.
+        """Return a context in which only one call of a session runs at a time; without a session, one without effect.
 
         A call enters this context before it waits for a slot, so that no call occupies a slot while it waits for its
         session.

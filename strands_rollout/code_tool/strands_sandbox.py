@@ -132,7 +132,10 @@ def _load_sandbox(sandbox: Sandbox | str) -> Sandbox:
         if not isinstance(found, Sandbox) and callable(found):
             found = found()
     if not isinstance(found, Sandbox):
-        raise ConfigError(f"sandbox is {found!r:.80}; expected a strands.sandbox.Sandbox, or the dotted path of one")
+        raise ConfigError(
+            f"sandbox gives {found!r:.80}; expected a strands.sandbox.Sandbox, the dotted path of one, or that of a "
+            "class or function that makes one"
+        )
     return found
 
 

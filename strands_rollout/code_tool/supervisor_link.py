@@ -37,7 +37,8 @@ class ScratchRoot:
     """Owns the directory of an executor's files, locked while the executor lives.
 
     The directory is made in `parent`. Without a `parent`, it is made in the temporary directory, or for root in /tmp if
-    other users can enter /tmp but not the temporary directory. Directories that dead executors left there are deleted.
+    other users can enter /tmp but not the temporary directory. Directories that dead executors of the same user left
+    there are deleted.
 
     Raises:
         SandboxError: No directory can be made there, or the disk is almost full.
@@ -121,10 +122,10 @@ class SupervisorLink:
         self._ids = itertools.count()
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._lock = threading.Lock()
-        self.is_gone = False  # the process has ended, or is about to
+        self.is_gone = False  # True if the process has ended or is about to
         self._unsent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._sending = threading.Lock()
-        self._is_writing = False  # the writer thread has unsent bytes: new requests must queue behind them
+        self._is_writing = False  # True if the writer thread has unsent bytes: new requests must queue behind them
         self._socket, theirs = socket.socketpair()
         self._messages = FrameReader(self._socket)
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended

@@ -83,7 +83,7 @@ class CodeCallTotals:
     queued_s: float = 0.0  # waiting for a free slot, in seconds; not part of `tool_timeout_s`
     run_s: float = 0.0  # running code, in seconds
     timeouts: int = 0  # calls that the time limit ended
-    killed: int = 0  # calls that another limit or a signal ended
+    killed: int = 0  # calls that something else ended, such as another limit or a signal
     nonzero_exits: int = 0  # calls whose code ended with an error of its own, such as an exception
 
     def add(self, result: ExecutionResult) -> None:

@@ -1,7 +1,7 @@
 """Checks before and after a run: the machine, slime's flags, chat templates, data, and saved episodes.
 
-This module has the doctor's options, the findings of checks, and `run_checks`. It imports nothing heavy, because the
-command line reads the options before it runs a command.
+This module has the doctor's options, the findings of checks, `run_checks`, and what several checks use. It imports
+nothing heavy, because the command line reads the options before it runs a command.
 """
 
 from __future__ import annotations

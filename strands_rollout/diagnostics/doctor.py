@@ -227,7 +227,7 @@ async def _query_router(workers: list[dict[str, Json]], shown: str, options: Doc
 
 
 def _json_object(response: httpx.Response) -> dict[str, Json]:
-    """Return the JSON object in a response; empty if there is none."""
+    """Return the JSON object in a response; empty if there is none, or if the status is not 200."""
     try:
         answer = orjson.loads(response.content) if response.status_code == httpx.codes.OK else None
     except orjson.JSONDecodeError:

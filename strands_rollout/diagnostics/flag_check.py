@@ -72,7 +72,7 @@ def read_script(script: Path, slime_dir: Path | None) -> Arguments:
 
     Raises:
         ConfigError: The file can't be read, is another kind of script or has an unclosed quote; or the dry run fails or
-            trains nothing.
+            starts neither train.py nor train_async.py.
     """
     if script.exists() and not script.is_file():  # a pipe or a device may never end
         raise ConfigError(f"got {script}; expected a regular file, or - for arguments on stdin")
@@ -101,7 +101,7 @@ def read_command(script: Path | None, slime_dir: Path | None) -> Arguments:
 
     Raises:
         ConfigError: The file can't be read; the file or stdin holds neither arguments nor a script of this package; or
-            the script's dry run fails or trains nothing.
+            the script's dry run fails, or starts neither train.py nor train_async.py.
     """
     if script is None:
         return Arguments((), "the command line")
@@ -462,8 +462,8 @@ def _find_conflicts(uses: Sequence[_FlagUse]) -> Iterator[FlagFinding]:
 def _batch_faults(last: Mapping[str, _FlagUse], values: Mapping[str, str]) -> Iterator[FlagFinding]:
     """Yield numbers that don't fit together: of samples, optimizer steps, GPUs and replicas.
 
-    These are optimizer steps that a rollout does not fill, a rollout that leaves samples over, GPUs that form no whole
-    replicas, and batches that Megatron's replicas can't share evenly.
+    These are optimizer steps that a rollout does not fill, samples of a rollout that no optimizer step uses, GPUs that
+    form no whole replicas, and batches that Megatron's replicas can't share evenly.
 
     Megatron requires even shares at its start, also with slime's dynamic batch sizes, where the micro batch is 1
     (`init_num_microbatches_calculator` in slime/backends/megatron_utils/initialize.py).

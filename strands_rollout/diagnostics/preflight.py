@@ -61,7 +61,7 @@ _REMEDY_MEMORY: Final = (
 
 
 def _default_script(options: DoctorOptions) -> Path | None:
-    """Return the launch script that `--training` reads by default: Qwen3-8B's, in a checkout; None for other models."""
+    """Return Qwen3-8B's launch script, the default of `--training`; None for other models, or without a checkout."""
     script = options.repository / _DEFAULT_SCRIPT
     is_default_model = options.model_id.endswith(f"/{diagnostics.DEFAULT_MODEL_NAME}")
     return script if is_default_model and script.is_file() else None
@@ -70,8 +70,8 @@ def _default_script(options: DoctorOptions) -> Path | None:
 def read_preflight(script: Path | None, arguments: Sequence[str], options: DoctorOptions) -> Preflight | None:
     """Return the checks of a command: the arguments that `read_command` reads for `script`, then `arguments`.
 
-    Without both, read Qwen3-8B's launch script; return None if the options name another model, or this script is
-    missing.
+    If there is neither a script nor an argument, read Qwen3-8B's launch script; return None if the options name another
+    model, or Qwen3-8B's script is missing.
 
     Raises:
         ConfigError: `read_command` can't read the arguments.
@@ -111,7 +111,8 @@ class Preflight:
         """Return the options with the model, files, GPUs per node and keys of rows that the command gives.
 
         The options `data`, `gpus` and `model_name` take precedence over the command. The command takes precedence over
-        `config`, over the keys of rows, and over the environment variables HF_CHECKPOINT, REF_LOAD and SAVE_DIR.
+        `config`, over the keys of rows, and over the environment variables HF_CHECKPOINT, REF_LOAD and SAVE_DIR. With
+        RAY_ADDRESS, the command's GPUs per node are left out, because they need not be on this machine.
         """
         command = self.command
         variables = {"HF_CHECKPOINT": "--hf-checkpoint", "REF_LOAD": "--ref-load", "SAVE_DIR": "--save"}
@@ -218,7 +219,7 @@ class Preflight:
             if positions and length > positions:
                 faults = True
                 found = f"the context of {phase} is {length} tokens; {limit}"
-                yield error(name, found, f"lower it to {positions}: SGLang refuses longer requests")
+                yield error(name, found, f"lower the context to {positions}: SGLang refuses longer requests")
         if context and not faults:
             fits = f", which fits into the {trainable} tokens of a micro batch" if trainable else ""
             yield good(name, f"{response} tokens of a response in a context of {context}{fits}")

@@ -145,7 +145,7 @@ def run_drift(
 
 
 def _format_totals(totals: DriftTotals, template_fault: str | None) -> Iterator[tuple[str, str]]:
-    """Yield lines about all episodes, each with its style."""
+    """Yield the lines about all episodes together, each line with its style."""
     yield f"{totals.episodes} episodes, {totals.sampled_tokens} sampled tokens", ""
     yield f"drift: in {totals.drifted_episodes} episodes ({totals.drifted_share:.1%})", ""
     yield f"  each turn encoded again:   {totals.turn_drift} tokens change", ""
@@ -164,7 +164,10 @@ def _format_totals(totals: DriftTotals, template_fault: str | None) -> Iterator[
 
 
 def _format_episode(drift: EpisodeDrift) -> Iterator[tuple[str, str]]:
-    """Yield lines about an episode with drift or mismatches, each with its style."""
+    """Yield the lines about an episode, each line with its style.
+
+    There are none if the whole text, encoded again, gives the same tokens, and no context differs.
+    """
     if drift.first is None and not drift.mismatches:
         return
     changed = f"{drift.turn_drift} turn by turn, {drift.text_drift} in the whole text, {drift.off_policy} off-policy"

@@ -141,7 +141,7 @@ def load_reward(
 ) -> RewardCall:
     """Load the reward at a dotted path, or this package's reward if `path` is None, with a configuration's settings.
 
-    A function without slime's signature becomes the setting `reward` of this package's reward.
+    Unless it takes groups, a function without slime's signature becomes the setting `reward` of this package's reward.
 
     Raises:
         ConfigError: The function does not exist, or the configuration is invalid.

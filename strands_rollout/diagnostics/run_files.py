@@ -128,7 +128,8 @@ def check_config(options: DoctorOptions) -> Iterator[Finding]:
     """Check that the settings are valid, and that what they name can be loaded; check workers and the journal too."""
     path = options.config_file
     if path is None and not options.changes:
-        yield skipped("config", "no --config, and no configs/math_code.yaml here: runs use the default settings")
+        found = "no --config, no ROLLOUT_CONFIG, and no configs/math_code.yaml here: runs use the default settings"
+        yield skipped("config", found)
         return
     try:
         settings = read_config_file(path, options.changes)

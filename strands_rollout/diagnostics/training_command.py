@@ -36,7 +36,7 @@ DEFAULT_CONCURRENCY: Final = 512  # slime's --sglang-server-concurrency (slime/b
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Number of parameters of a model, and bytes of a token in the KV cache.
+    """The size of a model: its parameters, layers and vocabulary, and the bytes of a token in the KV cache.
 
     Attributes:
         shared: Parameters outside of the experts.
@@ -171,7 +171,7 @@ class TrainingCommand:
 
     @property
     def context(self) -> int:
-        """Maximum tokens of a training episode; 0 if the engine's own limit applies."""
+        """Maximum tokens of a training episode: its limit, else the tokens of a micro batch; 0 if neither is given."""
         return self.int_value("--rollout-max-context-len") or self.trainable_context
 
     @property
@@ -183,7 +183,7 @@ class TrainingCommand:
 
     @property
     def evaluated_context(self) -> int:
-        """Maximum tokens of an evaluated episode; 0 if the engine's own limit applies."""
+        """Maximum tokens of an evaluated episode: the command's own limit for evaluations, else `context`."""
         return self.int_value("--eval-max-context-len") or self.context
 
     @property

@@ -107,7 +107,7 @@ def read_dump(path: Path) -> Iterator[DumpRecord]:
 
     Raises:
         DumpError: There is no dump, a file can't be read, a line is broken (the message names it), or slime's file
-            holds an unsupported object.
+            holds no list of samples or an unsupported object.
     """
     for sample in unread_samples(path):
         if record := sample.read():
@@ -259,7 +259,7 @@ def read_torch_file(path: Path) -> list[Any]:
     """Return the samples of slime's debug file, as `Sample.to_dict` wrote them, with tensors as NumPy arrays.
 
     Raises:
-        DumpError: The file can't be read, or holds an unsupported object.
+        DumpError: The file can't be read, holds no list of samples, or holds an unsupported object.
     """
     try:
         with open_regular(path) as file:

@@ -1,7 +1,7 @@
-"""Print texts of models and users to a terminal safely, and a transcript of a sample's tokens.
+"""Print to a terminal: texts of models and users safely, transcripts of samples, progress, and the next command.
 
 Terminal control characters are replaced by visible symbols. Each line of a transcript begins with its kind as a word,
-so that it can be read without colors.
+so that the kind can be read without colors.
 """
 
 import os

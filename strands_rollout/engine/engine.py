@@ -283,8 +283,8 @@ def load_engine(settings: EngineSettings) -> Engine:
     """Load the model of `settings`.
 
     Raises:
-        ConfigError: The folder has no model that this engine supports, or the model's context is shorter than
-            `settings.context_length`.
+        ConfigError: The folder has no model or tokenizer that this engine can load, or the model's context is shorter
+            than `settings.context_length`.
     """
     folder, length = settings.model_dir, settings.context_length
     config = read_model_config(folder)

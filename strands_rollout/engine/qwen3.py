@@ -146,7 +146,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """The weights of one decoder layer; matrices are [in, out], and each RMSNorm's weights are part of the next matrix.
+    """The weights of one decoder layer; matrices are [in, out] and include the weights of an RMSNorm before them.
 
     Attributes:
         qkv: Queries, keys and values, concatenated. The dimensions of each query and key head are interleaved, so that
@@ -354,7 +354,7 @@ class Qwen3:
         return _multiply(divisor, layer.minus_down)
 
     def _rms_normalize(self, x: Floats) -> Floats:
-        """Divide by the root mean square along the last axis; the norm's weights are in the next matrix."""
+        """Divide by the root mean square along the last axis; the norm's weights are applied elsewhere."""
         mean_square = np.einsum("...i,...i->...", x, x)
         mean_square /= x.shape[-1]
         mean_square += self._eps

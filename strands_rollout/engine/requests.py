@@ -369,7 +369,7 @@ def _samples_per_prompt(raw_params: list[dict[str, Any]]) -> int:
 
 
 def _request_ids(body: dict[str, Any], prompts: int, copies: int, *, is_batch: bool) -> list[str]:
-    """Return a rid for each generation: the request's, where a batch's single rid is numbered; new rids for n > 1.
+    """Return a rid for each generation: the request's rids, a batch's single rid with a number, or new rids for n > 1.
 
     A generation for which the request has no rid gets a new one, too.
     """

@@ -1,7 +1,8 @@
 """Continuous batching: `Scheduler` decides which generations are queued, prefilled and decoded in the next step.
 
-Generations join between steps. Prompts are prefilled in chunks, so that a long prompt doesn't stall the others, and a
-prefix cache supplies the beginnings that earlier sequences share. All code here runs in the worker's thread.
+Generations join between steps. Prompts are prefilled in chunks, so that a long prompt doesn't stall the others. A
+prefix cache supplies the beginnings that prompts share with earlier sequences. All code here runs in the worker's
+thread.
 """
 
 from __future__ import annotations
@@ -222,7 +223,7 @@ class Scheduler:
     def pause(self, mode: PauseMode) -> None:
         """Stop computing until `resume`.
 
-        "abort" ends running and queued generations: those that decode with their output so far, the others with the
+        "abort" ends running and queued generations: those that decode keep all of their output, the others keep the
         tokens that SGLang would have sent (see `drop_unsent_tokens`). "retract" moves running generations to the end of
         the queue; they are prefilled again with their output. "in_place" freezes them.
         """

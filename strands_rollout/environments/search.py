@@ -323,5 +323,6 @@ def _tool_from_environment() -> AgentTool:
 search: Final = _tool_from_environment()
 """The tool for the server or corpus that the environment names.
 
-SEARCH_URL is the URL of a server, SEARCH_CORPUS the path of a corpus; without both, the server is at `DEFAULT_URL`.
+SEARCH_URL is the URL of a server, SEARCH_CORPUS the path of a corpus; if neither is set, the server is at
+`DEFAULT_URL`.
 """

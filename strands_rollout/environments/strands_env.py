@@ -83,7 +83,7 @@ class StrandsEnvironment:
         if not callable(found):
             raise ToolError(
                 f"{factory!r} is a {type(found).__name__}; expected a module with {_HOOK}, a function that returns an "
-                "environment of strands-env or a factory of them, or an environment class"
+                "environment of strands-env or a factory of such environments, or an environment class"
             )
         return found  # type: ignore[no-any-return]
 
@@ -96,7 +96,7 @@ class StrandsEnvironment:
             hooks: Hooks of the episode, which the environment's agent gets after the environment's own hooks.
 
         Raises:
-            ConfigError: The factory returns no environment, or returns one environment for two episodes.
+            ConfigError: As `check`; or the factory returns no environment, or one environment for two episodes.
             EnvironmentFaultError: The factory or the environment raised an exception.
             PromptError: The row can't be read as a task of the environment.
             ToolError: As `check`.

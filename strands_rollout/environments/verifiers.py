@@ -216,7 +216,7 @@ class _Source:
 
 
 class _Seats:
-    """Those runs of one episode whose model is the policy."""
+    """The runs of one episode whose model is the policy."""
 
     def __init__(self, slot: Any, base_url: str) -> None:  # noqa: ANN401
         self.error: errors.ConfigError | None = None
@@ -252,8 +252,8 @@ class _Seats:
         traces = [trace for trace in episode.traces if self._is_policy(trace)]
         if not traces:
             raise errors.ConfigError(
-                "no seat of the environment is the policy: each has a `client` of its own; remove that of the seat "
-                "to train"
+                "no seat of the environment is the policy: each has a `client` of its own; remove the `client` of the "
+                "seat to train"
             )
         rewards = {trace.agent.name: float(trace.reward) for trace in traces}
         if len(set(rewards.values())) > 1:

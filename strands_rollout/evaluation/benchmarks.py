@@ -59,6 +59,6 @@ def find_benchmark(name: str) -> Benchmark:
 
 
 def benchmark_of(metadata: Sequence[Mapping[str, Any]]) -> Benchmark | None:
-    """Return the benchmark that the metadata of every row name; None unless all name the same, known benchmark."""
+    """Return the benchmark of rows with this metadata; None unless all rows name the same, known benchmark."""
     names = {str(row.get(BENCHMARK_KEY)) for row in metadata}
     return BENCHMARKS.get(names.pop()) if len(names) == 1 else None

@@ -21,7 +21,8 @@ class RunPlan:
     Attributes:
         sampling_params: As slime passes them to `generate`: `max_new_tokens` is the budget of a whole response.
         concurrency: Maximum number of samples played at once.
-        seed: The seed of the first sample; that of each later sample is 1 higher. None for random sampling.
+        seed: The seed of the first sample; each later sample's is 1 higher than the one before. None for random
+            sampling.
         settings: The mapping under `strands_rollout:` of a settings file.
     """
 
@@ -35,7 +36,10 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Totals of a run; the means exclude failed samples and samples whose reward failed."""
+    """Totals of a run.
+
+    Mean reward and accuracy exclude failed, aborted and ungraded samples; they are 0 if there are no other samples.
+    """
 
     samples: int
     completed: int

@@ -1,8 +1,8 @@
 """The plan of an evaluation: its data sets, the sampling of each problem, and each sample's seed.
 
-A data set is a file, or an entry of slime's `--eval-config` file, which is read as slime 0.3 reads it
-(slime/utils/eval_config.py). Keys that can't be supported are refused; keys without a meaning here are ignored with a
-note.
+A data set is a file, a data set on the hub, or an entry of slime's `--eval-config` file, which is read as slime 0.3
+reads it (slime/utils/eval_config.py). In this file, keys that can't be supported are refused, and keys without a
+meaning here are ignored with a note.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ class EvalSet:
                     texts = label_texts(row.label)
             if needs_labels and not any(map(str.strip, texts)):
                 raise PromptError(
-                    f"{where}: got the label {row.label!r:.80}, which no answer equals; expected text or numbers, or a "
-                    "reward of your own (--reward)"
+                    f"{where}: got the label {row.label!r:.80}, which no answer equals; expected text that is not "
+                    "blank, a number, a list of these, or a reward of your own (--reward)"
                 )
         # a data set on the hub is not a single file
         content = file.path.read_bytes() if file.path.is_file() else b"".join(json_line(asdict(row)) for row in rows)
@@ -233,7 +233,7 @@ class DataSetEntry(BaseModel):
     repetition_penalty: float | None = Field(default=None, gt=0)
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
-    # this command evaluates only this package's own functions
+    # the command `eval` evaluates only this package's own functions
     custom_generate_function_path: Literal["strands_rollout.generate"] | None = None
     custom_rm_path: Literal["strands_rollout.reward_func"] | None = None
     multimodal_keys: _Refused = None
@@ -360,6 +360,8 @@ def load_sets(
 ) -> list[EvalSet]:
     """Load the requested data sets; `on_note` receives a sentence for each ignored key of the `--eval-config` file.
 
+    Without --data, --eval-config and --base-url, load the shipped problems, 16 of them unless there is a --limit.
+
     Raises:
         ConfigError: Two options exclude each other, no data set is named, two have the same name, a selection has no
             rows, or the protocol or the `--eval-config` file can't be used.
@@ -371,7 +373,9 @@ def load_sets(
         if protocol is not None:
             raise ConfigError("got --protocol and --eval-config, which has its own sampling; expected one of them")
         if options.label_key is not None or options.input_key != "prompt":
-            raise ConfigError("got --input-key or --label-key; set input_key and label_key in the --eval-config file")
+            raise ConfigError(
+                "got --input-key or --label-key with --eval-config; set input_key and label_key in that file instead"
+            )
         return read_eval_config(
             options.eval_config,
             options.sampling,

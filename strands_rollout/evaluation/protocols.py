@@ -5,7 +5,7 @@ protocols are never shown as one: the names of data sets in results and reports 
 
 Sources of "qwen3": Qwen3 Technical Report (arXiv:2505.09388), section 4.6, for the sampling parameters, the maximum
 lengths and the number of samples; Qwen3's model cards (huggingface.co/Qwen/Qwen3-8B, Best Practices) for the texts
-that are appended to prompts, and for the length in math competitions that the report does not cover.
+that are appended to prompts, and for the maximum length in math competitions that the report does not cover.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Protocol:
     published_in: str = ""
 
     def sampling_of(self, benchmark: Benchmark | None) -> Sampling:
-        """Return the sampling of a benchmark, or of another data set."""
+        """Return the sampling of a benchmark; for None, that of any other data set."""
         return replace(self.sampling, **self.own_sampling.get(benchmark.name if benchmark else "", {}))
 
     def apply_to(self, settings: RolloutSettings) -> RolloutSettings:
@@ -76,7 +76,7 @@ class Protocol:
         return settings.model_copy(update=unset)
 
     def with_instruction(self, row: Row) -> Row:
-        """Return the row with the protocol's instruction at the end of its prompt.
+        """Return the row with the protocol's instruction for its grading, if any, at the end of its prompt.
 
         Raises:
             ConfigError: The protocol can't measure such rows.
@@ -110,8 +110,8 @@ class Protocol:
 def settings_identity(settings: RolloutSettings) -> dict[str, Any]:
     """Return all settings that results depend on, without secrets.
 
-    Secrets in `reward` are masked. Of executors, tools, `agent_command` and `environment_config`, the options are
-    hashed.
+    Secrets in `reward` are masked. Of `executor`, `tools`, `row_tools`, `agent_command` and `environment_config`, the
+    options are hashed.
     """
 
     def hash_options(entry: object, shown: str = "name") -> object:
@@ -218,7 +218,7 @@ class Measurement:
         return f"comparable with numbers reported in {self.protocol.published_in}: {numbers}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report's entry."""
+        """Return the entry `protocol` of a data set in the report."""
         return {
             "name": self.protocol.name,
             "source": self.protocol.source,

@@ -4,8 +4,8 @@ A folder of results belongs to a single run: `run.json` has the values that iden
 and data sets. A run with other values must use another folder, so that results of different runs don't mix.
 
 Apart from facts about the session, the report depends only on the results, not on their order. It has the accuracy with
-its uncertainty, pass@k, the majority's answer, and counts. Samples that failed or could not be graded because of the
-infrastructure are missing: they count in no share and no mean.
+its uncertainty, pass@k, the majority's answer, and counts. Samples that were not played, failed, were aborted or could
+not be graded are missing: they count in no share and no mean.
 """
 
 from __future__ import annotations
@@ -82,7 +82,10 @@ class _Reward(_ResultModel):
 
 
 class DriftCounts(_ResultModel):
-    """A sample's counts of drift and mismatches (see `EpisodeDrift`); None if mismatches were not looked for."""
+    """A sample's counts of drift and mismatches; see `EpisodeDrift`.
+
+    `mismatched_tokens` is None if mismatches were not looked for.
+    """
 
     sampled_tokens: NonNegativeInt
     turn_drift: NonNegativeInt
@@ -125,7 +128,7 @@ class SampleResult(_ResultModel):
         """Read the object of a line.
 
         Raises:
-            ValueError: A key is missing, or a value has the wrong type.
+            ValueError: A key is missing, a value has the wrong type, or a finished sample has no reward.
         """
         try:
             return cls.model_validate(line)
@@ -154,7 +157,7 @@ class SampleResult(_ResultModel):
 
     @property
     def fault(self) -> str | None:
-        """For a sample without a score, the reason; None if the reason is unknown."""
+        """Reason why a sample has no score; None if that is unknown. Only for samples without a score."""
         return f"not graded: {self.grading_error}" if self.grading_error else self.error
 
     @property
@@ -169,7 +172,7 @@ class SampleResult(_ResultModel):
 
     @property
     def method(self) -> str:
-        """The method that graded the answer; "" if it was not graded."""
+        """The method that graded the answer; "" if there is no reward, or the reward names no method."""
         return self.reward.method if self.reward else ""
 
 
@@ -180,11 +183,11 @@ class ResultsFile:
     """The file `results.jsonl` of a run, opened by a single process. A context manager.
 
     Attributes:
-        dropped_bytes: Bytes of an incomplete last line that was dropped when the file was opened.
+        dropped_bytes: Bytes of an incomplete last line that was dropped when the file was opened; 0 if there was none.
 
     Raises:
-        ConfigError: The folder belongs to another run (the message names the differences), is in use, or can't be
-            written to.
+        ConfigError: The folder belongs to another run (the message names the differences), is in use or can't be
+            written to, or has results but no `run.json` that can be read.
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
@@ -210,7 +213,7 @@ class ResultsFile:
         self._log.close()
 
     def results(self, planned: Container[SampleKey]) -> Iterator[SampleResult]:
-        """Yield the results in the file, in the order written, several if a sample was played again; skip blank lines.
+        """Yield the results in the file's order, without blank lines; a sample that was played again has several.
 
         Raises:
             ConfigError: A line is not a result, or its sample is not planned.
@@ -273,8 +276,8 @@ def accuracy_of(
 
     Samples of a problem are correlated, so the standard error is clustered by problem. With accuracy p, and c correct
     of n samples for each of m problems, it is sqrt(m / (m - 1) * sum((c - p * n)^2)) / sum(n), which for equal n is the
-    standard error of the problems' means. The interval is p -+ t * standard error, with Student's t of m - 1 degrees of
-    freedom.
+    standard error of the mean of the problems' accuracies. The interval is p -+ t * standard error, with Student's t of
+    m - 1 degrees of freedom.
 
     Args:
         counts: c and n of each problem; problems without samples are left out.

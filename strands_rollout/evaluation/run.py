@@ -1,7 +1,7 @@
 """The commands `eval` and `demo`.
 
-`eval` saves each result as it arrives, and finally a report; `demo` prints results and a transcript.
-Start reading at `run_evaluation`.
+`eval` saves each result as it arrives, and finally a report; `demo` prints results and a transcript, and writes a dump
+of its samples. Start reading at `run_evaluation`.
 """
 
 from __future__ import annotations
@@ -272,7 +272,10 @@ class EvaluationSession:
         return result
 
     def facts(self) -> dict[str, Any]:
-        """Return facts about the session; they are not results, since they depend on the clock and on interruptions."""
+        """Return facts about the session; they are not results, since they depend on the clock and on interruptions.
+
+        The seconds of episodes are those of all scored samples, from earlier sessions too.
+        """
         durations = [result.seconds for result in self.scored]
         return {
             "stopped": self.stopped,
@@ -319,8 +322,8 @@ async def run_samples(
 ) -> str | None:
     """Call `run` once with each key, in order, `concurrency` at a time; stop after many consecutive failures.
 
-    The limit is 8 failures for the same reason, or `concurrency` if that is more: then at least as many samples have
-    failed as run at once, each after its own retries.
+    The limit is 8 consecutive failures for the same reason, or `concurrency` if that is more: then at least as many
+    samples have failed as run at once, each after its own retries.
 
     Returns:
         The reason for stopping early, in which case the running samples were cancelled; None if all keys were run.
@@ -437,9 +440,9 @@ def most_instructive(outcomes: Sequence[Outcome]) -> Outcome:
 def accuracy_bar(console: Console, total: int, earlier: Sequence[bool] = ()) -> Iterator[Callable[[bool | None], None]]:
     """Show a progress bar with the accuracy until the block ends.
 
-    Call the yielded function with the verdict on each sample, or with None if it has no score. Without a terminal, a
-    line is printed at each tenth of the samples. `total` counts the samples of the whole run;
-    `earlier` has the verdicts of samples from earlier sessions.
+    Call the yielded function with the verdict on each sample, or with None if the sample has no score. Without a
+    terminal, a line is printed at each tenth of the samples. `total` counts the samples of the whole run; `earlier` has
+    the verdicts on samples of earlier sessions.
     """
     done = scored = len(earlier)
     right = sum(earlier)
@@ -501,7 +504,7 @@ def _clip(value: object, width: int, style: str = "") -> Text:
 
 
 def print_summary(console: Console, outcomes: Sequence[Outcome], summary: Summary, *, seconds: float) -> None:
-    """Print the totals, then the first violations and the errors of failed samples."""
+    """Print the totals, then the first violations of each check and the most frequent errors of failed samples."""
     reasons = Counter(str(outcome.facts.stop_reason) for outcome in outcomes)
     tokens = sum(outcome.facts.sampled_tokens or 0 for outcome in outcomes)
     console.print(

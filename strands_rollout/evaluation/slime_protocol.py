@@ -141,7 +141,7 @@ def model_positions(model: Path) -> int | None:
 
 
 def check_context(sets: Sequence[ProtocolSet], prompt_tokens: int, model: Path | None) -> int:
-    """Check that the longest response and its prompt fit the model; return the tokens that both need together.
+    """Check that the longest response and prompt fit into the model's context; return the tokens of both together.
 
     Args:
         sets: The data sets.
@@ -149,7 +149,7 @@ def check_context(sets: Sequence[ProtocolSet], prompt_tokens: int, model: Path |
         model: Folder of the model. Nothing is checked if it is None, or if its `config.json` does not tell the context.
 
     Raises:
-        ConfigError: The model's context is shorter than both together.
+        ConfigError: The model's context is shorter than the longest response and prompt together.
     """
     longest = max(each.sampling.max_new_tokens for each in sets)
     positions = model_positions(model) if model else None

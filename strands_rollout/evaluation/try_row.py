@@ -93,7 +93,7 @@ class Transcript(HookProvider):
         registry.add_callback(AfterToolCallEvent, self._after_tool_call)
 
     def take_request(self) -> AgentRequest | None:
-        """Return the last request of a main agent and forget it; None if the current one is another agent's."""
+        """Return the last request of a main agent and forget it; None if the current request is a sub-agent's."""
         request, self._request = self._request, None
         return request
 
@@ -265,7 +265,11 @@ class Person:
         note(_TYPING_HELP)
 
     async def turn(self, request: AgentRequest | None) -> WrittenTurn:  # noqa: ARG002 - the person has read it
-        """Return a typed turn; explain a call that can't be parsed and ask again; raise PolicyEndedError on Ctrl-D."""
+        """Return a typed turn; after a call that can't be parsed, explain the form of calls and ask again.
+
+        Raises:
+            PolicyEndedError: The person has pressed Ctrl-D or Ctrl-C.
+        """
         while True:
             try:
                 return parse_typed_turn(_read_typed_lines())
@@ -320,7 +324,7 @@ class HostedModel:
             PolicyEndedError: The API gives no answer that can be used, or a sub-agent calls its model.
         """
         if request is None:
-            raise PolicyEndedError("a sub-agent calls its model; --api-base can only play the main agent")
+            raise PolicyEndedError("a sub-agent calls its model; the API of --api-base can answer only the main agent")
         messages, tools = request
         try:
             message = await self.api.complete(list(map(_openai_message, messages)), tools)
@@ -366,7 +370,7 @@ class PolicyServer:
     """An HTTP server that answers `/generate` with a policy's turns, in SGLang's format, with logprobs of 0.
 
     Attributes:
-        error: The error that ended the policy; None before. The request that caused it was answered as aborted.
+        error: The error that ended the policy's turns, else None. The request that caused it was answered as aborted.
     """
 
     def __init__(self, policy: WrittenPolicy, folder: Path, settings: RolloutSettings, transcript: Transcript) -> None:
@@ -426,15 +430,15 @@ class PolicyServer:
 
 
 def run_try(options: TryOptions) -> int:
-    """Play a row, print its transcript, and after a success suggest the command that evaluates the configuration.
+    """Play a row, and print its transcript; if it succeeds with --config, suggest the command `eval` with this file.
 
     Returns:
         The exit code: 0; 1 if the episode, its reward or a check of its tokens failed, or its sample is not trained;
-        130 after Ctrl-C or Ctrl-D.
+        130 after Ctrl-C, and with --you after Ctrl-D or a turn whose calls the tool parser does not read.
 
     Raises:
-        RolloutError: The configuration, the row, the engine or the tokenizer can't be used, or the policy has fewer or
-            more turns than the episode.
+        RolloutError: The configuration, the row, the engine or the tokenizer can't be used, a script has fewer or more
+            turns than the episode, or a script or an API gives a turn that can't be used.
     """
     try:
         code = asyncio.run(_try(options))
@@ -483,7 +487,7 @@ async def _try(options: TryOptions) -> int:
             folder = options.tokenizer_dir or SHIPPED_MODEL
             server = PolicyServer(policy, folder, settings, transcript)
             base_url = await stack.enter_async_context(server.running())
-        # sub-agents send the main agent's routing key, so the audit can't distinguish their requests
+        # sub-agents send the main agent's routing key, so the audit can't distinguish their requests from its own
         is_single_agent = settings.agent_factory is None and not settings.has_program
         player = await stack.enter_async_context(
             open_player(base_url, folder, _settings(settings, options), audited=is_single_agent)
@@ -516,7 +520,7 @@ def _settings(settings: RolloutSettings, options: TryOptions) -> dict[str, Any]:
     `max_failed_groups` is None and `on_engine_abort` is "return"; with --you, `episode_timeout_s` is None.
     """
     hook = f"{current_transcript.__module__}.{current_transcript.__qualname__}"
-    # the local server answers with an abort when the policy has no more turns: the episode then ends
+    # the local server answers with an abort when the policy gives no turn: the episode then ends
     changes: dict[str, Any] = {"max_failed_groups": None, "on_engine_abort": "return"}
     if not settings.has_program:
         changes["hooks"] = [*settings.hooks, hook]

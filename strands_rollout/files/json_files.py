@@ -1,4 +1,4 @@
-"""Files with a JSON object, written atomically."""
+"""Read and atomically write files with a JSON object, and describe how two objects differ."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def read_json(path: Path, *, advice: str = "choose another folder with --out") -
     except ValueError as e:
         raise ConfigError(f"{path} is not valid JSON: {e}; {advice}") from e
     if not isinstance(value, dict):
-        raise ConfigError(f"{path} contains a {type(value).__name__}; expected an object; {advice}")
+        raise ConfigError(f"{path} contains a {type(value).__name__}; expected a JSON object; {advice}")
     return value
 
 

@@ -20,7 +20,7 @@ def yaml_text(path: Path) -> str:
     """Return the text of a YAML file, after checking its size with all aliases (`*name`) expanded.
 
     Raises:
-        ConfigError: The file can't be read, is not YAML, or is far larger than a settings file.
+        ConfigError: The file can't be read, is not YAML, has more than 1 MB or 50,000 values, or nests them too deeply.
     """
     import yaml  # imported on use: the code tool uses this package too, and runs without third-party libraries
 

@@ -294,8 +294,8 @@ class ProgramRun(EpisodeRun):
             return self._ending_of(self.session.error)
         if not self.model.conversation.turn_count:
             message = (
-                f"{self.program.name} ended without an answer of the policy; expected at least one request to the "
-                "endpoint that the policy answers"
+                f"{self.program.name} ended without an answer of the policy; expected the policy to answer at least "
+                "one of the program's requests to the endpoint"
             )
             return StopReason.SETUP_ERROR, errors.ConfigError(message)
         if self._is_cut:

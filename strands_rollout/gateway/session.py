@@ -63,7 +63,7 @@ class SessionFacts:
     """Facts about a session's requests.
 
     Attributes:
-        requests: Well-formed requests for a turn, without those that were refused since the session had ended or had
+        requests: Well-formed requests for a turn, without those that were refused because the session had ended or had
             too many requests in flight.
         repeats: Repeated requests, which got the turn of the earlier request.
         forks: Requests that continue a conversation, but whose history, system prompt or tools match no branch.
@@ -290,7 +290,7 @@ class Session:
         if len(self._tasks) >= MAX_CONCURRENT_REQUESTS:
             raise BusySessionError(
                 f"got a request while {MAX_CONCURRENT_REQUESTS} others are in flight; expected at most "
-                f"{MAX_CONCURRENT_REQUESTS} at once in one session. Send it again when one has been answered"
+                f"{MAX_CONCURRENT_REQUESTS} at once in one session. Send it again when one of these has been answered"
             )
 
     def _begin_turn(
@@ -375,7 +375,7 @@ class Session:
         """Wait for the reply of a turn; if the waiting handler is cancelled, the turn continues.
 
         Raises:
-            SessionEndedError: The turn was cancelled since the session has ended.
+            SessionEndedError: The turn was cancelled because the session has ended.
         """
         try:
             return await asyncio.shield(task)

@@ -38,8 +38,8 @@ class Grade:
 
     Attributes:
         correct: True if the answer is right.
-        pred: The answer as the assistant wrote it; "" for none.
-        label: The alternative of the label that the answer equals, else the first.
+        pred: The extracted answer (from `grade_choice`, its letter); "" for none.
+        label: The alternative of the label that the answer equals, else the first, or "" without a label.
         method: The rule that decided; see `Comparison.method`. `grade_choice` also gives "choice".
     """
 
@@ -83,7 +83,7 @@ def grade(text: str, label: object, cpu_s: float = CPU_LIMIT_S, *, is_cut: bool 
 NO_ANSWER: Final = "[INVALID]"
 _SEEN_CHARS: Final = 300
 _SEEN_CHARS_STRICT: Final = 100
-_MAX_LABEL_CHARS: Final = 1000  # slime's patterns take quadratic time
+_MAX_LABEL_CHARS: Final = 1000  # slime's patterns take quadratic time in the label
 _ANSWER: Final = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 _BOX: Final = r"\boxed{"
 _REWRITES: Final = (
@@ -162,7 +162,7 @@ class DapoGrade:
         score: 1.0 if the answer is right; else -1.1 plus 0.05 per tool iteration, at most -0.6.
         correct: True if the answer is right.
         pred: The answer as it was compared; "" where slime returns None.
-        error: The error that slime would have raised, or that the label is too long; "" if none.
+        error: The error that slime would have raised, or an error about a label that is too long; "" if none.
     """
 
     score: float

@@ -27,8 +27,9 @@ _CHOICE: Final = re.compile(
 def grade_choice(text: str, label: object, *, is_cut: bool = False) -> Grade:
     """Read the letter in an assistant's text and compare it with the label's letter, ignoring case.
 
-    In order of precedence: a box, a JSON field, `Answer:`, "the answer is"; the last of each kind counts.
-    Several letters, or a letter within a formula or word, are no answer.
+    In order of precedence: a box, a JSON field, `Answer:`, "the answer is"; the last of each kind counts. A letter
+    before other words needs parentheses, or a mark after it (see `letter_of`): "A and B" is no answer, and neither is a
+    letter within a formula or word.
 
     Args:
         text: The assistant's last text, as `spoken_text` or `last_assistant_text` returns it.
@@ -36,7 +37,7 @@ def grade_choice(text: str, label: object, *, is_cut: bool = False) -> Grade:
         is_cut: True if the text ends in the middle; see `extract_answer`.
 
     Raises:
-        ValueError: The label is not a letter.
+        ValueError: The label does not begin with the letter of a choice.
     """
     right = letter_of(str(label)) if label else ""
     if label and not right:
@@ -47,7 +48,7 @@ def grade_choice(text: str, label: object, *, is_cut: bool = False) -> Grade:
 
 
 def letter_of(answer: str) -> str:
-    r"""Return the letter that an answer begins with, as in "C", "(C) 12 m", "c." or "\text{C}"; "" if there is none."""
+    r"""Return the letter that begins an answer, in upper case, as in "C", "(C) 12 m", "c." or "\text{C}"; else ""."""
     match = _CHOICE.match(_STYLE.sub("", answer).strip(_MARKUP))
     return (match["inner"] or match["plain"]).upper() if match else ""
 

@@ -1,8 +1,8 @@
 r"""Decide whether two answers are equal, mostly in a fraction of a millisecond.
 
 The comparison is exact: 0.333 is not 1/3. The order counts in tuples and intervals, but not in sets. Notation that is
-not understood equals only itself. Inequalities and intervals are compared as sets of real numbers: disjoint pieces of
-the number line, in order.
+not understood equals only itself. Intervals, and inequalities that are linear in one variable, are compared as sets of
+real numbers: disjoint pieces of the number line, in order.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class Comparison:
 
     Attributes:
         equal: The verdict.
-        method: The rule that decided: "exact" (the same notation), "number", "words", "unit" (different units),
+        method: The rule that decided: "exact" (the same text or notation), "number" (both are numbers), "words"
+            (both are words, dates or numbers in words; or both are times of day), "unit" (different units),
             "algebra" (the values of formulas, sets or relations), "algebra_refused" (too large to compute),
             "algebra_timeout", "empty" (no answer), "no_label", "too_long".
     """
@@ -206,8 +207,9 @@ def _sides_to_match(prediction: str, label_names: list[str]) -> list[str]:
     r"""Return all sides of a prediction that must equal the label: in x = 6 \cdot 7 = 42, both after the first.
 
     Return an empty list if the prediction names something else than the label, repeats itself, as in 42 = 42, or has
-    other signs in addition to =. A left side with several variables, as in m + n = 42, counts as a name. A left side
-    with a single variable does not: 2x = 42 means that x is 21.
+    other signs in addition to =. If the label has no name, a left side with several variables, as in m + n = 42, or
+    with a function of one, as in \sin x = 1/2, counts as a name. Any other left side does not: 2x = 42 means that x is
+    21.
     """
     names, sides = _split_names(prediction)
     if names and label_names and names[0] != label_names[0]:
@@ -314,7 +316,7 @@ def _are_matrices_equal(first: Key, second: Key, budget: Budget) -> bool:
 
 
 def _are_conditions_equal(first: Key, second: Key, budget: Budget) -> bool:
-    """Return whether two conditions, such as equations and inequalities, hold for the same values."""
+    """Return whether it can be shown that two conditions, such as equations, hold for the same values."""
     names = _variables(first), _variables(second)
     if names[0] and names[1] and names[0] != names[1]:
         return False
@@ -338,14 +340,16 @@ def _are_conditions_equal(first: Key, second: Key, budget: Budget) -> bool:
 
 
 def _are_differences_proportional(first: Relation, second: Relation, budget: Budget) -> bool:
-    """Return whether the differences of the sides are proportional: y - 2x = 1 and y = 2x + 1."""
+    """Return whether the differences of the sides are proportional: y - 2x = 1 and y = 2x + 1.
+
+    The sides of equations may be multiplied by their divisors first: xy = 1 and y = 1/x.
+    """
     differences = _difference(first), _difference(second)
     if differences[0] is None or differences[1] is None:
         return False
     needs_positive_factor = first.signs[0] not in ("=", r"\ne")  # a negative factor reverses an inequality
     if numeric.are_proportional(differences[0], differences[1], budget, positive_factor=needs_positive_factor):
         return True
-    # equations stay equal when both sides are multiplied by a divisor: xy = 1 and y = 1/x
     divisors = [sorted(_divisors(difference), key=repr) for difference in (differences[0], differences[1])]
     if needs_positive_factor or not any(divisors):
         return False
@@ -383,7 +387,7 @@ def _variables(key: Key) -> set[str]:
 
 
 def _are_regions_equal(first: Key, second: Key, budget: Budget) -> bool:
-    """Return whether two intervals or conditions allow the same real numbers."""
+    """Return whether two intervals, sets or conditions are known to allow the same real numbers; see `_region`."""
     pieces, others = _region(first, budget), _region(second, budget)
     if pieces is None or others is None or len(pieces) != len(others):
         return False
@@ -392,7 +396,7 @@ def _are_regions_equal(first: Key, second: Key, budget: Budget) -> bool:
 
 
 def _region(key: Key, budget: Budget) -> list[Piece] | None:
-    """Return the real numbers that an interval, a set or a condition on one variable allows; None for any other key."""
+    """Return the real numbers that an interval, a set or a condition on one variable allows, or None if unknown."""
     if _is_reals(key):
         return [REALS]
     if isinstance(key, ValueGroup):
@@ -453,7 +457,10 @@ def _solution_set(relation: Relation, budget: Budget) -> list[Piece] | None:
 
 
 def _solve_inequality(left: Key, sign: str, right: Key, name: str, budget: Budget) -> list[Piece] | None:
-    """Return the solutions of `left sign right` in the variable `name`; None if it is not linear."""
+    """Return the solutions of `left sign right` in the variable `name`.
+
+    Return None if the inequality is not linear, or has an infinity and does not hold for all real numbers.
+    """
     if _text(left) in _INFINITIES or _text(right) in _INFINITIES:
         return [REALS] if _holds_for_all_reals(left, sign, right) else None
     difference = _difference(Relation((left, right), (sign,)))

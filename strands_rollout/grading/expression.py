@@ -49,7 +49,8 @@ class Expression:
 
     Attributes:
         kind: "number", "symbol", "constant", "sum", "product", "quotient", "power", "negative", "degrees", "factorial",
-            "root" (radicand, index), "binomial", "log" (argument, perhaps base), "gcd", "lcm", or a function's name.
+            "root" (radicand, index), "binomial", "abs", "floor", "ceil", "gcd", "lcm", or a function's name, such as
+            "log" (argument, perhaps base).
         args: The parts of the node.
         value: The value of a number.
         name: The name of a symbol or constant.
@@ -309,7 +310,7 @@ class _Parser:
         return result if exponent is None else Expression("power", (result, exponent))
 
     def _function_argument(self) -> Expression:
-        """Parse a group, or the factors up to the next function: sin 2x cos x is sin(2x) cos(x)."""
+        """Parse a group, or the factors up to the next function or bracket: sin 2x cos x is sin(2x) cos(x)."""
         self._enter()
         is_group = self.next in ("(", "[", "{")
         is_negative = self._take_signs()
@@ -334,7 +335,7 @@ def _product_of(factors: list[Expression]) -> Expression:
     return factors[0] if len(factors) == 1 else Expression("product", tuple(factors))
 
 
-_UNIT_SYNONYMS: Final = (  # names of one unit; the first is the canonical name
+_UNIT_SYNONYMS: Final = (  # each text has the names of one unit, the canonical name first
     "mm millimeter millimetre",
     "cm centimeter centimetre",
     "m meter metre",
@@ -410,7 +411,7 @@ _UNIT_PART: Final = re.compile(r"[a-z]+(?:\.[a-z]+)*|\^\s*\{?\s*-?\d|[$¢€£¥
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    r"""Split an answer without text macros into its number and the canonical name of its unit ("" without a unit)."""
+    r"""Split the unit off an answer without text macros: return the rest, and the unit's canonical name, or ""."""
     money = _MONEY.fullmatch(text)
     if money:
         rest, per = split_unit(money["rest"])
@@ -429,7 +430,7 @@ def _is_unit(unit: str, *, after_space: bool) -> bool:
     r"""Return whether a text after a number is a unit: a known unit, or a long enough unknown word.
 
     An unknown word needs three letters after a space and four without a space; shorter words are products, as in 5 ab.
-    A known unit of one letter is a product without a space, as in 5m.
+    A known unit of one letter is a product without a space, as in 5m. A word of `_NOT_UNITS` is never a unit.
     """
     for word in (part for part in _UNIT_PART.findall(unit) if part[0].isalpha()):
         forms = word, _singular(word)
@@ -624,9 +625,9 @@ def to_plain_latex(answer: str) -> str:
 
 
 def canonical_key(text: str) -> str:
-    """Return a key that ignores brackets around one word or number, the case of a single word, and most spaces.
+    """Return a key that ignores parentheses or braces around one word or number, the case of a word, and most spaces.
 
-    A space between digits counts.
+    A space between digits counts, and so does the case of a single letter.
     """
     text = _SHORT_SCRIPT.sub(r"\1\2", " ".join(text.split()))
     key = _BETWEEN_DIGITS.sub("\0", text).replace(" ", "").replace("\0", " ")  # 4 2 is not 42
@@ -636,7 +637,7 @@ def canonical_key(text: str) -> str:
 
 
 def _to_usual_brackets(interval: re.Match[str]) -> str:
-    """Write ]0,1] as (0,1], and ]0,1[ as a union with itself, which can't be mistaken for the pair (0,1)."""
+    """Write ]0,1] as (0,1], and ]0,1[ as the union of (0,1) with itself, which can't be mistaken for a pair."""
     opening, closing = ("(" if interval["open"] == "]" else "["), (")" if interval["close"] == "[" else "]")
     usual = f"{opening}{interval['ends']}{closing}"
     return interval["before"] + (rf"{usual}\cup {usual}" if opening + closing == "()" else usual)

@@ -103,8 +103,9 @@ def extract_answer(text: str, *, is_cut: bool = False) -> str:
 
     Args:
         text: The assistant's text.
-        is_cut: True if the text ends in the middle, as at a limit of tokens. Then something unfinished at the end
-            (a line after `Answer:`, an open or empty box, a tag) is not an answer, and revokes all answers before it.
+        is_cut: True if the text ends in the middle, as at a limit of tokens. Then an unfinished end (a line after
+            `Answer:`, an open box, a tag), or a last box that is empty, is not an answer, and revokes all answers
+            before it.
     """
     text = text[-_SEARCHED_CHARS:]
     box = _find_box(text)
@@ -116,14 +117,17 @@ def extract_answer(text: str, *, is_cut: bool = False) -> str:
 
 
 def last_boxed(text: str) -> str:
-    r"""Return the content of the last complete `\boxed{...}` or `\fbox{...}`, or the word after a bare `\boxed`."""
+    r"""Return the content of the last complete box: `\boxed{...}`, `\fbox{...}`, or a word as in `\boxed 42`."""
     box = _find_box(text)
     return text[box.start : box.end].strip()
 
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """The position of the last complete box's content; `is_open` if the text may end within a box."""
+    """The position of the last complete box's content, 0 to 0 without one.
+
+    `is_open` is True if a box may be unfinished: it has no end, or the last box is empty or a word at the text's end.
+    """
 
     start: int
     end: int
@@ -132,7 +136,7 @@ class _Box:
 
 def _find_box(text: str) -> _Box:
     start = end = 0  # the content of the last complete box so far
-    is_whole = True  # False if the latest box is open or empty
+    is_whole = True  # False if the latest box is open, empty, or a word at the text's end
     open_braces: list[int | None] = []  # where a box's content starts; None for other braces
     first_box = min((at for at in (text.find(r"\boxed"), text.find(r"\fbox")) if at >= 0), default=len(text))
     for token in _BOX_TOKEN.finditer(text, first_box):
@@ -166,8 +170,8 @@ def last_answer_line(text: str) -> str:
     """Return the text after the last "Answer:" (any case, bold or not) in its line, or in the next line with text.
 
     "Answer:" is also recognized in other languages. Without it, if a sentence in the last line begins with "the answer
-    is" in a language other than English (see `phrases`), return the text after these words. Markdown, a final full stop
-    and the delimiters of a single formula are removed.
+    is" in a language other than English (see `phrases`), return the text after these words; else return "". Markdown,
+    words that end the sentence, a final full stop, and what is around a single formula are removed.
     """
     for label in reversed(list(ANSWER_LABEL.finditer(text))):
         line = text[label.end() :].partition("\n")[0].strip(_MARKUP)
@@ -179,9 +183,10 @@ def last_answer_line(text: str) -> str:
 
 
 def _formula_of(line: str) -> str:
-    """Return the only formula of a line whose other words have no digits ("the sum is $42$."), else the line.
+    """Return the only formula of a line whose other words have no digit and no negation ("the sum is $42$.").
 
-    A sign right before the formula, and a unit right after it, belong to it.
+    A sign right before the formula, and a unit right after it, belong to it. Of any other line return the
+    `_whole_formula`; a very long line stays unchanged.
     """
     if len(line) > _MAX_LINE_CHARS:
         return line
@@ -195,7 +200,7 @@ def _formula_of(line: str) -> str:
 
 
 def _whole_formula(line: str) -> str:
-    """Remove Markdown, words that end the sentence, and the delimiters of a formula that is the whole line."""
+    """Remove Markdown, the sentence's final words and full stop, and the delimiters of a formula that is the rest."""
     answer = SENTENCE_END.sub("", line.strip(_MARKUP).rstrip(".")).strip(_MARKUP)
     formula = _MATH_SPAN.fullmatch(answer)
     return answer if formula is None else next(group for group in formula.groups() if group is not None).strip()

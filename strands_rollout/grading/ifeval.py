@@ -1,8 +1,9 @@
-"""Check the instructions of IFEval (Zhou et al., 2023, arXiv:2311.07911) with the checkers of lm-evaluation-harness.
+"""Check which instructions of IFEval a response follows, with the checkers of lm-evaluation-harness.
 
-Needs the extra `ifeval`. The checkers count sentences and capital words with NLTK's model punkt_tab, which
-lm-evaluation-harness downloads on first use. For a machine without network, run `python -m nltk.downloader punkt_tab`
-on another machine, copy its folder nltk_data, and set NLTK_DATA to the copy.
+IFEval is described in Zhou et al., 2023, arXiv:2311.07911. This module needs the extra `ifeval`. The checkers count
+sentences and capital words with NLTK's model punkt_tab, which lm-evaluation-harness downloads on first use. For a
+machine without network, run `python -m nltk.downloader punkt_tab` on another machine, copy its folder nltk_data, and
+set NLTK_DATA to the copy.
 """
 
 from __future__ import annotations

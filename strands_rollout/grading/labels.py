@@ -1,4 +1,4 @@
-r"""Find the answers that a label allows, in all forms that data sets use.
+r"""Find the answers that a label allows, in the forms that data sets use; describe labels that look like lists.
 
 A list holds alternatives, of which any is right. The printed text of a list holds alternatives too, because tables and
 JSON lines often contain this text instead of the list. Such texts are:
@@ -10,7 +10,8 @@ JSON lines often contain this text instead of the list. Such texts are:
 - any of these in an outer pair of quotes from CSV or JSON: `"[""34"", ""35""]"`, `"[\"34\"]"`.
 
 Other text in brackets is mathematics: `[1, 2]` is an interval, a vector or a list whose order counts, `(1, 2)` a pair,
-`\{1, 2\}` a set, `[[1, 2], [3, 4]]` a matrix, and `[34]` is 34.
+`\{1, 2\}` a set, `[[1, 2], [3, 4]]` a matrix, and `[34]` is 34. Text that begins like a list of quoted items but is
+none, such as a printed mapping, equals only the same text.
 """
 
 import re
@@ -38,7 +39,7 @@ _CONTAINER: Final = re.compile(r"""(?:[\[({]\s*+['"]|array\()""")
 
 
 def label_texts(label: object, depth: int = 0) -> tuple[str, ...]:
-    r"""Return the answers that a label allows, as strings; empty for a missing label.
+    r"""Return the answers that a label allows, as strings; none for None, NaN and an empty list.
 
     Accepts what data sets contain: "42", 42, 42.0, "\boxed{42}", "... #### 42" (GSM8K), ["42", "forty-two"], "['42']".
 
@@ -57,7 +58,8 @@ def label_texts(label: object, depth: int = 0) -> tuple[str, ...]:
         return (last_boxed(label) or label.rpartition("####")[2].strip(),)
     if depth > _MAX_LABEL_DEPTH:
         raise ValueError(
-            f"the label holds lists more than {_MAX_LABEL_DEPTH} deep, or itself; expected text or a number"
+            f"the label is a list that is nested more than {_MAX_LABEL_DEPTH} levels deep or contains itself; expected "
+            "a text, a number, or a list of these"
         )
     if isinstance(label, list | tuple | set | frozenset):
         return tuple(text for item in label for text in label_texts(item, depth + 1) if text)

@@ -1,8 +1,9 @@
 r"""Compare formulas by computing them: exactly in fractions, else to 160 digits.
 
-Variables get several sets of fixed values: two formulas are equal if they agree to 75 digits for each set. Every step
-is bounded in size and the steps are counted, so no formula takes long and none needs a process of its own. Functions
-with a `Budget` raise `TooComplexError` if a formula is too large to compute, and `OutOfTimeError` if the time is over.
+Variables get several sets of fixed values: two formulas are equal if they agree to 75 digits for each set for which
+both have a value. Every step is bounded in size and the steps are counted, so no formula takes long and none needs a
+process of its own. Functions with a `Budget` raise `TooComplexError` if a part of a formula is too large or too small
+to compute or no steps are left, and `OutOfTimeError` if the time is over.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _FRACTION_POINTS: Final = range(6)  # indices of the points at which variables a
 _WHOLE_POINTS: Final = range(6, 10)  # indices of the points at which variables are whole numbers
 _MIN_POINTS: Final = 2  # points at which both formulas must have a value
 _LINE_SAMPLES: Final = (Fraction(0), Fraction(1), Fraction(17, 5), Fraction(-29, 7), Fraction(211, 3))
-_DENOMINATORS: Final = (26, 34, 38, 46, 58, 62)  # even: a power with such an exponent is undefined for negative bases
+_DENOMINATORS: Final = (26, 34, 38, 46, 58, 62)  # even: negative bases have no power with such a denominator
 
 
 class _Local(threading.local):
@@ -39,7 +40,7 @@ class _Local(threading.local):
 
     @functools.cached_property
     def mp(self) -> Value:
-        from mpmath.ctx_mp import MPContext  # imported at the first formula, because most answers are not formulas
+        from mpmath.ctx_mp import MPContext  # imported on first use: words and plain numbers are compared without it
 
         context = MPContext()
         context.dps = _DIGITS
@@ -53,7 +54,7 @@ class _Local(threading.local):
 _local = _Local()
 
 Value: TypeAlias = Any
-"""A Fraction, or a real or complex number of mpmath, which has no types."""
+"""A Fraction, or a real or complex number of mpmath, a library without type information."""
 
 
 class TooComplexError(ValueError):
@@ -111,7 +112,8 @@ def are_equal(first: Expression, second: Expression, budget: Budget) -> bool:
 def are_proportional(first: Expression, second: Expression, budget: Budget, *, positive_factor: bool = False) -> bool:
     """Return whether one formula is the other times a constant: not 0, and with `positive_factor` positive.
 
-    For example, the differences of the sides of two equations with the same solutions are proportional.
+    Formulas without variables, or with different variables, are not proportional. The differences of the sides of x = 2
+    and 2x = 4, for example, are proportional.
     """
     if not first.symbols() or first.symbols() != second.symbols():
         return False
@@ -167,9 +169,9 @@ def _interpretations(first: Expression, second: Expression, budget: Budget) -> I
 def _values_at_points(
     first: Expression, second: Expression, budget: Budget, *, decimal_log: bool
 ) -> Iterator[tuple[Value, Value]]:
-    """Yield the values of both formulas at all points where both have a value.
+    """Yield the values of both formulas at each tried point where both have a value.
 
-    If there is no such point, as for (-1)^n, points with whole numbers are tried.
+    The variables are fractions. Only if both have a value at no such point, as for (-1)^n, are they whole numbers.
     """
     is_complex = any(node.has("constant", name) for node in (first, second) for name in ("i", "imath"))
     names = sorted(first.symbols() | second.symbols())
@@ -189,9 +191,9 @@ def _values_at_points(
 
 
 def _variable_value(point: int, name: str) -> Fraction:
-    """Return a variable's value at a point.
+    """Return a variable's value at a point: a whole number from 2 to 12 at `_WHOLE_POINTS`, else a fraction.
 
-    Fractions are positive at the first three points, less than 1 at the third, and of either sign at later points.
+    The fraction is positive at the first three points, less than 1 at the third, and of either sign at later points.
     """
     rng = random.Random(f"{point} {name}")  # noqa: S311 - the same values each time, and not a secret
     if point in _WHOLE_POINTS:
@@ -273,7 +275,7 @@ class _Evaluation:
             total, value = _to_mpmath(total), _to_mpmath(value)
             largest = max(abs(total), abs(value))
             total += value
-            # a remainder below the agreeing digits is rounding
+            # a remainder below the agreeing digits is a rounding error
             total = Fraction(0) if abs(total) <= largest * _local.epsilon else total
         return total
 
@@ -361,7 +363,12 @@ class _Evaluation:
         return Fraction(math.lcm(*self._whole_numbers(values)))
 
     def _whole_numbers(self, values: Sequence[Value]) -> list[int]:
-        """Return values as integers; raise _UndefinedError unless all are whole numbers and at least one is not 0."""
+        """Return values as integers.
+
+        Raises:
+            _UndefinedError: A value is not a whole number, or all are 0.
+            TooComplexError: The values have too many digits.
+        """
         if not all(isinstance(value, Fraction) and value.denominator == 1 for value in values) or not any(values):
             raise _UndefinedError
         if sum(_bits(value) for value in values) > _MAX_BITS:

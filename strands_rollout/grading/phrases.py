@@ -1,6 +1,7 @@
-"""Phrases that introduce an answer: "Answer:" in English and other languages, and "the answer is" in other languages.
+"""Patterns for the words around an answer: phrases that introduce it, ends of sentences, and negations.
 
-Other words around an answer, such as a "no" or a second answer, stay part of the answer, which then equals no label.
+The phrases are "Answer:" in English and other languages, and "the answer is" in other languages. They include no other
+words: a "no" or a second answer, for example, stays part of the answer, which then equals no label.
 """
 # ruff: noqa: RUF001 - dashes and stops of other languages
 
@@ -17,7 +18,7 @@ _SO: Final = (
     r"|perciò|итак|значит)[,:]? "
     r"|(?:所以|因此|故|那么|于是|よって|したがって|ゆえに|従って|따라서|그러므로)[,、\uFF0C ]? ?)?"
 )
-# not in English: this package's English prompts ask for a box or "Answer:", and a policy should learn that form
+# not in English: this package's English prompts ask for a box or "Answer:", and a policy should learn to write one
 _IS: Final = (
     r"la (?:respuesta|solución)(?: final| correcta)? es",
     r"la (?:réponse|solution)(?: finale| correcte)? est",

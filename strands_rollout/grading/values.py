@@ -1,8 +1,9 @@
-r"""Read a `Notation` as a value: a number, words, a formula, a group, a matrix, a relation.
+r"""Read the text of a `Notation` as a value: a number, a formula, a group, a matrix, a relation or a combination.
 
 Numbers are exact fractions: 1,234 and \frac{3}{4} and 1 1/2 and 2.5\cdot 10^{3} and 0.\overline{3}. Exponents are
-bounded, so that no text costs much time. (1, 2) and [1, 2) are ordered; \{1, 2\} and a bare "1, 2" are sets;
-a < x \le b is a relation. `comparison.py` decides which values are equal.
+bounded, so that no text costs much time. (1, 2) and [1, 2) are ordered; \{1, 2\} and a bare "1, 2" are unordered;
+a < x \le b is a relation; "x < 1 or x > 3" and unions are combinations. Words, dates and times of day have functions
+of their own. `comparison.py` decides which values are equal.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ _IN_WORDS: Final = re.compile(r"(?P<number>.+?)\s*\(\s*(?P<words>[A-Za-z -]{3,})
 
 
 def words_key(text: str) -> Hashable | None:
-    """Return a key of words or of a date, equal for equal answers; None if the text may be something else."""
+    """Return a key of a date, a number in words or other words, equal for equal answers; None for any other text.
+
+    A single letter is no word.
+    """
     for pattern in _DATES:
         if date := pattern.fullmatch(text):
             return "date", _MONTHS.index(date["month"][:3].lower()), int(date["day"]), date["year"]
@@ -67,7 +71,7 @@ def are_same_time(first: str, second: str) -> bool | None:
 def number_in_words(text: str) -> Fraction | None:
     """Return the value of a number in words, such as "forty-two"; None for other words."""
     words = [word for word in re.split(r"[\s-]+", text.lower()) if word != "and"]
-    total = part = 0  # `part` is the number since the last "thousand" or "million"
+    total = part = 0  # `part` is the number since the last of `_SCALES`, such as "thousand"
     for position, word in enumerate(words):
         if word in _SMALL_NUMBERS:
             follows_tens = part % 100 >= 20 and part % 10 == 0 < _SMALL_NUMBERS[word] < 10
@@ -84,7 +88,7 @@ def number_in_words(text: str) -> Fraction | None:
 
 
 def split_repetition_in_words(text: str) -> tuple[str, Fraction | None]:
-    """Return ("5", 5) for "5 (five)"; return any other text unchanged, with None."""
+    """Split off a number in words in parentheses: ("5", 5) for "5 (five)"; any other text is unchanged, with None."""
     match = _IN_WORDS.fullmatch(text)
     number = number_in_words(match["words"].strip()) if match else None
     return (match["number"], number) if match and number is not None else (text, None)
@@ -184,7 +188,7 @@ _MATRIX: Final = re.compile(r"[\[(]?\s*\\begin\{(?P<kind>[pbB]?matrix)\}(?P<body
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """A formula as canonical text; `node` is None if it is not understood."""
+    """A formula as canonical text; `node` is its tree, or None if the text was not parsed."""
 
     text: str
     node: Expression | None = field(compare=False, default=None)
@@ -192,7 +196,7 @@ class Formula:
 
 @dataclass(frozen=True, slots=True)
 class ValueGroup:
-    """Several values in the order written; `brackets` are the opening and closing bracket, "" for a bare list."""
+    """The values of a list, tuple, interval or set; `brackets` has the opening and closing bracket, "" for a list."""
 
     brackets: str
     items: tuple[Key, ...]
@@ -212,7 +216,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    r"""Formulas with a sign between neighbors: "<", ">", "=", "\le", "\ge" or "\ne"."""
+    r"""Values with a sign between neighbors: "<", ">", "=", "\le", "\ge" or "\ne"."""
 
     parts: tuple[Key, ...]
     signs: tuple[str, ...]
@@ -251,9 +255,9 @@ def key_of(text: str, depth: int = 0) -> Key:
 
 
 def named_values(group: ValueGroup) -> ValueGroup | None:
-    """Return the values of "x = 1, y = 2" in the order of their names; None unless each item has a name.
+    """Return the values of "x = 1, y = 2" in the order of their names; None unless each item has a name of its own.
 
-    The values of numbered names (x_1, x_2) are a set, since their order is arbitrary.
+    The values of numbered names (x_1, x_2) are unordered, since the numbering is arbitrary.
     """
     named = {}
     for item in group.items:
@@ -285,7 +289,7 @@ def split_at(text: str, sign: re.Pattern[str]) -> tuple[list[str], list[str]]:
 
 
 def _read_alternatives(text: str, depth: int) -> Key | None:
-    r"""Read "x < 1 or x > 3", unions, "\pm", and sets given by a condition; return None for other texts."""
+    r"""Read "x < 1 or x > 3", "and", unions, "\setminus", "\pm", and sets given by a condition; else return None."""
     builder = _SET_BUILDER.fullmatch(text)
     if builder:
         return key_of(builder["condition"].strip().removesuffix("\\"), depth + 1)
@@ -338,7 +342,7 @@ def _read_group(text: str, depth: int) -> Key:
 
 
 def _replace_conjunctions(text: str) -> str:
-    """Write "1 or 2" and "1; 2" as "1, 2"; a text without digits keeps its conjunctions."""
+    """Write "1 or 2", "1 and 2" and "1; 2" as "1,2"; a text without digits stays unchanged."""
     return _CONJUNCTION.sub(",", text) if any(character.isdigit() for character in text) else text
 
 
@@ -348,7 +352,7 @@ def _flatten_bare_list(key: Key) -> tuple[Key, ...]:
 
 
 def _split_items(text: str) -> tuple[str, list[str]]:
-    """Return the brackets around the whole text, "" for none, and the items between its commas.
+    """Return the brackets around the whole text, "" for none, and the items between its commas or semicolons.
 
     A text with unbalanced brackets or an empty item is a single item without brackets.
     """

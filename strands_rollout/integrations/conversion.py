@@ -1,4 +1,4 @@
-"""Code that the integrations share: the check of finished samples, and the conversion of sampling parameters.
+"""Code that the integrations share: the check and conversion of finished samples, and of sampling parameters.
 
 Other engines' sampling parameters are converted to SGLang's names. A parameter without an equivalent is refused, unless
 its value is None or changes nothing.

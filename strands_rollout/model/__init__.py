@@ -1,1 +1,1 @@
-"""The token-in/token-out Strands model: a conversation of exact tokens, sampled turn by turn within its budgets."""
+"""The token-in/token-out Strands model: conversations of exact tokens, sampled turn by turn within their budgets."""

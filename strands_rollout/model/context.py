@@ -17,7 +17,7 @@ from strands_rollout.template.tokens import LONG_TEXT_CHARS, clearly_exceed, tru
 
 
 async def first_prompt(template: ChatTemplate, branch: Branch, head: Head, messages: StrandsMessages) -> list[int]:
-    """Render the first prompt of a branch, and store it on the branch with its head and images.
+    """Render the first prompt of a branch; return its ids, and store them on the branch with the head and the images.
 
     Raises:
         PromptError: A message has content that can't be converted, such as a document; or a user's image can't be read.
@@ -39,7 +39,9 @@ async def first_prompt(template: ChatTemplate, branch: Branch, head: Head, messa
 async def turn_context(
     template: ChatTemplate, place: ExtendBranch, head: Head, remaining: RemainingBudget, min_turn_tokens: int
 ) -> list[int]:
-    """Render the messages after the last answer of a branch; cut tool results so that `min_turn_tokens` are left.
+    """Return the ids of the messages after a branch's last answer; cut tool results so that `min_turn_tokens` are left.
+
+    Images in the messages are stored on the branch.
 
     Raises:
         TrajectoryError: There is no message after the answer.

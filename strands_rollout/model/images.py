@@ -356,14 +356,14 @@ def check_image_answer(generation: Generation, images: Sequence[PlacedImage], le
 
 
 async def read_images(template: ChatTemplate, chat: Sequence[ChatMessage]) -> list[ReadImage]:
-    """Remove the images' bytes from new messages, and read the images in a thread.
+    """Remove the images' bytes from new messages, read the images in a thread, and return them.
 
     A tool's image that can't be read is replaced by a text, since the policy chose the call and must not be able to end
     its episode. Content without any other image then becomes a string.
 
     Raises:
         PromptError: A user's image can't be read.
-        ConfigError: There is no processor for a user's image.
+        ConfigError: A user's message has an image, and the processor is missing or can't convert it.
     """
     found: list[ReadImage] = []
     for message in chat:

@@ -71,7 +71,8 @@ def located_experts(meta_info: Mapping[str, Any], *, start: int, total: int, lay
         top_k: Experts per token.
 
     Raises:
-        EngineResponseError: The rows are neither the requested rows nor the rows of the whole sequence.
+        EngineResponseError: The experts are not text, or their rows are neither the requested rows nor the rows of the
+            whole sequence.
     """
     located = {key: value for key, value in meta_info.items() if key != EXPERTS_START}
     payload = located.get(EXPERTS)

@@ -76,7 +76,7 @@ def updated_config(config: SGLangModelConfig, changes: Mapping[str, Any]) -> SGL
     """Return a copy of `config` with `changes`.
 
     Raises:
-        ConfigError: A name is unknown; the message names the nearest known name.
+        ConfigError: A name is unknown; the message names the nearest known name, if one is near.
     """
     for name in changes:
         if name not in config:
@@ -107,7 +107,7 @@ class SamplingRequest:
         images: Images in the context.
         control: The episode's control. Once the rollout is aborted, no request is sent, and an aborted turn stays open.
             Without `config["continue_aborted"]`, an aborted turn always stays open.
-        span: Returns a context manager around each request; see `RequestSpan`. None for none.
+        span: Returns a context manager around each request; see `RequestSpan`. None for no context manager.
         record: The episode's record. Once it is closed, no request is sent.
     """
 
@@ -163,7 +163,7 @@ class TurnSampler:
         return min(configured, self._engine_context)
 
     async def learn_context(self, client: SGLangClient) -> None:
-        """Fetch the engine's context length, unless this very engine has already reported it.
+        """Fetch the engine's context length, unless this very engine was already asked and answered.
 
         If the engine reports no context length, its first refusal of a long request reveals it. If the engine can't be
         reached within the client's patience, the next request raises the `EngineUnavailableError`.
@@ -380,7 +380,7 @@ def _check_continuation(request: SamplingRequest, generation: Generation, empty_
         raise errors.EngineUnavailableError(
             f"the engine aborted {len(empty_aborts.faults)} consecutive requests without a usable token, although "
             f"the rollout was not aborted: {reason}. The client waited {empty_aborts.waited_s:.0f} s "
-            "(engine_patience_s)"
+            "(the limit is engine_patience_s)"
         )
 
 

@@ -173,7 +173,7 @@ class SGLangModel(Model):
 
     @property
     def is_replaying(self) -> bool:
-        """True after `replay` until a request goes beyond the recorded messages."""
+        """True after `replay`, until a request has no recorded answer."""
         return bool(self._replayed)
 
     def replay(self, messages: StrandsMessages) -> None:
@@ -244,10 +244,10 @@ class SGLangModel(Model):
         A turn that an earlier attempt has sampled is returned without sampling. For the arguments, see `AgentRequest`.
 
         Raises:
-            TrajectoryError: The history does not extend what the policy has read, or the request changes the system
-                prompt or adds a tool, and `on_rewritten_history` is "error"; or a turn is running, and `conversations`
-                is "one";
-                or a token of the new context is outside the vocabulary, or stands for no image.
+            TrajectoryError: With `on_rewritten_history` "error", the main agent's history does not extend what the
+                policy has read, or the request changes the system prompt or adds a tool. With `conversations` "one", a
+                turn is running. Or there is no new message, or a token of the new context is outside the vocabulary or
+                is an image token without an image.
             PromptError, TemplateError: The messages can't be rendered.
             ConfigError: A user's message has an image, and the processor is missing or can't convert it; or a parameter
                 has an unknown token.
@@ -264,7 +264,7 @@ class SGLangModel(Model):
         request = AgentRequest(*arguments, is_sole=is_sole, only_grew=only_grew)
         if self._replayed and agent is self.conversation.agent and (known := self._recorded_answer(messages)):
             return known
-        await admit_to_loop()  # reading what is new in the history is the longest step of a turn
+        await admit_to_loop()  # reading what is new in the history blocks the loop longer than any other step of a turn
         if is_sole and self.conversation.is_busy:
             raise TrajectoryError(
                 'got a second turn while one is running; expected one at a time, or conversations="many"'

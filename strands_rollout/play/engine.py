@@ -115,7 +115,8 @@ async def load_settings(
     """Read the settings of --config and --set; without an executor, the shipped model gets `SHIPPED_MODEL_EXECUTOR`.
 
     Raises:
-        ConfigError: The file can't be read, or a setting is unknown or invalid.
+        ConfigError: The file can't be read, a setting is unknown or invalid, or code that a setting names can't be
+            loaded.
     """
     settings = await read_checked_config(config, changes)
     if base_url is None and model is None and "executor" not in settings.model_fields_set:

@@ -182,7 +182,7 @@ class TryOptions:
         ),
     ] = None
     temperature: Annotated[float, Option(help="Sampling temperature.", min=0.0)] = 1.0
-    seed: Annotated[int | None, Option(help="Sampling seed.")] = None
+    seed: Annotated[int | None, Option(help="Sampling seed. Default: none.")] = None
     tokens: Annotated[bool, Option("--tokens", help="Print the sample's tokens too.")] = False
     changes: Changes = None
 
@@ -284,7 +284,9 @@ class EvalOptions:
             min=1,
         ),
     ] = None
-    seed: Annotated[int | None, Option(help="Seed from which each sample's sampling seed is derived.")] = None
+    seed: Annotated[
+        int | None, Option(help="Seed from which each sample's sampling seed is derived. Default: no seeds.")
+    ] = None
     limit: Annotated[int | None, Option(help="Maximum problems per data set. Default: all.", min=1)] = None
     ks: Sequence[int] | None = None
     out: Annotated[

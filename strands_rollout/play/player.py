@@ -55,7 +55,7 @@ class Outcome:
 
     @property
     def reward_details(self) -> Mapping[str, Any]:
-        """The reward function's dict; empty if the sample was not graded, or the reward is a number."""
+        """The reward function's dict, from the sample's reward or its facts; empty if there is none."""
         return reward_details(self.sample)
 
 
@@ -79,7 +79,9 @@ class Player:
     reward: Reward | None = None
 
     async def play(self, sample: Sample, sampling_params: Mapping[str, Any]) -> Outcome:
-        """Play a new sample, grade it with its siblings unless it was aborted, and check them if `audited`.
+        """Play a new sample, or resume an aborted one; grade it with its siblings, and check them if `audited`.
+
+        An episode that ends aborted is not graded.
 
         If `generate` and `reward` are this package's own, only CancelledError and FailedGroupsError are raised: the
         sample records other faults.

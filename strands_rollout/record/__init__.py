@@ -1,1 +1,1 @@
-"""The record of an episode: what the policy read and wrote, where each request continues, and how it is stored."""
+"""The record of an episode: what the policy read and wrote, where requests continue, and how episodes are saved."""

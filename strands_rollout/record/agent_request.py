@@ -41,7 +41,7 @@ class AgentRequest:
         system_blocks: The system prompt as content blocks, which take precedence over the text.
         agent: The calling agent; None if it is not known.
         signal: The agent's cancel signal, which no other agent has; None if it is not known.
-        is_sole: True if all requests come from one agent.
+        is_sole: True to treat all requests as those of one agent (`conversations="one"`).
         only_grew: True if messages were only appended since the agent's last answer. The comparison with what the
             policy has read is skipped then; for a long history it is the most expensive step of a turn.
         head: The system prompt and the tools.
@@ -83,12 +83,12 @@ class AgentRequest:
         return BeginBranch(match.conversation, [*self.messages], match.difference, match.head_changes)
 
     def _conversation(self, record: Record) -> Conversation | None:
-        """Return the agent's conversation; for an unknown agent, the conversation whose history the request extends."""
+        """Return the conversation bound to the agent, else the first that the request may belong to, else None."""
         known = record.conversation_of(self.agent, self.signal)
         return known if known is not None else next(filter(self._may_belong_to, record), None)
 
     def _may_belong_to(self, conversation: Conversation) -> bool:
-        """Return whether this request may belong to a conversation, given that one of their agents is unknown."""
+        """Return whether this request may belong to a conversation that is not known to be its agent's."""
         if conversation.is_busy:
             return False
         if (agent := conversation.agent) is not None:
@@ -196,7 +196,7 @@ def head_changes(read: Head | None, requested: Head) -> list[str]:
     if read is None:
         return []
     named: list[str] = []
-    if requested.tools != read.tools:  # rarely
+    if requested.tools != read.tools:  # a rare case
         known = to_chat_tools(read.tools)
         changed = to_chat_tools([spec for spec in requested.tools if spec not in read.tools])
         # by repr too, since a NaN in a schema is unequal to itself
@@ -234,7 +234,7 @@ def surrounding_lines(before: str, now: str) -> str:
 
 
 def text_of(content: Sequence[Block]) -> str:
-    """Return the text blocks of a message's content, one per line."""
+    """Return the text blocks of a message's content, joined by line breaks."""
     return "\n".join(block["text"] for block in content if "text" in block)
 
 
@@ -254,7 +254,7 @@ def is_same_history(history: StrandsMessages, messages: StrandsMessages) -> bool
 
 
 def calling_agent(state: Mapping[str, Any] | None, signal: object, messages: StrandsMessages) -> object:
-    """Return the agent in an invocation's state; None if another agent may be the caller.
+    """Return the agent in an invocation's state; None if there is none, or if another agent may be the caller.
 
     Concurrent agents of a graph share one state. Newer versions of Strands pass the agent's cancel signal as well.
     """

@@ -47,7 +47,7 @@ class Record:
 
     A record has a conversation for each agent that asks the policy, a conversation has branches, and a branch has a
     node for each turn. The last branch of the main conversation is the episode's sample; with `fan_out`, each other
-    branch becomes a sibling of that sample.
+    branch with a turn becomes a sibling of that sample.
 
     Attributes:
         main: The main agent's conversation: the first conversation, until another is promoted.
@@ -142,7 +142,7 @@ class Record:
         self._by_owner.update((id(owner), conversation) for owner in (agent, signal) if owner is not None)
 
     def last_conversation_of(self, agent: object) -> Conversation | None:
-        """Return the newest conversation that is bound to an agent and has a turn."""
+        """Return the newest conversation that is bound to an agent and has a turn; None if there is none."""
         newest_first = (*reversed(self.others), self.main)
         return next((found for found in newest_first if found.agent is agent and found.turn_count), None)
 
@@ -251,7 +251,7 @@ class Conversation:
 
     @property
     def last_request_at_s(self) -> float:
-        """Time of the last turn's request, in seconds since the episode began. There must be a turn."""
+        """Time of the last turn's request, in seconds since the episode began (0.0: unknown). There must be a turn."""
         turns = next(branch.trajectory.turns for branch in reversed(self.branches) if not branch.is_new)
         return turns[-1].parts[-1].at_s or 0.0
 
@@ -400,7 +400,7 @@ class Branch:
         return frozen
 
     def append_read(self, messages: StrandsMessages, without_transient: Mapping[int, Message] | None = None) -> None:
-        """Append a turn whose first token was sampled, and store copies of the messages that the policy read in it.
+        """Append the node of a turn with sampled tokens; store copies of the messages that the policy read in the turn.
 
         They replace all messages after the first `covered`: the last answer, which the agent may have reworded; and in
         the first turn of a branch, whose `covered` is 0, the shared messages that `Record.enter` stored.
@@ -587,7 +587,7 @@ class Match:
         branch: The branch.
         repeated: The recorded turn that answers this very request; None if no turn does.
         extends: True if the request continues where the branch ends.
-        difference: Description of where the request departs from the branch; meaningless if it extends the branch.
+        difference: Description of where the request departs from the branch; meaningless with `repeated` or `extends`.
         head_changes: Names of the parts of the head that differ from the branch's system prompt and tools.
         answer: The branch's last answer, as an agent's request words it, or for a client's request as recorded; None
             before the first answer and in an open turn.
@@ -647,7 +647,7 @@ class BeginBranch:
     Attributes:
         conversation: The conversation that gets the branch, or the kind of the conversation to begin.
         new_messages: All messages of the request; messages shared with a branch are worded as recorded.
-        reason: Text that says why the request extends no branch; "" for the first branch of a conversation.
+        reason: Text that says why the request extends no branch; may be "" for the first branch of a conversation.
         head_changes: Names of the parts of the head that differ from the conversation's last branch.
         match: The comparison with the branch that shares the first messages; None if no branch does.
         shared: Number of `new_messages` that are shared with the branch of `match`.

@@ -38,7 +38,7 @@ class EpisodeProgress:
         covered: Number of messages that the policy has read.
         finished: Results of the last message's calls that have ended, by tool-use id; these calls are not run again.
         tool_iterations: Number of turns whose tools were run; a last turn with unfinished calls is not counted.
-        tool_calls: Number of calls in these turns.
+        tool_calls: Number of calls that were run in these turns.
         tool_errors: Number of results with status error.
         tool_timeouts: Number of calls that were cut at their time limit.
         tool_s: Seconds spent in tools.
@@ -66,7 +66,7 @@ class SavedEpisode:
         trajectory: The main agent's tokens.
         progress: The main agent's state.
         engine_aborts: Number of requests that the engine aborted and after which the turn was continued.
-        code: Counts of the code tool, by name.
+        code: Counts and times of the code tool, by name; see `CodeCalls`.
     """
 
     trajectory: Trajectory

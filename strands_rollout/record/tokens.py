@@ -25,7 +25,8 @@ class Part:
     Attributes:
         start: Index in `Trajectory.token_ids` of the first sampled token.
         end: Index after the last sampled token.
-        finish_reason: "stop", "length" or "abort", as SGLang reports it.
+        finish_reason: "stop", "length" or "abort", as SGLang reports it; "stop" also if SGLang aborted a turn that had
+            just ended.
         matched: The stop token or stop string that ended the part, if the finish reason is "stop" and the engine
             reports it.
         rid: The request's id, as sent to the engine.
@@ -92,7 +93,7 @@ class Turn:
 
     @property
     def weight_version(self) -> str | None:
-        """Version of the weights that sampled the last token."""
+        """Version of the weights that sampled the last token; None if the engine does not report it."""
         return self.parts[-1].weight_spans[-1].version
 
     @property
@@ -176,7 +177,7 @@ class Trajectory:
         numbering: str = "",
         images: Sequence[PlacedImage] = (),
     ) -> Turn:
-        """Append the new context of a request and the tokens that the policy sampled.
+        """Append the new context of a request and the tokens that the policy sampled; return the turn.
 
         Args:
             context_ids: New context tokens: the whole prompt before the first turn; none if an open turn is continued.

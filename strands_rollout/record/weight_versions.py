@@ -18,7 +18,7 @@ NOT_COMPARABLE: Final = math.inf
 
 @dataclass(slots=True)
 class WeightSpan:
-    """A stretch of sampled tokens of one weight version.
+    """Consecutive sampled tokens of one turn and one weight version.
 
     Attributes:
         version: The engine's name of the version; None if the engine reports none.
@@ -38,7 +38,7 @@ class KnownVersions:
 
     Attributes:
         newest: The largest version that is a number; None before the first such version.
-        on_newer: Called when an answer reports a newer version, in the thread that received the answer.
+        on_newer: Called by `note` whenever `newest` has changed.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class KnownVersions:
         self._numbering = numbering
 
     def note(self, version: object) -> None:
-        """Update `newest` if the version is a number and newer."""
+        """If the version is a number and newer than `newest`, update `newest` and call `on_newer`."""
         number = _number_of(version)
         if number is not None and (self.newest is None or number > self.newest):
             self.newest = number
@@ -65,7 +65,7 @@ class KnownVersions:
 
 
 KNOWN_VERSIONS: Final = KnownVersions()
-"""The versions of this process, whose engines all get the weights of one training run."""
+"""The versions of this process; all of its engines are assumed to get the weights of one training run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,8 @@ def sample_staleness(samples: Sequence[LastWeights], known: KnownVersions = KNOW
 
     Returns:
         One number per sample: None for a sample without a version that is a number, and `NOT_COMPARABLE` for a sample
-        from before a restart. If this process knows no version, for example in training on saved samples, each
-        numbering has its own newest version.
+        from before a restart. If no version of this process's numbering is known, for example in training on saved
+        samples, each numbering has its own newest version.
     """
     newest: dict[str, int] = {} if known.newest is None else {known.numbering: known.newest}
     numberings = [last.numbering or known.numbering for last in samples]
@@ -122,7 +122,7 @@ def distinct_versions(spans: Iterable[WeightSpan]) -> list[str | None]:
 
 
 def distinct_numberings(spans: Iterable[WeightSpan]) -> list[str]:
-    """Return the numberings in the order of their first tokens; a sample from before a restart has several."""
+    """Return the numberings in the order of their first tokens; several if a restart interrupted the sample."""
     return list(dict.fromkeys(span.numbering for span in spans))
 
 
@@ -130,7 +130,7 @@ def stale_spans(spans: Sequence[WeightSpan], max_staleness: int) -> list[WeightS
     """Return the spans whose weights are more than `max_staleness` versions older than the weights of the last span.
 
     If all versions are whole numbers, such as slime's, they are subtracted; otherwise, versions are counted in their
-    order of appearance. A span whose numbering differs from the last span's is always too old.
+    order of appearance. A span whose numbering differs from the last span's is always returned.
 
     Args:
         spans: The spans in order.

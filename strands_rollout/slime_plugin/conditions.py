@@ -20,8 +20,9 @@ from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.slime_adapter import GenerateCall, tokenizer_of
 from strands_rollout.user_code import source_file
 
-# settings that do not count as conditions: they decide where an episode is played, when it is given up, how it is
-# saved, and what happens to it afterwards. A row's choice from `row_tools` counts as part of the episode's `tools`
+# settings that do not count as conditions: they concern the processes that play an episode, when it is given up, how
+# it is saved and resumed, and what happens to it afterwards. A row's choice from `row_tools` counts as part of the
+# episode's `tools`
 _IGNORED_SETTINGS: Final = frozenset(
     {
         "episode_workers",

@@ -4,8 +4,8 @@ Drift is measured in two ways: by encoding each turn again by itself, and by enc
 one text, as a trainer that gets text does.
 
 Mismatch is context whose tokens differ from the chat template's rendering. The context between two turns is cut at its
-control tokens. They must be the control tokens that the template puts around the results of the first turn's calls, or
-around a user's turn. Each text between them must be the template's, apart from what the messages fill in, and its
+control tokens. They must be the control tokens that the template puts around the results of the earlier turn's calls,
+or around a user's turn. Each text between them must be the template's, apart from what the messages fill in, and its
 tokens must be those that the tokenizer gives. No record of the conversation is needed, since the texts of the results
 are taken from the tokens. A sample does not hold its tools and system prompt, so only two things are checked in its
 prompt: the encoding of the texts, and the end (question and generation prompt).
@@ -114,7 +114,7 @@ class TurnReader:
         return sum(isinstance(segment, _CALLS) for segment in self._segments(ids))
 
     def prose(self, ids: Sequence[int]) -> list[tuple[int, int]] | None:
-        """Return start and end, in characters, of each piece of prose in a turn's text; None without a call."""
+        """Return start and end, in characters, of each piece of prose in a turn's text; None if no call is found."""
         segments = self._segments(ids)
         if not any(isinstance(segment, _CALLS) for segment in segments):
             return None
@@ -156,7 +156,8 @@ class Mismatch:
 
     Attributes:
         position: The index of the first differing token in the sample's tokens.
-        tokens: Number of differing context tokens; 1 if tokens are missing and none differs.
+        tokens: Number of differing context tokens; if the stretch departs from the template's text, the number of all
+            its tokens from `position` on. 1 if tokens are missing and none differs.
         got: The text from the first differing token on.
         expected: The text that the template renders there.
     """
@@ -176,7 +177,7 @@ class RenderCheck:
         self._renderings: dict[tuple[int, int], list[Piece] | None] = {}
 
     def mismatches(self, episode: SampledEpisode) -> Iterator[Mismatch]:
-        """Yield the mismatches in order, at most one for each stretch of context between two turns."""
+        """Yield the mismatches in order, at most one for the prompt and one for each context between two turns."""
         tokens, turns = episode.tokens, list(episode.turns)
         contexts = zip([0, *(end for _, end in turns)], (start for start, _ in turns), strict=False)
         # The rendering is unknown with images (the template writes one token for an image, the processor many) and
@@ -424,7 +425,7 @@ class EpisodeDrift:
 
     @property
     def mismatched_tokens(self) -> int:
-        """Number of context tokens that differ from the template's rendering."""
+        """Number of context tokens that differ from the template's rendering; 0 also if no context was compared."""
         return sum(found.tokens for found in self.mismatches or [])
 
 
@@ -459,8 +460,8 @@ class DriftMeter:
         checks_context: True to compare contexts with what the template renders.
 
     Attributes:
-        template_fault: The reason why the template can't be used; None while no fault is known. With a fault, no
-            context is compared, and tool calls count as text.
+        template_fault: The last reason why the template can't be used with a sample's arguments; None while no fault is
+            known. The contexts of such samples are not compared, and their tool calls count as text.
     """
 
     def __init__(

@@ -62,7 +62,7 @@ async def play_sample(
     Args:
         call: slime's call, or the call that a worker was sent.
         sink: Stores the episode's journal records, and has those of an earlier attempt whose process died. Default: the
-            journal in the folder of the setting `journal_dir`.
+            journal in the folder of the setting `journal_dir`, or none without that setting.
         settings: The settings of the run, if the caller has read them from `call.args` already.
 
     Returns:
@@ -165,8 +165,8 @@ async def _play_and_fill(job: RolloutJob) -> SampleLike | list[SampleLike]:
 
 
 def _restarted_job(job: RolloutJob, error: Exception) -> RolloutJob:
-    """Reset the sample and return a job that starts from scratch, since the replay differs from the aborted attempt."""
-    logger.warning("aborted sample starts from scratch index=%s reason=%s", job.call.sample.index, error)
+    """Reset the sample and return a job that starts from scratch, since the replay differs from the earlier attempt."""
+    logger.warning("resumed sample starts from scratch index=%s reason=%s", job.call.sample.index, error)
     resume = job.start.resume
     sampled = 0 if resume is None else sum(resume.trajectory.loss_mask)
     reset_sample(job.call.sample)

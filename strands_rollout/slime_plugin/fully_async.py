@@ -1,10 +1,10 @@
 """slime's fully asynchronous rollout, which starts only as many groups as `max_sample_staleness` allows.
 
 slime's worker plays up to `--sglang-server-concurrency` x engines groups at once. Finished groups wait for the trainer.
-In the newest slime, no group starts while as many groups wait; in 0.3.0 and 0.3.1, up to 1,000 groups wait, and a step
-takes all of them and drops those that it does not need (slime/rollout/fully_async_rollout.py, `AsyncRolloutWorker`).
-Here, one limit holds for the groups in play and the waiting groups together, and a step takes only the groups that it
-trains.
+In the newest slime, no group starts while that many groups wait; in 0.3.0 and 0.3.1, up to 1,000 groups wait, and a
+step takes all of them and drops those that it does not need (slime/rollout/fully_async_rollout.py,
+`AsyncRolloutWorker`). Here, one limit holds for the groups in play and the waiting groups together, and a step takes
+only the groups that it trains.
 """
 
 from __future__ import annotations

@@ -65,7 +65,8 @@ async def _play(call: GenerateCall) -> SampleLike | list[SampleLike]:
     """Play an episode in this process or on a worker, as the settings say; write a failure to the sample.
 
     Raises:
-        FailedGroupsError: Episode workers keep dying.
+        ConfigError: The sample can't be filled.
+        FailedGroupsError: An episode worker keeps dying.
     """
     await admit_to_loop()  # slime starts hundreds of samples at once; begin one in each pass of the event loop
     try:

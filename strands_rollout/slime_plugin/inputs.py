@@ -366,7 +366,7 @@ def _tool_use(call: object, position: int, number: int) -> dict[str, Any]:
     name, arguments = function.get("name"), _read_arguments(function)
     if not isinstance(name, str) or not name or arguments is None:
         raise PromptError(
-            f"got tool calls at position {position} of the chat, among them {call!r:.200}; expected "
+            f"got the tool call {call!r:.200} at position {position} of the chat; expected "
             '{"id": ..., "type": "function", "function": {"name": ..., "arguments": an object, or its JSON}}'
         )
     # some templates require an id of 9 letters and digits

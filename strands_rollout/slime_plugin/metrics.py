@@ -1,6 +1,7 @@
 """Metrics of a step: slime's logging hooks `log_rollout` and `log_eval`, and the functions that compute the metrics.
 
 This module names the metrics. They go to a log line, wandb and TensorBoard; wandb and slime's logging may be absent.
+The hooks also log a table of transcripts to wandb, and write the step's first samples to a file.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ PER_SAMPLE: Final = (
     "resumes",
     "engine_aborts",
 )
-"""Facts that are one number per sample; each metric has the name of its fact."""
+"""Facts that are one number per sample; each gives a distribution of the same name."""
 STATUSES: Final = ("completed", "truncated", "failed", "aborted")
 TRUNCATING: Final = tuple(str(reason) for reason in StopReason if reason in TRUNCATED_REASONS)
 # the packages of slime's metrics and logging: in the newest slime, and in releases up to 0.3.1
@@ -82,8 +83,8 @@ def log_rollout(
         False, so that slime logs its own metrics as well.
 
     Raises:
-        FailedGroupsError: No sample of the step can be trained, too many groups have failed in a row, and `generate`
-            could not end the run; see `raise_on_failed_groups`.
+        FailedGroupsError: No sample of the step can be trained, and too many groups have failed in a row or an episode
+            worker keeps dying; see `raise_on_failed_groups`.
     """
     run_metric("settings", functools.partial(_check_staleness_setting, args))
     run_metric("rollout", lambda: _log_step(rollout_id, args, {"rollout/agent": samples}, "rollout/step"))
@@ -378,7 +379,7 @@ def budget_metrics(samples: Samples) -> Metrics:
 
 
 def code_metrics(samples: Samples) -> Metrics:
-    """Return the metrics of the code tool: seconds as distributions over the samples, outcomes as totals."""
+    """Return the metrics of the code tool: seconds as distributions over the samples, counts as totals."""
     metrics: Metrics = {}
     counts = [sample.facts.code or {} for sample in samples]
     for name in _all_keys(counts):
@@ -629,7 +630,8 @@ def _to_int(value: object) -> int | None:
 def bounded_text(value: object, max_chars: int, secrets: Collection[str] = ()) -> str | None:
     """Return a text, or a value's JSON, with secrets masked and lone surrogates as "?"; None for None.
 
-    More than `max_chars` characters are cut in the middle. A value that JSON can't hold is shown by its `repr`.
+    A text of more than `max_chars` characters is cut in the middle. Objects that JSON lacks are written by their `str`;
+    a value that JSON can't hold even so, such as one that holds itself, is shown by its `repr`.
     """
     if value is None:
         return None
@@ -643,8 +645,8 @@ def bounded_text(value: object, max_chars: int, secrets: Collection[str] = ()) -
 def write_step_dump(args: SlimeArgs, name: str, rollout_id: int, raw_samples: object) -> Path | None:
     """Write the step's first samples, at most `dump_samples` and in whole groups, to a file in `dump_dir`.
 
-    The file is `<name>_<rollout_id>.jsonl.gz`, with six digits for the number. If the first group has more than
-    `dump_samples` samples, it is cut.
+    The file is `<name>_<rollout_id>.jsonl.gz`, with at least six digits for `rollout_id`. If the first group has more
+    than `dump_samples` samples, only its first samples are written.
 
     An existing file of that name is replaced, since it is taken for the file of an interrupted step that is repeated.
 

@@ -1,4 +1,4 @@
-"""The user's own reward: a function, a judge, one of Strands' evaluators, or a weighted sum of several of these.
+"""The user's own reward: a function, one of Strands' evaluators, or a weighted sum of parts, which may also be judges.
 
 `user_reward` takes a sample and the text of its answer, and returns a score with the values of its parts. An evaluator
 reads more of an episode: the values that `values_for_evaluators` returns, which the sample's metadata stores.
@@ -101,7 +101,7 @@ async def user_reward(
             nothing to judge, a part with a judge took too long, or the rollout was aborted.
         RolloutError: A function or an evaluator can't be loaded, or returned no finite number; a function, or an
             evaluator without a judge, raised or took too long; an evaluator reads what the episode lacks; or `built_in`
-            raised it.
+            raised it or took too long.
     """
 
     async def score_part(part: RewardPart) -> RewardResult:
@@ -142,7 +142,7 @@ async def _within_limits(timeout_s: float, judge: Judge | None) -> AsyncIterator
         if not limit.expired():
             raise
         error_class = RolloutError if judge is None else EnvironmentFaultError
-        raise error_class(f"the reward took longer than reward.timeout_s={timeout_s:g}") from e
+        raise error_class(f"the reward, or a part of it, took longer than reward.timeout_s={timeout_s:g}") from e
 
 
 def _weighted_sum(parts: Mapping[str, RewardPart], results_by_part: Mapping[str, RewardResult]) -> RewardResult:
@@ -159,11 +159,11 @@ def _weighted_sum(parts: Mapping[str, RewardPart], results_by_part: Mapping[str,
 
 
 def parse_score(value: object, name: str) -> RewardResult:
-    """Convert a number, or a mapping with the key `score`, whose numbers other than `score` and `acc` become parts.
+    """Convert a number or a mapping to a result; a mapping's numbers other than `score` and `acc` become parts.
 
     Raises:
-        RolloutError: The value is neither a finite number nor such a mapping, or its `acc` is not finite; `name` is
-            its name in the message.
+        RolloutError: The value is neither a finite number nor a mapping with a finite `score`, or its `acc` is not
+            finite; `name` is the value's name in the message.
     """
     entries = value if isinstance(value, Mapping) else {"score": value}
     numbers = {str(key): number for key, entry in entries.items() if (number := usable_number(entry)) is not None}
@@ -237,7 +237,8 @@ def check_reward(settings: RewardSettings) -> None:
             load_model(judge.strands_model)
         if missing := re.search(r"\$\{\w+\}", os.path.expandvars(f"{judge.base_url} {judge.api_key}")):
             raise ConfigError(
-                f"a judge uses the environment variable {missing[0]}, which is not set; set it where the job starts"
+                f"a judge uses the environment variable {missing[0]}, which is not set in this process; export it "
+                "before this command or, for a job on a Ray that runs already, before that Ray starts"
             )
 
 
@@ -417,8 +418,8 @@ def _build_evaluator(path: str, judge: Judge | None) -> object:
             raise ConfigError(f"{where}; for an evaluator with arguments, name a function that builds it") from error
     if not isinstance(evaluator, Evaluator):
         raise ConfigError(
-            f"{path} is a {type(evaluator).__name__}; expected an evaluator of strands_evals, its class, or a function "
-            "that builds it"
+            f"got a {type(evaluator).__name__} from {path}; expected an evaluator of strands_evals, an "
+            "evaluator class, or a function that returns an evaluator"
         )
     if getattr(evaluator, "model", "") is None:
         raise ConfigError(f"{path} asks a model but names none, and would use Amazon Bedrock; {_JUDGE_REMEDY}")

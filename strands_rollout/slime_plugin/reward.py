@@ -1,7 +1,8 @@
-"""slime's reward function: it takes a sample and returns a number, or a dict of plain JSON values.
+"""slime's reward function: it takes a sample, or a list of samples, and returns the reward of each.
 
-It raises an error only if the run must end. After any other failure it returns the reward of a wrong answer; the dict,
-which may be in the sample's facts, has the reason. `reward_func` is the entry.
+A reward is a number, or a dict of plain JSON values. The function raises an error only if the run must end, or its
+caller was cancelled. After any other failure it returns the reward of a wrong answer; the dict, which may be in the
+sample's facts, has the reason. `reward_func` is the entry.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
     sample is graded once, and each sibling gets a copy. If the main agent's sample is not in the list, each sibling is
     graded by itself.
 
-    Run slime with `--reward-key score --eval-reward-key acc`. Without either key, slime gets the score alone.
+    Run slime with `--reward-key score --eval-reward-key acc`. Without these arguments, slime gets the score alone.
 
     Args:
         args: slime's args. `strands_rollout["reward"]` (see `RewardSettings`), `reward_key` and `eval_reward_key` are
@@ -243,7 +244,10 @@ async def grade_ahead(args: object, sample: SampleLike) -> None:
 
 
 async def _compute_reward(args: object, sample: object) -> RewardDict:
-    """Return the reward of one sample; if the reward fails, the score of a wrong answer with the error."""
+    """Return the reward of one sample; if the reward fails, the score of a wrong answer with the error.
+
+    A reward that `grade_ahead` has stored is returned, and not computed again.
+    """
     settings = RewardSettings()
     try:
         with exits_as_errors("the sample", RuntimeError):

@@ -96,8 +96,8 @@ def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[flo
         reinforce_plus_plus.
 
     Raises:
-        FailedGroupsError: No sample can be trained, too many groups have failed in a row, and `generate` could not end
-            the run; see `raise_on_failed_groups`.
+        FailedGroupsError: No sample can be trained, and too many groups have failed in a row or an episode worker keeps
+            dying; see `raise_on_failed_groups`.
     """
     raise_on_failed_groups(args, samples)
     _exclude_stale(args, samples)
@@ -112,9 +112,10 @@ def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[flo
 
 
 def _normalize(groups: Iterable[Sequence[Rollout]], count: int, *, is_scaled: bool) -> list[float]:
-    """Return for each of `count` samples its rollout's reward minus the group's mean, if scaled divided by the spread.
+    """Return for each of `count` samples its rollout's reward minus the group's mean.
 
-    The number is 0.0 for a sample that is not trained, or whose rollout has no reward.
+    With `is_scaled`, the difference is divided by the group's spread. The number is 0.0 for a sample that is not
+    trained, or whose rollout has no reward.
     """
     normalized = [0.0] * count
     for group in groups:
@@ -127,7 +128,7 @@ def _normalize(groups: Iterable[Sequence[Rollout]], count: int, *, is_scaled: bo
 
 
 def _exclude_stale(args: SlimeArgs, samples: Sequence[Any]) -> None:
-    """Exclude samples older than the setting `max_sample_staleness` from training, and log their number."""
+    """Exclude samples that are older than `max_sample_staleness` allows from training, and log their number."""
     try:
         limit = settings_from_args(args).max_sample_staleness
     except ConfigError:  # every sample has failed with this error already
@@ -523,7 +524,10 @@ def _count_unrewarded_group(args: SlimeArgs, samples: Sequence[Any], rewards: Se
         return
     with groups.running_episode() as number:
         pass  # only the number is needed: no episode of the group is running
-    why = f"got the reward {trainable[0].reward!r:.200}, or no sample to train; expected a finite number"
+    why = (
+        f"got the reward {trainable[0].reward!r:.200} for the group's first sample with tokens to train; expected a "
+        "finite number for at least one sample without remove_sample"
+    )
     _add_failed(args, groups, number, trainable[0], why, size=1)
 
 

@@ -47,8 +47,9 @@ def contract_violations(
 def export_violations(sample: SampleLike, *, reward_key: str | None) -> list[str]:
     """Return the faults that make a sample unusable for any trainer; empty if it has none.
 
-    Such faults are an unfinished status, no reward, or tokens, mask and logprobs that do not agree. The rules hold for
-    samples of any generate function; `contract_violations` checks more, such as this package's own facts.
+    Such faults are an unfinished status, a missing or unusable reward, and tokens, mask or logprobs that are invalid or
+    differ in number. The rules hold for samples of any generate function; `contract_violations` checks more, such as
+    this package's own facts.
     """
     status = str(sample.status.value)
     if status not in _FINISHED_STATUSES:
@@ -68,7 +69,7 @@ def _bad_lengths(sample: SampleLike) -> Iterator[str]:
     for name in ("loss_mask", "rollout_log_probs"):
         values = getattr(sample, name)
         if not isinstance(values, list) or len(values) != length:
-            got = f"{len(values)} values" if isinstance(values, list) else repr(values)
+            got = f"{len(values)} values" if isinstance(values, list) else f"the value {values!r:.80}"
             yield f"{name} has {got}; expected a list of {length} values, as many as response_length"
 
 
@@ -137,7 +138,7 @@ def _bad_extras(sample: SampleLike) -> Iterator[str]:
     if not _is_finite_number(sample.non_generation_time) or sample.non_generation_time < 0:
         yield f"non_generation_time is {sample.non_generation_time!r}; expected seconds of at least 0"
     if not isinstance(sample.metadata, dict) or not isinstance(sample.metadata.get(METADATA_KEY), dict):
-        yield f"metadata[{METADATA_KEY!r}] is missing; expected the facts of the episode"
+        yield f"metadata[{METADATA_KEY!r}] is missing or not a dict; expected the facts of the episode"
         return
     status = str(sample.status.value)
     if sample.metadata[METADATA_KEY].get("stop_reason") == "aborted" and status in ("completed", "truncated"):

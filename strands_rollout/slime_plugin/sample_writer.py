@@ -112,7 +112,7 @@ def write_episode(
     rules: WritingRules,
     segments: Sequence[SiblingSegment] = (),
 ) -> list[SampleLike]:
-    """Fill a sample with an episode's tokens, status and facts.
+    """Fill a sample with an episode's tokens, status and facts; with `rules.fans_out`, build the siblings.
 
     The sample must have been prepared by `prepare_sample`. New tokens are appended to those of a resumed sample, unless
     the history was rewritten after the resume.
@@ -418,8 +418,8 @@ def sibling_segments(
         kind = "aside" if conversation.kind == "aside" else "agent"
         # snapshots, since a tool in a thread may still be running the agent and appending to its record
         branches = [branch.snapshot() for branch in conversation]
-        # an agent may end with a call of its own, as with structured output; but if the tool call that ran the agent
-        # failed or was cut, the agent was interrupted there
+        # an agent may end with a tool call, as with structured output; but if the call that ran the agent itself failed
+        # or was cut, the agent was interrupted there
         was_interrupted = kind == "agent" and conversation.call not in succeeded
         siblings += [
             SiblingSegment(kind, model, branch, is_cut=was_interrupted and branch.stop_reason == "tool_use")
@@ -452,7 +452,7 @@ def is_fan_out(sample: SampleLike, rules: WritingRules) -> bool:
     """Return whether slime gets the samples of this episode as a list.
 
     slime takes an aborted sample back alone, never in a list. If one episode of a run returns a list, every other
-    episode that was not aborted must, too.
+    episode that was not aborted must return one, too.
     """
     return rules.fans_out and sample.status is not statuses_of(sample).ABORTED
 
@@ -567,7 +567,7 @@ def _agent_facts(model: SGLangModel, segment: Branch, stop_reason: StopReason) -
 
 
 def _budgets_used(model: SGLangModel, episode: Episode) -> dict[str, float | None]:
-    """Return the used share of each budget, from 0.0 to 1.0; None for a budget without a limit."""
+    """Return the used share of each budget, 1.0 for all of it; None if the budget has no limit or the limit 0."""
     trajectory, limits, tokens = model.trajectory, episode.limits, model.config["limits"]
     contexts = [limit for limit in (tokens.max_context_tokens, model.context_window_limit) if limit is not None]
     response = model.conversation.earlier_response_length + trajectory.response_length

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 # slime's module of spans in the newest slime, and in releases up to 0.3.1
 _TRACE_MODULES: Final = ("slime.observability.trace_utils", "slime.utils.trace_utils")
 DRIVER_STATE_ATTR: Final = "strands_rollout_drivers_state"
-"""The attribute of the args in an episode worker that holds the driver's copy of slime's state."""
+"""The attribute of the args in an episode worker that holds the worker's copy of slime's state in the driver."""
 _STATE_MODULE: Final = "slime.rollout.sglang_rollout"
 REWARD_PATHS: Final = ("strands_rollout.reward_func", "strands_rollout.slime_plugin.reward.reward_func")
 """The dotted paths of this package's reward function."""
@@ -89,9 +89,9 @@ def tokenizer_of(args: SlimeArgs, sample: object) -> PreTrainedTokenizerBase:
 
 
 def processor_of(args: SlimeArgs, sample: object) -> ProcessorMixin | str | None:
-    """Return the processor that slime has loaded, else `args.hf_checkpoint`, from which the first image loads it.
+    """Return the processor that slime has loaded, else `args.hf_checkpoint`; None without either of the two.
 
-    Return None without a checkpoint.
+    From the checkpoint, the processor is loaded when the first image needs it.
     """
     loaded = getattr(slime_state(args, sample), "processor", None)
     return loaded if loaded is not None else str(getattr(args, "hf_checkpoint", None) or "") or None
@@ -165,7 +165,7 @@ def _load_vocab_size(checkpoint: str) -> int | None:
     is_local = os.path.isdir(checkpoint) or hub_unreachable_reason() is not None  # noqa: PTH112 - never raises
     try:
         config = AutoConfig.from_pretrained(checkpoint, local_files_only=is_local)
-    except (OSError, ValueError):  # a folder with a tokenizer alone
+    except (OSError, ValueError):  # no usable model config, as in a folder with a tokenizer alone
         return None
     size = getattr(config.get_text_config(), "vocab_size", None)
     return size if isinstance(size, int) else None
@@ -195,7 +195,7 @@ def is_aborting(args: SlimeArgs, sample: object, should_abort: str | Callable[[]
     Args:
         args: slime's args.
         sample: The sample; slime's abort flag is read only for a sample of slime's class.
-        should_abort: The setting `should_abort`: a function to call as well, or its dotted path.
+        should_abort: The setting `should_abort`: a function that is called first, or its dotted path; None for none.
 
     Raises:
         ConfigError: There is no function at the path, or it raised SystemExit or the like.
@@ -261,7 +261,7 @@ def _with_abort_listeners(state_class: type) -> type:
 
 
 def was_sent_before_abort(args: SlimeArgs, sent_at: float) -> bool:
-    """Return whether a request sent at this time of `time.monotonic` was sent before the current abort.
+    """Return whether a request sent at this time of `time.monotonic` was certainly sent before the current abort.
 
     Always True in slime's own process, where the flag is read before each request. An episode worker learns of an abort
     late, and knows only the latest time at which there was none.
@@ -383,12 +383,12 @@ def within_spans(spans: object) -> Iterator[None]:
 
 @contextmanager
 def _ignoring_trace_errors(step: str) -> Iterator[None]:
-    """Suppress errors of slime's trace, which must not fail an episode; log each type of error once per process."""
+    """Suppress errors of slime's trace, which must not fail an episode; log an error once per type and `step`."""
     try:
         with exits_as_errors("slime's trace", RuntimeError):
             yield
     except Exception as e:  # slime's trace may raise anything
-        message = "slime's trace could not %s and lacks spans now; episodes continue: %s: %s"
+        message = "slime's trace could not %s and may be incomplete now; episodes continue: %s: %s"
         log_once(logger, logging.WARNING, message, step, type(e).__name__, e, key=(step, type(e)), exc_info=e)
 
 

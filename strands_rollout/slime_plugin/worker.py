@@ -41,7 +41,7 @@ from strands_rollout.slime_plugin.slime_adapter import DRIVER_STATE_ATTR, Genera
 from strands_rollout.user_code import add_config_folder
 
 Ray: TypeAlias = Any
-"""The module `ray`, or a handle of an actor; Ray's own types are of little use."""
+"""The module `ray`, an actor's handle, or the reference to a call of an actor; Ray's own types are of little use."""
 Packed = tuple[bytes, list[Any]]
 """A pickled value, and the buffers of its large arrays."""
 _DRIVER_SETTINGS: Final = ("episode_workers", "journal_dir", "should_abort")  # settings that are not sent to workers
@@ -101,7 +101,7 @@ class LeftoverRecords(NamedTuple):
 
 
 class AbortSignals(NamedTuple):
-    """The two sources of an abort.
+    """Whether the rollout is being aborted: by slime alone, and by slime or the setting `should_abort`.
 
     Attributes:
         slime: slime's abort flag.
@@ -138,13 +138,13 @@ class AbortNotice(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Journal records and results of a worker since its last batch.
+    """What a worker sends to the driver at once: journal records, results, its CPU use and its newest weight version.
 
     Attributes:
         records: Pairs of an episode's key and a journal record.
         results: The results of finished episodes.
         busy: The CPU cores that the worker's process has used since the last batch, on average.
-        newest_version: The newest weight version that engines have reported to the worker.
+        newest_version: The newest weight version that the worker knows; None if it knows none.
     """
 
     records: Sequence[tuple[int, bytes]]
@@ -170,7 +170,7 @@ class WorkerInfo:
         pid: The process id.
         host: The IP address of its node.
         node: Ray's id of its node.
-        log: The path of its log, on that node.
+        log: The path of its log, on that node; empty if unknown.
         folder: The folder with the journal records of its episodes, on that node.
         versions: The versions of Python, Ray and this package there.
         load_errors: An entry for each setting whose code can't be loaded there, or whose value can't be used.
@@ -238,7 +238,7 @@ class _Outbox:
         await commit
 
     async def next_batch(self) -> tuple[list[tuple[int, bytes]], list[Result]]:
-        """Wait for records and results, and return all records and the first results, of about `_BATCH_BYTES` at most.
+        """Wait for records and results; return all records, and results until their buffers reach `_BATCH_BYTES`.
 
         Return empty lists if none arrive within `_HEARTBEAT_S` seconds, or after `send_soon` if none are waiting.
 
@@ -271,8 +271,8 @@ class _Outbox:
 class _WorkerRecordSink:
     """Writes journal records to a file, in case this process dies, and to the driver, in case the node is lost.
 
-    Implements `journal.RecordSink`. The driver keeps the records of the last attempt until this attempt has sent its
-    first record, which holds the whole episode so far.
+    Implements `journal.RecordSink`. The driver keeps the records of the previous attempt until this attempt has sent
+    its first record, which holds the whole episode so far.
     """
 
     outbox: _Outbox
@@ -324,7 +324,7 @@ class EpisodeWorker:
         self._last_clear_at = self._measured_at
 
     async def start(self, number: int, args: bytes) -> WorkerInfo:
-        """Prepare the process for slime's args; the result lists code that the settings name and that can't be loaded.
+        """Prepare the process for slime's args, and return its `WorkerInfo` with the settings that can't be used here.
 
         The constructor does not do this, since Ray hides the errors of constructors.
         """

@@ -1,9 +1,9 @@
 """The driver's side of episode workers: the process that calls `generate` assigns episodes to actors on Ray.
 
-Each episode goes to the worker with the lowest load, or to the worker of its group's last episode if the load of that
-one is hardly higher. The driver keeps the journal records of the episode's steps, so that another worker can continue
-the episode if the first worker dies. All calls to Ray are made in the pool's thread, which has its own event loop;
-callers wait in their own event loops.
+Each episode goes to the worker with the lowest load, or to the worker of its group's last episode if that worker's load
+is hardly higher. The driver keeps the journal records of the episode's steps, so that another worker can continue the
+episode if the first worker dies. All calls to Ray are made in the pool's thread, which has its own event loop; callers
+wait in their own event loops.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ async def play_on_worker(call: GenerateCall, settings: RolloutSettings) -> Sampl
         await admit_to_loop()  # results arrive in batches: fill one sample in each pass of the event loop
         return _fill_samples(job, result)
     except WorkersLostError as e:
-        failed_groups_of(call.args).error = e  # slime's fully-async rollout loses exceptions, and reads this instead
+        failed_groups_of(call.args).error = e  # log_rollout raises it if slime's fully-async rollout has lost it
         raise
     finally:
         if job.journal is not None:
@@ -122,7 +122,7 @@ def _fill_samples(job: _EpisodeJob, result: Result | None) -> SampleLike | list[
 
     Args:
         job: The episode.
-        result: The worker's result; None if the episode was aborted before a worker began it.
+        result: The worker's result; None if the episode was aborted while it waited for a worker.
 
     Raises:
         EngineAbortedError: There is no result, and slime can't take an ABORTED sample.
@@ -154,14 +154,15 @@ class _EpisodeJob:
         args: slime's args as its worker gets them.
         packed_call: The packed `worker.RemoteCall`.
         journal: The journal records of this sample in `journal_dir`; None where `open_journal` returns None.
-        done: Receives the result, or None if the episode was aborted before a worker began it.
+        done: Receives the result; None if the episode was aborted while it waited without journal records.
         worker: The worker that plays it; None while it waits.
-        waits_or_plays_since: Time of `time.monotonic` at which it was queued or, once assigned, began to be played.
+        waits_or_plays_since: Time of `time.monotonic` since which it has waited for a worker or, once assigned, been
+            played.
         records: The journal records of the last attempt that has any.
         new_records: The journal records of this attempt that have arrived so far.
         may_have_acted: As in `journal.RecordSink`.
         is_latest: As in `journal.RecordSink`.
-        sent_aborts: The abort signals that its worker knows.
+        sent_aborts: The abort signals that its worker has got, or will get with the assignment.
         attempts: Attempts in a row without progress.
         queue_s: Seconds that it has waited for workers.
     """
@@ -185,7 +186,7 @@ class _EpisodeJob:
 
     @property
     def is_over(self) -> bool:
-        """True if the caller has its result or no longer waits for it."""
+        """True if the caller has got its result or error, or no longer waits for it."""
         return self.done is None or self.done.done()
 
     def read_aborts(self) -> AbortSignals:
@@ -239,7 +240,7 @@ class _EpisodeJob:
             )
 
     def add_record(self, record: bytes) -> None:
-        """Keep a journal record of this attempt; with the setting `journal_dir`, also write it to disk."""
+        """Keep a journal record of this attempt; if the sample has a journal in `journal_dir`, also write it there."""
         self.new_records.append(record)
         if self.journal is not None:
             self.journal.write(record)
@@ -247,7 +248,7 @@ class _EpisodeJob:
 
 @dataclass(eq=False, slots=True)
 class _Worker:
-    """A worker of the pool. Its actor is replaced when it dies; the worker stays.
+    """A worker of the pool; when its actor dies, the worker gets a new one.
 
     Attributes:
         node: Ray's id of the node on which it should run; None to let Ray choose.
@@ -259,7 +260,7 @@ class _Worker:
             dict for its order.
         deaths: The times of the last deaths, by `time.monotonic`.
         busy: The CPU cores that it used lately, on average.
-        episode_s: The smoothed duration of an episode.
+        episode_s: The smoothed duration of an episode, in seconds; 0 until one has ended.
     """
 
     number: int
@@ -339,7 +340,7 @@ class WorkerPool:
             ) from e
 
     async def play(self, job: _EpisodeJob) -> Result | None:
-        """Play the job on a worker and return its result; None if it was aborted before a worker began.
+        """Play the job on a worker and return its result; None if it was aborted while it waited for a worker.
 
         Raises:
             RolloutError: The workers could not be started, keep dying, or could not play the episode.
@@ -510,7 +511,7 @@ class WorkerPool:
     async def _restart(self, worker: _Worker, cause: str) -> None:
         """Start a new actor for a worker that died, and queue its episodes again, ahead of others.
 
-        A worker that dies too often ends the run.
+        If the worker has died too often, fail all episodes instead, which ends the run.
         """
         worker.is_ready = False
         self._kill(worker)  # an actor that Ray can't reach may still run
@@ -652,7 +653,7 @@ class WorkerPool:
             await asyncio.gather(*self._send_aborts(), return_exceptions=True)
 
     def _send_aborts(self) -> list[Ray]:
-        """Send new aborts to the workers, and end the aborted jobs that no worker has begun.
+        """Send new aborts to the workers, and end the aborted jobs that wait for a worker and have no journal record.
 
         Returns:
             Ray's references to the calls.

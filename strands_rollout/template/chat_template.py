@@ -55,7 +55,7 @@ _MARKS: Final = re.compile(r"tool-result-(\d+)-of-the-shape")
 # a template with more string literals is rendered each time: testing it would take longer than it saves
 _MAX_LITERALS: Final = 16
 _PLAIN_TEXTS: Final = ("", "\n x\t\n", '{"a": "\\"<b>1 & 2</b>\\" \'é\' 例"}')
-# tokens before or after a string literal that a template compares with
+# tokens before or after a string literal that a template compares with, assigns, or passes to a function
 _TOKENS_BEFORE_LITERAL: Final = ("(", "[", "{", ",", "=", "==", "!=", "in", "eq", "ne", "equalto", "sameas")
 _TOKENS_AFTER_LITERAL: Final = ("in", "not", "==", "!=", ":")
 _MAX_TRIED_CHARS: Final = 10_000
@@ -115,7 +115,8 @@ class ChatTemplate:
 
         Raises:
             TemplateError: The tokenizer is not a fast tokenizer or has no template, or the template fails or is not
-                append-only; if tokens differ, the message names the first that does.
+                append-only even without tools and system messages; if tokens differ, the message names the first that
+                does.
         """
         self._tokenizer = tokenizer
         self._renderer = make_renderer(tokenizer, template_kwargs)
@@ -207,7 +208,8 @@ class ChatTemplate:
                 model may have ended the turn.)
 
         Raises:
-            TemplateError: The template refuses the messages, or user turns in a conversation with tools.
+            TemplateError: The template refuses the messages, or user turns in a conversation with tools; or it renders
+                an image differently after an earlier image.
         """
         error = self._shared.probed.user_turns_error
         if tools and error is not None and any(message["role"] == "user" for message in messages):

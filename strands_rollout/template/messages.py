@@ -21,7 +21,7 @@ from strands_rollout.files.json_codec import Json
 
 _MAX_DEPTH: Final = 100
 _MAX_VALUES: Final = 200_000
-_MAX_INT_BITS: Final = 14_000  # Python writes integers of up to 4,300 digits
+_MAX_INT_BITS: Final = 14_000  # about 4,200 digits; Python writes integers of up to 4,300 digits
 # content blocks without content for the policy
 _IGNORED_BLOCKS: Final = frozenset({"cachePoint", "guardContent"})
 _PLAIN_TYPES: Final = frozenset({str, int, float, bool, type(None)})
@@ -67,7 +67,7 @@ def to_chat_messages(
 
 
 def system_text(system_prompt: str | None, blocks: Sequence[Mapping[str, Any]] | None = None) -> str | None:
-    """Return the system prompt as one string; text blocks, if any, take precedence over the plain string."""
+    """Return the system prompt as one string, or None; text blocks, if any, take precedence over the plain string."""
     texts = [block["text"] for block in blocks or () if "text" in block]
     text = "\n".join(texts) if texts else system_prompt
     return None if text is None else _replace_surrogates(text)
@@ -129,7 +129,7 @@ def take_images(message: ChatMessage) -> list[tuple[dict[str, Any], bytes]]:
 
 
 def tool_result_text(content: Iterable[Mapping[str, Any]]) -> str:
-    """Return all blocks of a tool result as text, in order, one per line; "" if there are none."""
+    """Return all blocks of a tool result as text, in order, joined by line breaks; "" if there are none."""
     return "\n".join(map(_block_text, content))
 
 
@@ -147,7 +147,7 @@ def _tool_messages(results: Sequence[object], unanswered: list[_Call], names: Ma
 
     The order matters because Strands puts errors of calls with invalid names before all other results, and most
     templates show no ids. Results with the same id keep their order. A result with an id that no call has is assigned
-    to a call without a result, and gets that call's id.
+    to a call without a result, if there is one, and gets that call's id.
     """
     if not results:
         return []
@@ -279,8 +279,8 @@ def normalize_tool_result(returned: object, call_id: str) -> dict[str, Any]:
 
     Any value except a result (`{"status": "success" or "error", "content": [blocks]}`) becomes text: a string
     unchanged, other values as `json_text` writes them. A JSON block with values that are not JSON becomes text too. A
-    value that can't be shown to the policy (it can't be converted, or is a document or a video) becomes an error
-    result with the reason.
+    value that can't be shown to the policy (it can't be converted, or is a document, a video or an image without its
+    bytes) becomes an error result with the reason.
     """
     try:
         if _is_text_result(returned):  # a shortcut, since nearly all results are text
@@ -314,13 +314,14 @@ def error_message(error: BaseException) -> str:
 def json_text(value: object) -> str:
     """Write any value as JSON; convert values that JSON can't express.
 
-    Times become ISO 8601; sets become lists, sorted by their items' JSON; bytes become text, with escapes for bytes
-    that are not UTF-8; NumPy arrays and numbers become lists and numbers; members of enums become their values;
-    dataclasses and pydantic models become objects; any other value becomes its `str`.
+    Dates and times become ISO 8601; sets become lists, sorted by their items' JSON; bytes become text, with escapes for
+    bytes that are not UTF-8; NumPy arrays and numbers become lists and numbers; members of enums become their values;
+    dataclasses and pydantic models become objects; any other value becomes its `str`. NaN and infinities are written as
+    Python's `json` writes them.
 
     Raises:
         ValueError: The value is nested deeper than 100 levels, contains itself, has more than 200,000 values, or has an
-            integer of more than 4,300 digits.
+            integer of more than 14,000 bits (about 4,200 digits).
     """
     return json.dumps(value if _is_plain(value) else _Converter().convert(value, ()), ensure_ascii=False)
 

@@ -136,7 +136,8 @@ def check_append_only(
         with_system: Begin with a system message.
 
     Raises:
-        TemplateError: The prompts differ from the rendering; a `TemplateDifferenceError` if tokens differ.
+        TemplateError: The template fails, or the prompts differ from the rendering; a `TemplateDifferenceError` if
+            tokens differ.
     """
     calls = [[message["tool_call_id"] for message in turn if message["role"] == "tool"] for turn in conversation]
     head = [_SYSTEM] if with_system else []
@@ -277,10 +278,11 @@ class ProbedTemplate:
 
 
 def probe(template: TemplateRenderer) -> ProbedTemplate:
-    """Probe a template.
+    """Probe a template; faults that occur only with tools or a system message are returned, not raised.
 
     Raises:
-        TemplateError: The template fails, or is not append-only; a `TemplateDifferenceError` if tokens differ.
+        TemplateError: The template fails or is not append-only without tools and system messages; a
+            `TemplateDifferenceError` if tokens differ.
     """
     end_of_turn = find_end_of_turn(template)
     tools_error = next((fault for _, fault in tool_faults(template) if fault), None)

@@ -1,4 +1,4 @@
-"""Render messages with a tokenizer's chat template, with all of the messages' own text escaped.
+"""Render messages with a tokenizer's chat template, with control tokens escaped in the messages' own text.
 
 `TemplateRenderer` renders whole conversations; `TurnRenderer` renders the text from the end of the policy's turn
 through the next generation prompt. New messages are rendered after a short conversation whose last turn replaces the
@@ -73,7 +73,7 @@ class TemplateRenderer:
         Args:
             messages: At least one message.
             tools: The tools' specifications.
-            escaped: Hide control tokens in the texts of messages and tools, also from the template.
+            escaped: Escape the texts of messages and tools, so that the template sees no control token in them.
             generation_prompt: Append the text that opens the assistant's turn.
 
         Raises:
@@ -193,7 +193,7 @@ class TemplateRenderer:
     def _are_reasoning_tags(self, opening: str, closing: str) -> bool:
         """Return whether these tags enclose reasoning: by their name, or because the template handles them.
 
-        `opening` is "" if the generation prompt contains the opening tag.
+        `opening` is "" to ask about the closing tag alone; the generation prompt may contain the opening tag.
         """
         if opening and "think" in closing.casefold():
             return True

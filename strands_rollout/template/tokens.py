@@ -38,7 +38,7 @@ LONG_TEXT_CHARS: Final = 10_000
 # stripping); private-use characters replace them for tokenizers with control tokens that begin or end with a digit.
 _ALPHABETS: Final = ("012345678", "".join(map(chr, range(0xF0000, 0xF0009))))
 _MARK: Final = "8314057264113702"
-_SMALLEST_MARKED: Final = 10 ** len(_MARK)  # a number below it has no digit after a mark
+_SMALLEST_MARKED: Final = 10 ** len(_MARK)  # a smaller number is too short for a mark and a digit after it
 _EMPTY: Final = ""
 # characters that templates may add around a word, remove from it, or replace in it
 _NON_WORD_CHARS: Final = re.compile(r"[\W_]+")
@@ -63,7 +63,7 @@ class TokenEncoder:
         control_ids: Text -> id of each control token.
         decode: Ids -> text, including control tokens; see `ByteDecoder.decode`.
         keeps_white_space: True if no control token swallows the white space next to it.
-        tag_pairs: Texts of control tokens that open and close a part, such as ("<think>", "</think>").
+        tag_pairs: Pairs of control tokens, as texts, that open and close a part, such as ("<think>", "</think>").
 
     Raises:
         TemplateError: The tokenizer is not a fast tokenizer, or its vocabulary encodes a control token's text, as
@@ -258,7 +258,7 @@ def _control_pattern(added_tokens: Iterable[Any]) -> re.Pattern[str]:
 class ByteDecoder:
     """Decodes ids exactly as `tokenizer.decode(ids, skip_special_tokens=False)` does.
 
-    For a byte-level tokenizer, the bytes of each id are cached and joined; other tokenizers decode themselves.
+    For a byte-level tokenizer, the bytes of each id are cached and joined; otherwise, the tokenizer decodes the ids.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -304,7 +304,7 @@ def shared_length(one: Sequence[object], other: Sequence[object]) -> int:
 def clearly_exceed(texts: Sequence[str], max_tokens: int, encoder: TokenEncoder) -> bool:
     """Return whether texts certainly have more than `max_tokens` tokens together, without encoding all of them.
 
-    The length in characters is not sufficient: a run of spaces or of one letter has tokens of over 100 characters.
+    The length in characters is not sufficient: a run of spaces or of one letter may have tokens of over 100 characters.
     """
     if sum(map(len, texts)) <= 2 * max_tokens * _CHARS_PER_TOKEN:
         return False
@@ -321,7 +321,7 @@ def truncate_middle(text: str, max_tokens: int, encoder: TokenEncoder) -> str:
     """Truncate a text to about `max_tokens` tokens: its head and tail, half each, with a marker between them.
 
     A text with at most `max_tokens` tokens is returned unchanged. The result may exceed `max_tokens` by a few tokens
-    at the joints; measure it if that matters. It is empty if `max_tokens` is below the marker's length.
+    at the joints; measure it if that matters. It is empty if the marker alone has more than `max_tokens` tokens.
     """
     head, is_whole = _ids_at_end(text, max_tokens, encoder)
     if is_whole:

@@ -62,7 +62,7 @@ __all__ = [
 ]
 
 AUTO: Final = "auto"
-"""The setting that selects the format in which the chat template writes calls."""
+"""The value of the setting `tool_parser` that selects the format in which the chat template writes calls."""
 
 ParserFactory = Callable[[NewId], ToolParser]
 _factories: Final[dict[str, ParserFactory]] = {
@@ -146,7 +146,8 @@ def detect_format(turn: str, name: str, arguments: Mapping[str, Any], shown: str
         The name of the format.
 
     Raises:
-        ConfigError: No known format reads this call from the turn, or several do; the message names the choices.
+        ConfigError: No known format fits the turn (or, without a turn, `shown`), or several do; the message names the
+            choices.
     """
     fitting = [
         known
@@ -157,7 +158,7 @@ def detect_format(turn: str, name: str, arguments: Mapping[str, Any], shown: str
     if len(fitting) == 1:
         return fitting[0]
     found = f"fits {' and '.join(fitting)}" if fitting else f"fits none of {', '.join(parser_names())}"
-    written = f"writes a call as {turn[:300]!r}, which {found}" if turn else "writes no calls of an assistant"
+    written = f"writes a call as {turn[:300]!r}, which {found}" if turn else "can't write an assistant's calls"
     raise ConfigError(
         f'got tool_parser="auto", but the chat template {written}; expected exactly one known format. Set tool_parser '
         f"to the format in which the model was trained to call tools: {', '.join(fitting or parser_names())}"

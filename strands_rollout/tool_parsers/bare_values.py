@@ -170,7 +170,7 @@ class SchemaParser(TaggedParser):
         self._schemas = schemas or {}
 
     def for_tools(self, schemas: Schemas) -> Self:
-        """Return this parser for tools with these schemas; see `UntypedParser.for_tools`."""
+        """Return a parser of this format that knows these schemas; see `UntypedParser.for_tools`."""
         return type(self)(self._new_id, schemas)
 
     def _read_arguments(self, block: str, position: int, name: str) -> tuple[dict[str, Any], int]:

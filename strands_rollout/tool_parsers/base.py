@@ -1,4 +1,4 @@
-"""The segments of a parsed turn, the protocol of parsers, and the scan that most formats share.
+"""The segments of a parsed turn, the protocols and base classes of parsers, and strict decoding of JSON.
 
 A parser never raises because of the model's text, and never repairs it: text that does not follow the format becomes a
 `ParseFailure`, whose reason the model reads. To add a format:
@@ -32,7 +32,7 @@ _WHITE_SPACE: Final = re.compile(r"[ \t\n\r]*")
 
 
 class StrictJSONError(ValueError):
-    """The text at a position is not a value of the expected kind; the message states the expectation."""
+    """A text is not strict JSON of the expected kind, or is nested too deep; the message says what is wrong."""
 
 
 class JSONSource(str):
@@ -205,7 +205,7 @@ class ParseFailure:
 
     Attributes:
         raw: The text of the attempt, including tags.
-        reason: Explanation for the model: what was found at which position, and what was expected.
+        reason: Explanation for the model: what is wrong and, in most cases, what was expected.
         name: The tool's name, if it can be read.
         written_id: The call's id, if it can be read; see `ToolCall`.
     """
@@ -219,7 +219,7 @@ class ParseFailure:
 Segment = Reasoning | Text | ToolCall | ParseFailure
 
 ReadResult = tuple[Sequence[Segment], int]
-"""The segments that begin with a tag, and the position after them."""
+"""The segments that were read from a tag on, and the position after them."""
 
 
 class ToolParser(Protocol):
@@ -246,7 +246,7 @@ class UntypedParser(Protocol):
     """An optional protocol of parsers for formats that don't mark types: the tools' schemas define them."""
 
     def for_tools(self, schemas: Mapping[str, Mapping[str, Any]]) -> ToolParser:
-        """Return this parser for tools with these schemas: tool name -> JSON Schema of its arguments.
+        """Return a parser of this format that knows these schemas: tool name -> JSON Schema of the tool's arguments.
 
         A call of an unknown tool is not a failure: its values are parsed by the format's rule for unknown types.
         """
@@ -267,7 +267,7 @@ class MalformedError(ValueError):
 
     Attributes:
         name: The tool's name, if it could be read.
-        position: The attempt extends at least to this position; None if no part of the attempt could be read.
+        position: The attempt extends at least to this position; None if the attempt's extent is not known.
         written_id: The call's id, if it could be read.
     """
 

@@ -1,7 +1,7 @@
 # ruff: noqa: RUF001, RUF002 - the formats' own characters
-"""Formats with the tool's name and JSON arguments between special tokens: those of Kimi, DeepSeek and gpt-oss.
+"""Formats with the tool's name and arguments between special tokens: those of Kimi, DeepSeek and gpt-oss.
 
-Kimi K2 and DeepSeek V3 have a section of calls between two tags, with each call between two further tags.
+All except gpt-oss have a section of calls between two tags, with each call between two tags of its own.
 
 Kimi K2: each call has an id such as `functions.x:0`, and JSON arguments between special tokens. Source:
 docs/tool_call_guidance.md of moonshotai/Kimi-K2-Instruct, and the chat templates of Kimi-K2-Instruct and
@@ -12,10 +12,10 @@ failure, since the tool could only be guessed.
 DeepSeek V3 has three published forms; all are accepted, since they can't be confused:
 - V3, R1 and V3-0324: `function<｜tool▁sep｜>x`, then the arguments as JSON in a fenced block.
 - V3.1 and V3.2-Exp: `x<｜tool▁sep｜>{...}`.
-- V3.2: an XML-like section of `｜DSML｜` tags, in which an attribute of each parameter states whether it is a string.
+- V3.2: an XML-like section of `｜DSML｜` tags, in which each parameter's attribute states whether the value is text.
 
-DeepSeek V4: like V3.2, in a section named `｜DSML｜tool_calls`. A call without arguments may be
-`<｜DSML｜invoke name="x"/>`, which the model writes according to SGLang, though its encoder does not.
+DeepSeek V4: like V3.2, in a section named `｜DSML｜tool_calls`. In both, a call without arguments may be
+`<｜DSML｜invoke name="x"/>`; according to SGLang, V4 writes this, although V4's encoder does not.
 
 Sources: the models' chat templates (as in sgl-project/sglang,
 examples/chat_template/tool_chat_template_deepseekv3.jinja, and ggml-org/llama.cpp,
@@ -25,7 +25,7 @@ as in vllm-project/vllm, tokenizers/deepseek_v4_encoding.py.
 Kimi K3: `<|open|>tools<|sep|>` with calls, whose arguments state their JSON type; values other than strings are JSON.
 Text is in a section `response`. In attributes, `&` and `"` are escaped. Sources: Kimi-K3's chat template (as in
 ggml-org/llama.cpp, models/templates/Kimi-K3.jinja) and sgl-project/sglang, function_call/kimik3_detector.py. A value
-that does not have its stated type is a failure here. A section with any other name is reasoning.
+that does not have its stated type is a failure here. A section with an unknown name is reasoning.
 
 gpt-oss's harmony: a turn consists of messages, each with a channel and an optional recipient. A turn with reasoning and
 a call, after the prompt's `<|start|>assistant`: `<|channel|>analysis<|message|>...<|end|>`, then
@@ -34,7 +34,7 @@ reasoning; a message to `functions.x` is a call, even on the analysis channel, w
 final channel, and commentary without a recipient, are text. Sources: openai/harmony, docs/format.md, and gpt-oss-20b's
 chat template, which has the recipient before the channel; for the analysis channel ai-dynamo/dynamo, pull request
 10366, and vllm-project/vllm, pull request 35907. Text outside of such messages (an unknown channel, an invalid header)
-is reasoning, since it has no recipient.
+is reasoning, or a failure if it has a recipient.
 """
 
 import re
@@ -81,7 +81,7 @@ def _read_kimi(text: base.JSONSource, start: int) -> ReadCall:
 class KimiK2Parser(SectionParser):
     """Parses the format of Kimi K2; see the module.
 
-    The id that the model writes contains the tool's name, and the call's result is shown with it. The call's own id
+    The id that the model writes contains the tool's name, and the call's result is shown with this id. `ToolCall.id`
     comes from the id source, as in all formats, since a model may write an id twice.
     """
 

@@ -64,7 +64,7 @@ def _get_name(value: Mapping[str, Any]) -> str | None:
 
 
 def _leading_name(text: str, start: int) -> str | None:
-    """Return the name in an object that can't be decoded, if the object begins with the name."""
+    """Return the name with which a JSON object begins, or None; the rest of the object may be invalid."""
     name = _LEADING_NAME.match(text, start)
     return name[1] if name else None
 
@@ -134,9 +134,9 @@ _LIKE_A_CALL: Final = re.compile(
 class Llama3JSONParser(TaggedParser):
     """Parses the JSON format of Llama 3; see the module.
 
-    A JSON object without parameters, but with keys other than `type` and `name`, is an ordinary answer. A call after
-    other text is a failure, since a call must be the whole answer. All text after a call therefore belongs to the
-    attempt, and a `</think>` there closes nothing.
+    A JSON object with neither `parameters` nor `arguments`, but with keys other than `type` and `name`, is an ordinary
+    answer. A call must be the whole answer, or follow `<|python_tag|>` or `<|python_end|>`; after other text, it is a
+    failure. All text after a call belongs to the attempt, so a `</think>` there closes nothing.
     """
 
     tags: ClassVar[re.Pattern[str]] = re.compile(
@@ -199,9 +199,9 @@ _NAME: Final = re.compile(r"[^\s\[\]{}\"]{1,200}")
 class ArrayParser(TaggedParser):
     """Base class for formats with a JSON array of calls after a tag.
 
-    An array that is not valid JSON, or that has an element other than an object, is a single failure up to whichever
-    comes first: its closing tag, the next opening tag, the end of reasoning or the end of the text. An object in a
-    valid array that is not a call is a failure of its own.
+    An array that is empty, is not valid JSON, has an element other than an object, or lacks a required closing tag is a
+    single failure up to whichever comes first: a closing tag, the next opening tag, the end of reasoning or the end of
+    the text. An object that is not a call, in an otherwise valid array, is a failure of its own.
     """
 
     open_calls: ClassVar[str]
@@ -209,7 +209,7 @@ class ArrayParser(TaggedParser):
     closes_turn: ClassVar[bool] = False
     """The closing tag ends a turn, so the text does not contain it."""
     id_key: ClassVar[str | None] = None
-    """Key of an optional id, of nine letters and digits."""
+    """Key of an optional id; a string other than nine letters and digits is ignored."""
 
     def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> ReadResult:
         if tag[0] != self.open_calls:
@@ -250,7 +250,7 @@ class ArrayParser(TaggedParser):
         if not text.startswith("]", position):
             expected = "expected , and another call, or ] after the last"
             raise MalformedError(f"{expected}; got {base.quote(text, position)}", _get_name(elements[-1]), position)
-        # if the first or last element fails, its text includes the tag and brackets around the elements
+        # the text of the first element includes the tag and bracket before it, that of the last the bracket after it
         del begins[1]
         ends[-1] = position + 1
         found: list[ToolCall | ParseFailure] = []

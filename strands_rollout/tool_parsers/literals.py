@@ -33,10 +33,11 @@ from strands_rollout.tool_parsers.base import (
 )
 from strands_rollout.tool_parsers.json_object import ArrayParser
 
-# strings and constants of Python literals, and JSON's constants, which Python literals can't contain
+# strings and constants of Python literals; JSON's constants are matched too, so that they are errors
 _PYTHON: Final = re.compile(
     r"""'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+"|\b(?:True|False|None|true|false|null)\b""", re.DOTALL
 )
+# the same, but strings may contain line breaks, and JSON's constants stay as they are
 _IN_CALLS: Final = re.compile(r"""'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+"|\b(?:True|False|None)\b""", re.DOTALL)
 _ESCAPE: Final = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
 _ESCAPED: Final[dict[str, str]] = dict(zip("\\'\"abfnrtv\n", ["\\", "'", '"', *"\a\b\f\n\r\t\v", ""], strict=True))
@@ -49,7 +50,8 @@ def python_as_json(text: str, literals: re.Pattern[str] = _PYTHON) -> str:
     Nothing is evaluated or parsed by Python, whose own parser can be made to crash.
 
     Raises:
-        ValueError, KeyError, OverflowError: A string or constant is not valid in Python, or can't be written as JSON.
+        ValueError, OverflowError: A string has an invalid escape, or one that is not supported (octal, or by name).
+        KeyError: A constant is JSON's, such as `true`, and `literals` matches it.
     """
     return literals.sub(_as_json, text)
 
@@ -121,7 +123,10 @@ def _read_arguments(text: base.JSONSource, start: int, name: str) -> tuple[dict[
 
 
 class PythonicParser(TaggedParser):
-    """Parses the format of Llama 4; see the module. Text after a list of calls makes the attempt a failure."""
+    """Parses the format of Llama 4; see the module.
+
+    Text after a list of calls, other than `<|python_end|>`, makes the attempt a failure.
+    """
 
     tags: ClassVar[re.Pattern[str]] = re.compile(
         r"</?think>|<\|python_(?:start|end)\|>"
@@ -166,14 +171,14 @@ _GEMMA: Final = re.compile(
 
 
 class Gemma4Parser(TaggedParser):
-    """Parses the format of Gemma 4; see the module. A call ends at its first closing tag."""
+    """Parses the format of Gemma 4; see the module. A call ends at the first closing tag."""
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"<\|channel>(?:thought)?|<channel\|>|<\|tool_call>|<tool_call\|>")
     open_reasoning: ClassVar[str] = "<|channel>thought"
     close_reasoning: ClassVar[str] = "<channel|>"
 
     def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> ReadResult | None:
-        if tag[0] == "<|channel>":  # channels other than thought have no recipient either
+        if tag[0] == "<|channel>":  # a channel other than thought is reasoning too: it has no recipient
             end, after = self._end_of_reasoning(text, tag.end())
             return [Reasoning(text[tag.start() : end])], after
         if tag[0] != "<|tool_call>":

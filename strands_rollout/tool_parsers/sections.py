@@ -1,4 +1,4 @@
-"""Base classes for formats with a section of several calls between tags, and for values between tags."""
+"""The base class of parsers for formats with a section of calls, and the reader of values between tags."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from strands_rollout.tool_parsers import base
 from strands_rollout.tool_parsers.base import MalformedError, ParseFailure, ReadResult, TaggedParser, ToolCall
 
 ReadCall = tuple[str, dict[str, Any], str | None, int]
-"""A call's tool name, its arguments, the id that the model wrote or None, and the position after its closing tag."""
+"""A call: the tool's name, the arguments, the id that the model wrote (or None), and the position after the call."""
 
 
 class Section(NamedTuple):
@@ -23,7 +23,10 @@ class Section(NamedTuple):
     read: Callable[[base.JSONSource, int], ReadCall]
 
     def find_failure_end(self, text: str, start: int, *others: str) -> int:
-        """Return the end of a malformed call: after its closing tag, or before the next of the other tags."""
+        """Return the end of a malformed call: after its closing tag or before one of `others`, whichever comes first.
+
+        If there is neither, the call extends to the end of the text.
+        """
         nearest = re.compile("|".join(map(re.escape, (self.close_call, *others)))).search(text, start)
         if nearest is None:
             return len(text)
@@ -67,7 +70,7 @@ class SectionParser(TaggedParser):
     def _read_section_call(
         self, text: base.JSONSource, start: int, section: Section
     ) -> tuple[ToolCall | ParseFailure, int]:
-        """Parse a call in a section, or return a failure up to the next tag; also return the position after it."""
+        """Parse a call in a section; return the call, or a failure with its text, and the position after it."""
         if not text.startswith(section.open_call, start):
             end = section.find_failure_end(text, start, section.close, section.open_call)
             reason = f"expected {section.open_call} or {section.close}; got {base.quote(text, start)}"
@@ -91,8 +94,8 @@ class ValueTags:
         open: Matches the text before a value; its first group is the key.
         close: The tag after a value.
         inner: Matches the start of each tag that a value can't contain: `close`, or a tag that shows a missing `close`.
-        key_format: Format of a key in a failure's reason, from key and tool.
-        value_format: Format of a value in a failure's reason, from key and tool.
+        key_format: Names a key in a failure's reason; a format string with fields for the key and the tool's name.
+        value_format: Names a value in a failure's reason; has the same fields.
         unclosed_format: Format of the reason for a value without `close`, from `value`, `close`, the `tag` found
             instead, and the `rest` of the text.
         key_of: Converts the text of a key to the key.
@@ -118,10 +121,10 @@ class ValueTags:
             value_of: Converts a value, from the match of `open`, the key, and the text between the tags.
 
         Returns:
-            The arguments, and the position after the last.
+            The arguments, and the position after the last; `start` if there are none.
 
         Raises:
-            MalformedError: A value has no closing tag or has the wrong type, or a key occurs twice.
+            MalformedError: A value has no closing tag or can't be converted, or a key occurs twice.
         """
         arguments, position = dict[str, Any](), start
         while opened := self.open.match(text, position):

@@ -204,7 +204,7 @@ class Policy:
         Args:
             sequences: The batch.
             before: The result of `measure` on the batch.
-            progress: The finished share of the run, 0 to 1, which determines the learning rate.
+            progress: The finished share of the run, 0 to 1, by which a linear schedule lowers the learning rate.
 
         Raises:
             TrajectoryError: A gradient is not finite. The weights stay as they were before its optimizer step.

@@ -346,8 +346,9 @@ class StepBatch:
     def metrics(self, version: int) -> dict[str, float]:
         """Return the metrics for the step's record.
 
-        Siblings of a fan-out count as one episode with the main agent's reward and status. `version` is the version of
-        the weights before the update; tokens of older versions are stale.
+        Siblings of a fan-out count as one episode with the main agent's reward and status, except in `samples`,
+        `response_length` and `drift_episodes`, which are about samples. `version` is the version of the weights before
+        the update; tokens of older versions are stale.
         """
         episodes = [sample for sample in self.samples if not fan_out_part(sample)]
         views = finished_samples(episodes)
@@ -579,7 +580,7 @@ def _describe_token(tokens: Sequence[int], position: int, decode: Callable[[Sequ
 
 
 def _staleness(samples: Iterable[Sample], version: int) -> dict[str, float]:
-    """Return the share of tokens that older weights sampled, and the largest staleness in versions, from the spans."""
+    """Return the share of tokens of older weights, and the largest staleness; it counts as 0 for unknown versions."""
     tokens_by_age: Counter[int] = Counter()
     for sample in samples:
         for _, start, end, span_version in facts_of(sample).spans or []:

@@ -56,7 +56,7 @@ class SampleView:
     """One sample as the page shows it.
 
     Attributes:
-        row: Values of the list; see `view_sample`.
+        row: The sample's values for the list; see `view_sample`.
         detail: The details as JSON in gzip; see `view_sample`.
         file: The file that holds the sample.
         reward_sample: The sample without tokens, for the normalization of its group's rewards.
@@ -115,7 +115,10 @@ class DumpView:
 
 
 def set_and_step(file: str) -> tuple[str, int | None]:
-    """Return set and step from a file's name: `rollout_000003.jsonl.gz` holds step 3 of the set `rollout`."""
+    """Return set and step from a file's name: `rollout_000003.jsonl.gz` holds step 3 of the set `rollout`.
+
+    A name that is only a number is a step of the set `rollout`; a name of neither form is the set's, and has no step.
+    """
     stem = Path(file).name.removesuffix(".gz").rpartition(".")[0]
     found = _STEP.fullmatch(stem)
     return (found[1] or "rollout", int(found[2])) if found else (stem, None)

@@ -175,7 +175,7 @@ def _as_number(value: object) -> float | None:
 
 
 def _grade(record: DumpRecord) -> Mapping[str, Any]:
-    """Return the reward function's dict: the reward, or the facts' copy if slime reads a number alone."""
+    """Return the reward function's dict, from the sample's reward, else from the facts; empty if neither has it."""
     reward = record.values.get("reward")
     return reward if isinstance(reward, Mapping) else record.facts.reward or {}
 

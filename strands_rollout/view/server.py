@@ -47,7 +47,7 @@ class LiveDump:
         self.read_count = 0
 
     def refresh(self) -> tuple[DumpView, str]:
-        """Read changed files, and return the view with its tag.
+        """Return the view with its tag; read the dumps again if a file has changed.
 
         Raises:
             DumpError: A file can't be read.

@@ -39,7 +39,7 @@ class TurnSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenLists:
-    """The token lists of a dump's record; a value that is not a list is read as absent.
+    """The token lists of a dump's record; a value that is not a list is read as an empty list.
 
     Attributes:
         ids: Ids of prompt plus response.

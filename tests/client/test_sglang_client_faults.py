@@ -45,7 +45,7 @@ async def test_generate_retries_dead_engine_with_growing_waits() -> None:
         f"no generation from {url}/generate in {len(waits) + 1} attempts; the last failed with: Cannot connect to"
     )
     assert attempts in str(error.value)
-    assert "The client waited 90 s (engine_patience_s)." in str(error.value)
+    assert "The client waited 90 s (the limit is engine_patience_s)." in str(error.value)
     assert f"Check that the server is up (GET {url}/health)" in str(error.value)
     steps = [0.25, 0.5, 1, 2, *[4] * (len(waits) - 5)]
     assert all(step / 2 <= wait <= step for step, wait in zip(steps, waits[:-1], strict=True))

@@ -215,7 +215,7 @@ def test_check_data_passes_good_rows(tmp_path: Path) -> None:
         ({"prompt": "What?", "label": None}, "label"),
         ({"prompt": "What?", "label": {"a": 1}}, "{'a': 1}"),
         ({"prompt": "What?", "label": ["", None]}, "every answer is wrong"),
-        ({"prompt": "What?", "label": [[[[[[[[[[[["2"]]]]]]]]]]]]}, "more than 10 deep"),
+        ({"prompt": "What?", "label": [[[[[[[[[[[["2"]]]]]]]]]]]]}, "more than 10 levels deep"),
         ({"prompt": [{"role": "user", "content": RENDERED}], "label": "2"}, "rendered"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The retokenised rollout: it keeps canonical text, trains text that was trained, and reports its changes."""
+"""The retokenised rollout: it keeps canonical tokens, trains the text that was trained, and reports what changed."""
 
 from typing import Any
 

@@ -163,7 +163,7 @@ def test_help_lists_every_setting(stage: Stage, script: str) -> None:
         (["--eval-top-p", "3"], "got EVAL_TOP_P='3'; expected a number above 0, at most 1"),
         (["--eval-top-p", "0"], "got EVAL_TOP_P='0'; expected a number above 0, at most 1"),
         (["--temperature", "0.0"], "got TEMPERATURE='0.0'; expected a number above 0"),
-        (["--eval-sets", ","], "got EVAL_SETS=','; expected names separated by commas"),
+        (["--eval-sets", ","], "got EVAL_SETS=','; expected names separated by commas, without spaces"),
         (["--max-response-len", "9", "--max-context-len", "9"], "expected a larger MAX_CONTEXT_LEN, because the"),
         (["--max-tokens-per-gpu", "1000"], "expected a product of at least MAX_CONTEXT_LEN=18432"),
         (["--num-gpus", "7"], "7 GPUs train; expected a multiple of .* = 2"),
@@ -172,7 +172,7 @@ def test_help_lists_every_setting(stage: Stage, script: str) -> None:
         (["--n-samples-per-prompt", "1"], "expected 2 or more: GRPO compares"),
         (["--over-sampling-batch-size", "8"], "expected at least ROLLOUT_BATCH_SIZE=16"),
         (["--", "--wandb-key", "hush"], "expected the key in the environment"),
-        (["--run-name", "a b"], "got RUN_NAME='a b'; expected letters, digits"),
+        (["--run-name", "a b"], "got RUN_NAME='a b'; expected a letter or digit"),
         (["--save-dir", "/runs/{x}"], "expected no braces"),
         (
             ["--num-nodes", "64"],

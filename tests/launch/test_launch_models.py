@@ -1,4 +1,4 @@
-"""Training of slime's models by name: `scripts/train.sh` and the rows of `scripts/launch/models.sh`."""
+"""slime's models by name: the rows of `scripts/launch/models.sh` in training, conversion and evaluation."""
 
 import re
 import subprocess

@@ -218,7 +218,10 @@ def test_watch_checks_arguments_before_first_checkpoint(stage: Stage) -> None:
         (["--eval-sets", "gpqa"], "the evaluation data is missing"),
         (["--tensor-parallel", "3"], "8 GPUs train; expected a multiple of"),
         (["--num-nodes", "2"], "NUM_NODES is 2; expected also RAY_ADDRESS"),
-        (["--watch-until", "019"], "got WATCH_UNTIL='019'; expected a whole number without leading zeros"),
+        (
+            ["--watch-until", "019"],
+            "got WATCH_UNTIL='019'; expected a whole number without leading zeros, and less than a billion",
+        ),
     ):
         refused = stage.run(EVAL, "--watch", str(run), *arguments)
         assert refused.returncode in (1, 2)

@@ -55,7 +55,7 @@ def test_contract_violations_accepts_a_valid_sample(changes: dict[str, Any], opt
         *(({"tokens": tokens}, "tokens is") for tokens in ([1, 2, "3"], [1, 2, -3])),
         ({"tokens": [10, 11, 20, 21, 12, 13]}, "at least one prompt token"),
         ({"response_length": 0, "loss_mask": [], "rollout_log_probs": []}, "response_length is 0"),
-        ({"loss_mask": None}, "loss_mask has None"),
+        ({"loss_mask": None}, "loss_mask has the value None"),
         ({"rollout_log_probs": [-0.5] * 7}, "rollout_log_probs has 7 values"),
         ({"loss_mask": [1, 1, 0, 0, 1, 2]}, "loss_mask[5] is 2"),
         ({"rollout_log_probs": [-0.5, float("nan"), 0.0, 0.0, -2.0, -0.2]}, "rollout_log_probs[1] is nan"),

@@ -236,7 +236,7 @@ REFUSED = {
     "strands_evals.evaluators.GoalSuccessRateEvaluator": "would use Amazon Bedrock; give it a judge",
     f"{HERE}.needs_model": "takes a model; give it a judge with base_url",
     f"{HERE}.raise_lookup_error": "raise_lookup_error raised LookupError: no key",
-    f"{HERE}.HERE": "is a str; expected an evaluator of strands_evals",
+    f"{HERE}.HERE": f"got a str from {HERE}.HERE; expected an evaluator of strands_evals",
     "strands_evals.evaluators.GoalSuccesRateEvaluator": "GoalSuccessRateEvaluator",
     "strands_evals.evaluators.ToolCalled": "for an evaluator with arguments, name a function that builds it",
 }

@@ -149,7 +149,7 @@ async def test_reward_func_accepts_each_form_of_reward(
             f"{HERE}.three_argument_reward",
             r"got the reward test_own_reward.three_argument_reward\(a, b, c\); expected .*\(response, label\) or",
         ),
-        ({"function": f"{HERE}.slow_reward", "timeout_s": 0.01}, "the reward took longer than reward.timeout_s=0.01"),
+        ({"function": f"{HERE}.slow_reward", "timeout_s": 0.01}, "took longer than reward.timeout_s=0.01"),
         ({"parts": {"right": {}, "no": f"{HERE}.gone"}}, "has no attribute 'gone'"),
         (
             {"functoin": f"{HERE}.text_reward"},

@@ -181,14 +181,14 @@ async def test_generate_sends_calls_and_reasoning_of_the_row(shipped_tokenizer: 
         ([{"role": "user", "content": ""}], "got an empty user's message"),
         ([{"role": "user", "content": [{"type": "image", "image": "x"}]}], "got the image 'x', which is neither"),
         ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "got tool calls at position 0 .*; expected 'ass"),
-        ([QUESTION, {"role": "assistant", "content": "", "tool_calls": [1]}], "got tool calls at position 1"),
+        ([QUESTION, {"role": "assistant", "content": "", "tool_calls": [1]}], "got the tool call 1 at position 1"),
         (
             [QUESTION, {"role": "assistant", "tool_calls": [{"name": "run"}]}, QUESTION],
             "at position 1 .*expected .*arguments",
         ),
         (
             [QUESTION, {"role": "assistant", "tool_calls": [{"name": "", "arguments": {}}]}, QUESTION],
-            "got tool calls at position 1",
+            "got the tool call .* at position 1",
         ),
         ([QUESTION, {"role": "assistant", "content": None}, QUESTION], "got content of type NoneType at position 1"),
         (

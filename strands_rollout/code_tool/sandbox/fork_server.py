@@ -7,9 +7,9 @@ command socket and sends JSON messages on it, one per packet:
 - `{"do": "signal", "slot": 3, "signal": 9}`
 - `{"do": "limit", "slot": 3, "threads": 200}`: the soft RLIMIT_NPROC
 
-The fork server first sends `{"is": "up", ...}`, or `{"is": "broken", "reason": ...}` if a library can't be imported;
-then `{"is": "forked", "slot": 3, "pid": 4711, "user": null}`, `{"is": "ended", "slot": 3, "exit_code": -9}`, and
-`{"is": "failed", "slot": 3, "reason": ...}`. It exits when the supervisor does.
+If a library can't be imported, the fork server sends `{"is": "broken", "reason": ...}` and exits. Otherwise it first
+sends `{"is": "up", ...}`, then `{"is": "forked", "slot": 3, "pid": 4711, "user": null}`, `{"is": "ended", "slot": 3,
+"exit_code": -9}`, and `{"is": "failed", "slot": 3, "reason": ...}`, and exits when the supervisor does.
 
 Before it is up, it tests the layers of confinement in a real child; a layer that fails is reported as missing.
 

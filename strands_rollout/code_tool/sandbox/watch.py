@@ -1,6 +1,7 @@
 """Follows a piece of code to its end, and kills it at a limit.
 
-The limits are those on time, output, disk, files, threads, memory mappings and page tables.
+The limits are those on time, output, disk, files, threads, memory mappings and page tables. A warning tells of a run
+that may have evaded its memory limit.
 
 Measuring a directory is slow, and the kernel does not report writes. Therefore a timer reads the file system's free
 space every few milliseconds, with a single system call. A slot's directory is measured as soon as so much space is gone

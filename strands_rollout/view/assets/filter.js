@@ -31,7 +31,8 @@ function addRewardParts() {
   }
 }
 
-// Return the number of failed calls: by tool, which includes code that exits with an error, else the episode's count.
+// Return the number of failed calls: the sum over tools, where code that exits with an error counts too; if it is 0, the episode's
+// own count, if known.
 function failedCalls(row) {
   const ofTools = Object.values(row.tools).reduce((sum, [, failed]) => sum + failed, 0);
   return ofTools || row.errors === null ? ofTools : row.errors;

@@ -103,7 +103,8 @@ function inlineFormula(state, silent) {
   return true;
 }
 
-// Add a formula; return false after too many formulas, which would freeze the page. With `silent`, markdown-it only tests.
+// Add a formula; return false if there are too many or too long formulas, which would freeze the page. With `silent`, markdown-it
+// only tests whether a formula could be added.
 function pushFormula(state, content, meta, silent) {
   const { env } = state;
   if (env.formulas >= MAX_FORMULAS || env.charsOfFormulas + content.length > MAX_CHARS_OF_FORMULAS) return false;

@@ -30,7 +30,7 @@ function errorShare(rows) {
   return total ? knownValues(rows, (row) => row.errors).reduce((sum, count) => sum + count, 0) / total : null;
 }
 
-// Return [groups whose rewards differ, groups, share], of groups with several rewards; GRPO learns only from the first.
+// Count groups with several rewards: return [those whose rewards differ, all, share]. GRPO learns only from rewards that differ.
 function groupSpread(rows) {
   const groups = groupBy(rows.filter((row) => row.group !== null && row.reward !== null), groupKey);
   const several = [...groups.values()].filter((own) => own.length > 1);

@@ -37,7 +37,7 @@ fi
 if [[ "${1:-}" == "--real" ]]; then
   shift
   venv="${STRANDS_ROLLOUT_REAL_VENV:-$repository/.venv-real}"
-  extras="dev,tools,bench"
+  extras="dev,tools,bench,ray"
   chosen=(-m real)
   if [[ -z "${SGLANG_BASE_URL:-}" && " $*" != *" --sglang-base-url"* ]]; then
     bash "$repository/scripts/sglang_cpu.sh" install

@@ -49,14 +49,6 @@ async def test_generate_turns_reuse_prefix_cache(stage: EpisodeStage) -> None:
     assert cache.cached_tokens == sum(end - 1 for end in ends)
 
 
-async def test_generate_samples_of_a_group_share_prefix_cache(stage: EpisodeStage) -> None:
-    first, second = [await stage.play_one() for _ in range(2)]
-    assert second.tokens == first.tokens
-    total = second.prefix_cache_info.total_prompt_tokens
-    # the last token of each request is read again
-    assert second.prefix_cache_info.cached_tokens == total - facts_of(second)["turns"]
-
-
 async def test_episode_timeout_s_ends_turn_and_request(stage: EpisodeStage) -> None:
     sample = await stage.play_one(NEVER_ENDING, episode_timeout_s=3.0)
     assert sample.status is Sample.Status.TRUNCATED

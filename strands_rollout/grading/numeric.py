@@ -112,14 +112,15 @@ def are_equal(first: Expression, second: Expression, budget: Budget) -> bool:
 def are_proportional(first: Expression, second: Expression, budget: Budget, *, positive_factor: bool = False) -> bool:
     """Return whether one formula is the other times a constant: not 0, and with `positive_factor` positive.
 
-    Formulas without variables, or with different variables, are not proportional. The differences of the sides of x = 2
-    and 2x = 4, for example, are proportional.
+    Formulas without variables, or with different variables, are not proportional. With `positive_factor`, neither are
+    formulas with complex values, which have no order. The differences of the sides of x = 2 and 2x = 4, for example,
+    are proportional.
     """
     if not first.symbols() or first.symbols() != second.symbols():
         return False
     for pairs in _interpretations(first, second, budget):
         (a, b), *others = [*pairs] or [(0, 0)]
-        if len(others) < _MIN_POINTS or not a or not b or (positive_factor and (a > 0) != (b > 0)):
+        if len(others) < _MIN_POINTS or not a or not b or (positive_factor and not _have_same_sign(a, b)):
             continue
         if all(is_close(_multiply(a, d), _multiply(b, c)) for c, d in others):
             return True
@@ -411,6 +412,10 @@ def _multiply(first: Value, second: Value) -> Value:
     if not first or not second:
         return Fraction(0)
     return _to_mpmath(first) * _to_mpmath(second)
+
+
+def _have_same_sign(a: Value, b: Value) -> bool:
+    return _is_real(a) and _is_real(b) and (a > 0) == (b > 0)
 
 
 def _is_real(value: Value) -> bool:

@@ -43,6 +43,11 @@ def test_is_less_ignores_rounding_differences() -> None:
     assert not numeric.is_less(high, Fraction(1))
 
 
+@pytest.mark.parametrize(("answer", "label"), [("2 i x < 6", "i x < 3"), ("x < 2i", "x < 3i"), ("i x > 1", "x < 1")])
+def test_grade_of_complex_inequalities_is_wrong(answer: str, label: str) -> None:
+    assert not grade(f"Answer: ${answer}$", label).correct
+
+
 def test_grade_judges_every_labelled_pair_right() -> None:
     pairs = labelled_pairs()
     assert len(pairs) == len({pair[1:3] for pair in pairs}) > 700

@@ -22,14 +22,20 @@ _MARKUP: Final = " \t\n$*_`'\"{}[]"
 _CHOICE: Final = re.compile(
     r"(?:(?:option|choice)\s+)?(?:\((?P<inner>[A-Z])\)|(?P<plain>[A-Z])(?:[).:](?!\w)|$))", re.IGNORECASE
 )
+# a second letter, joined to the first one: the "and (B)" of "(A) and (B)"
+_SECOND: Final = re.compile(
+    r"[).:]?[\s*_${}]*+(?P<link>(?:[,;]\s*+)?(?:and\b|or\b|\\?&|/)|[,;]|(?<=\))(?=\())[\s*_${}]*+"
+    r"(?:(?:option|choice)\s++)?(?:\((?P<inner>[A-Z])\)|(?P<plain>[A-Z])(?:[).:,;](?!\w)|[\s*_${}]*+$))",
+    re.IGNORECASE,
+)
 
 
 def grade_choice(text: str, label: object, *, is_cut: bool = False) -> Grade:
     """Read the letter in an assistant's text and compare it with the label's letter, ignoring case.
 
     In order of precedence: a box, a JSON field, `Answer:`, "the answer is"; the last of each kind counts. A letter
-    before other words needs parentheses, or a mark after it (see `letter_of`): "A and B" is no answer, and neither is a
-    letter within a formula or word.
+    before other words needs parentheses, or a mark after it (see `letter_of`): "A and B" is no answer, and neither are
+    "(A) and (B)" and a letter within a formula or word.
 
     Args:
         text: The assistant's last text, as `spoken_text` or `last_assistant_text` returns it.
@@ -48,9 +54,21 @@ def grade_choice(text: str, label: object, *, is_cut: bool = False) -> Grade:
 
 
 def letter_of(answer: str) -> str:
-    r"""Return the letter that begins an answer, in upper case, as in "C", "(C) 12 m", "c." or "\text{C}"; else ""."""
-    match = _CHOICE.match(_STYLE.sub("", answer).strip(_MARKUP))
-    return (match["inner"] or match["plain"]).upper() if match else ""
+    r"""Return the letter that begins an answer, in upper case, as in "C", "(C) 12 m", "c." or "\text{C}"; else "".
+
+    Two different letters, as in "(A) and (B)" or "A) or B)", are no answer.
+    """
+    text = _STYLE.sub("", answer).strip(_MARKUP)
+    match = _CHOICE.match(text)
+    if not match:
+        return ""
+    letter = _letter(match)
+    second = _SECOND.match(text, match.end())
+    return "" if second and _letter(second) != letter else letter
+
+
+def _letter(match: re.Match[str]) -> str:
+    return (match["inner"] or match["plain"]).upper()
 
 
 def _chosen_letter(text: str, *, is_cut: bool) -> str:
@@ -65,4 +83,9 @@ def _chosen_letter(text: str, *, is_cut: bool) -> str:
         return letter_of(extracted)
     # at the end of a cut text, "is A" may be the beginning of "is A proton"
     sentences = [found for found in _SENTENCE.finditer(text) if not is_cut or found.end() < len(text)]
-    return letter_of(sentences[-1]["answer"]) if sentences else ""
+    if not sentences:
+        return ""
+    letter, second = letter_of(sentences[-1]["answer"]), _SECOND.match(text, sentences[-1].end())
+    # a comma may begin the next clause: "the answer is (A), (B) is too small"
+    is_joined = second is not None and second["link"][:1] not in (",", ";") and _letter(second) != letter
+    return "" if is_joined else letter

@@ -20,6 +20,12 @@ RIGHT = [
     "The answer is C",
     "so the answer is **C**.",
     r'{"answer": "A"} \boxed{C}',
+    r"\boxed{(C) both (A) and (B)}",
+    r"\boxed{(C) (i) and (ii)}",
+    r"\boxed{(C), or c.}",
+    r"\boxed{C. x}",
+    "The answer is (C), (B) is too small.",
+    "The answer is (C) or so.",
 ]
 WRONG = [
     (r"\boxed{B}", "B"),
@@ -31,6 +37,10 @@ WRONG = [
         for words in ("Answer: carbon", "Answer: 5 (C)", "The answer is a carbon.", "the answer is C points")
     ),
     (r"\boxed{A, C}", ""),
+    *((rf"\boxed{{{both}}}", "") for both in ("(C) and (B)", "C) or B)", "(C), (B)", "(C)/(D)", "(C)(B)", "C. & D.")),
+    *((both, "") for both in (r"\boxed{\text{(C)} and \text{(B)}}", r"\boxed{(C)\text{ and }(B)}")),
+    *((f"{said} (C) or (B).", "") for said in ("Answer:", "The answer is")),
+    ('{"answer": "(C) and option B"}', ""),
     ("", ""),
 ]
 

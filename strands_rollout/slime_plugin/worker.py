@@ -550,12 +550,12 @@ def choose_nodes(ray: Ray, setting: EpisodeWorkers) -> list[str | None]:
     Blocks for some seconds if resources are short, since Ray counts freed resources late.
 
     Raises:
-        ConfigError: The cluster has too few free resources.
+        ConfigError: The cluster has too few free resources, or no live node with CPUs.
     """
     give_up_at = time.monotonic() + _RAY_DELAY_S
     while True:
         nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-        count = setting.count if setting.count is not None else len(nodes) * (setting.per_node or 1)
+        count = setting.count if setting.count is not None else max(len(nodes), 1) * (setting.per_node or 1)
         free = ray.available_resources()
         wanted = {"CPU": setting.cpus, **setting.resources}
         fit = [int(free.get(name, 0.0) / each + 1e-6) for name, each in wanted.items() if each > 0]

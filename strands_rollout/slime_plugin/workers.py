@@ -709,8 +709,15 @@ def _get_pool(setting: EpisodeWorkers) -> WorkerPool:
 
 
 def pool_metrics() -> dict[str, float]:
-    """Return the metrics of all workers of this process; see `WorkerPool.metrics`."""
-    return {name: value for pool in list(_POOLS.values()) for name, value in pool.metrics().items()}
+    """Return the metrics of all workers of this process; see `WorkerPool.metrics`.
+
+    Workers of different pools with the same number are added up.
+    """
+    total: defaultdict[str, float] = defaultdict(float)
+    for pool in list(_POOLS.values()):
+        for name, value in pool.metrics().items():
+            total[name] += value
+    return dict(total)
 
 
 def close_pools() -> None:

@@ -459,6 +459,24 @@ def test_choose_nodes_names_a_possible_count(free: float, remedy: str, monkeypat
         worker.choose_nodes(ray, EpisodeWorkers(count=3))
 
 
+def test_choose_nodes_without_nodes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_RAY_DELAY_S", 0.0)
+    nodes = [{"NodeID": "head", "Alive": True, "Resources": {}}, {"NodeID": "gone", "Alive": False, "Resources": {}}]
+    ray = SimpleNamespace(nodes=lambda: nodes, available_resources=dict, cluster_resources=dict)
+    with pytest.raises(ConfigError, match="for 2 workers .* has 0 nodes with 0 CPUs.* Set episode_workers: 0"):
+        worker.choose_nodes(ray, EpisodeWorkers(count=None, per_node=2, cpus=0))
+
+
+def test_pool_metrics_add_up_the_workers_of_two_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = {}
+    for count in (1, 2):
+        pools[1, str(count)] = pool = object.__new__(workers.WorkerPool)
+        pool._workers = [workers._Worker(number, None, episodes=count, busy=0.5) for number in range(count)]
+    monkeypatch.setattr(workers, "_POOLS", pools)
+    found = pool_metrics()
+    assert (found["workers/0/episodes"], found["workers/0/busy"], found["workers/1/episodes"]) == (3.0, 1.0, 2.0)
+
+
 def call_of(sample: Sample) -> GenerateCall:
     return GenerateCall(None, sample, {}, False)
 

@@ -308,10 +308,14 @@ class EpisodeWorkers(_Settings):
         return self
 
 
+class _VariableError(ConfigError):
+    """An environment variable with the default of a setting is invalid."""
+
+
 def _workers_of_environment() -> int:
     if (given := os.environ.get("STRANDS_ROLLOUT_EPISODE_WORKERS") or "0").isdecimal():
         return int(given)
-    raise ConfigError(f"got STRANDS_ROLLOUT_EPISODE_WORKERS={given!r} in the environment; expected an integer")
+    raise _VariableError(f"got STRANDS_ROLLOUT_EPISODE_WORKERS={given!r} in the environment; expected an integer")
 
 
 def _staleness_of_environment() -> int | None:
@@ -319,7 +323,7 @@ def _staleness_of_environment() -> int | None:
         return None
     if given.isdecimal():
         return int(given)
-    raise ConfigError(
+    raise _VariableError(
         f"got STRANDS_ROLLOUT_MAX_SAMPLE_STALENESS={given!r} in the environment; expected an integer or none"
     )
 
@@ -610,12 +614,14 @@ def read_config_file(path: Path | None, changes: Sequence[str] | None = None) ->
     (None), the changes apply to the defaults.
 
     Raises:
-        ConfigError: The file can't be read, is not a YAML mapping or lacks the key, or a setting in the file or in
-            `changes` is unknown or invalid.
+        ConfigError: The file can't be read, is not a YAML mapping or lacks the key, a setting in the file or in
+            `changes` is unknown or invalid, or so is an environment variable with a setting's default.
     """
     given = {} if path is None else _read_key(path)
     try:
         settings = settings_from_args(SimpleNamespace(strands_rollout=given))
+    except _VariableError:  # not a fault of the file
+        raise
     except ConfigError as e:
         raise ConfigError(f"{path}: {e}") from e
     for change in changes or ():

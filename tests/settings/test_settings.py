@@ -146,6 +146,16 @@ def test_read_config_file_error_names_the_file(tmp_path: Path, text: str, words:
     assert str(path) in str(refused.value)
 
 
+@pytest.mark.parametrize("name", ["EPISODE_WORKERS", "MAX_SAMPLE_STALENESS"])
+def test_read_config_file_error_names_only_the_variable(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"STRANDS_ROLLOUT_{name}", "many")
+    for path in (None, write_config(tmp_path, "strands_rollout: {}")):
+        with pytest.raises(ConfigError, match=f"^got STRANDS_ROLLOUT_{name}='many' in the environment"):
+            read_config_file(path)
+
+
 @pytest.mark.parametrize("path", ROLLOUT_CONFIGS, ids=lambda path: path.stem)
 def test_format_settings_reads_back_as_the_same_settings(path: Path, tmp_path: Path) -> None:
     settings = read_config_file(path)

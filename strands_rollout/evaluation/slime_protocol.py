@@ -153,6 +153,12 @@ def check_context(sets: Sequence[ProtocolSet], prompt_tokens: int, model: Path |
     """
     longest = max(each.sampling.max_new_tokens for each in sets)
     positions = model_positions(model) if model else None
+    if positions and prompt_tokens >= positions:
+        raise ConfigError(
+            f"a prompt of {prompt_tokens} tokens leaves, of the {positions} positions of the model, none for a "
+            "response. Allow shorter prompts: lower MAX_CONTEXT_LEN minus MAX_RESPONSE_LEN (--prompt-room), or extend "
+            "the model's context"
+        )
     if positions and longest + prompt_tokens > positions:
         raise ConfigError(
             f"a response of {longest} tokens and a prompt of {prompt_tokens} need {longest + prompt_tokens} positions; "

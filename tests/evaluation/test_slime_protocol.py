@@ -8,7 +8,7 @@ import pytest
 
 from strands_rollout.errors import ConfigError
 from strands_rollout.evaluation.protocols import PROTOCOLS, find_protocol
-from strands_rollout.evaluation.slime_protocol import ProtocolSet, main, protocol_set
+from strands_rollout.evaluation.slime_protocol import ProtocolSet, check_context, main, protocol_set
 from strands_rollout.settings import RolloutSettings, read_config_file
 from strands_rollout.slime_plugin.inputs import with_row_settings
 
@@ -108,6 +108,14 @@ def test_main_refuses_unknown_protocols_and_short_models(
     (data.parent / "config.json").write_text('{"max_position_embeddings": 32768}')
     assert run(data, "--model", str(data.parent), protocol=protocol) == 1
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("prompt_tokens", [32_768, 40_000])
+def test_check_context_never_advises_an_impossible_length(prompt_tokens: int, data: Path) -> None:
+    (data.parent / "config.json").write_text('{"max_position_embeddings": 32768}')
+    with pytest.raises(ConfigError, match="of the 32768 positions of the model, none for a response") as refused:
+        check_context([under("qwen3", data)], prompt_tokens, data.parent)
+    assert "EVAL_MAX_RESPONSE_LEN" not in str(refused.value)
 
 
 def test_main_keeps_the_files_of_another_job(data: Path) -> None:

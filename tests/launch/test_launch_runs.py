@@ -199,7 +199,12 @@ def test_eval_of_missing_checkpoint_is_refused(with_ray: Stage) -> None:
     (saved / "iter_0000019").mkdir(parents=True)
     (saved / "latest_checkpointed_iteration.txt").write_text("19")
     refused = with_ray.run("eval_aime.sh", LOAD=str(saved), CKPT_STEP="20")
-    assert_refused(with_ray, refused, "iter_0000020. LOAD has: iter_0000019")
+    assert_refused(with_ray, refused, "iter_0000020. LOAD has: iter_0000019\n")
+    (saved / "iter_0000019").rename(saved / "release")
+    assert_refused(with_ray, with_ray.run("eval_aime.sh", LOAD=str(saved), CKPT_STEP="20"), "LOAD has: release\n")
+    (saved / "release").rmdir()
+    assert_refused(with_ray, with_ray.run("eval_aime.sh", LOAD=str(saved), CKPT_STEP="20"), "LOAD has: no checkpoint\n")
+    (saved / "iter_0000019").mkdir()
     assert with_ray.run("eval_aime.sh", LOAD=str(saved), CKPT_STEP="19").returncode == 0
 
 

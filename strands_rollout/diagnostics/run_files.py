@@ -67,7 +67,9 @@ def check_model(options: DoctorOptions) -> Iterator[Finding]:
         return
     broken = [path.name for path in weights if not path.is_file() or path.stat().st_size < _MIN_WEIGHT_BYTES]
     if broken or not weights:
-        yield error("model", f"{folder} lacks weights: {', '.join(broken) or 'it has no *.safetensors'}", prepare)
+        present = [name for name in broken if (folder / name).is_file()]  # the script downloads only missing files
+        remedy = f"remove {', '.join(present)} from the folder, then run: {prepare}" if present else prepare
+        yield error("model", f"{folder} lacks weights: {', '.join(broken) or 'it has no *.safetensors'}", remedy)
         return
     size_gb = sum(path.stat().st_size for path in weights) / 1e9
     kind = config.get("model_type") if isinstance(config, dict) else None
@@ -88,7 +90,8 @@ def check_converted_model(options: DoctorOptions) -> Iterator[Finding]:
     else:
         missing_tracker = f"{tracker} is missing or empty"
         problem = f"{folder} has no folder {saved}, which {_TRACKER_FILE} names" if saved else missing_tracker
-        yield error(name, f"{problem}: convert the model again", prepare)
+        # the script converts only if the folder does not exist
+        yield error(name, f"{problem}: convert the model again", f"remove {folder}, then run: {prepare}")
 
 
 def check_tokenizer(options: DoctorOptions) -> Iterator[Finding]:

@@ -87,7 +87,8 @@ def test_check_model_names_missing_files(tmp_path: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "model-1.safetensors").write_bytes(bytes(2000))
     (folder / "model-2.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
-    assert_fault(check_model(asked), "model", "error", "lacks weights: model-2.safetensors", remedy=PREPARE)
+    remedy = f"remove model-2.safetensors from the folder, then run: {PREPARE}"  # which keeps files that exist
+    assert_fault(check_model(asked), "model", "error", "lacks weights: model-2.safetensors", remedy=remedy)
     (folder / "model-2.safetensors").write_bytes(bytes(2000))
     assert find_only(check_model(asked), "model").status == "ok"
 
@@ -118,9 +119,10 @@ def test_check_converted_model_incomplete_is_an_error(tmp_path: Path) -> None:
     asked, folder = doctor_options(tmp_path), tmp_path / "models" / "Qwen3-8B_torch_dist"
     folder.mkdir(parents=True)
     tracker = folder / "latest_checkpointed_iteration.txt"
-    assert_fault(check_converted_model(asked), "converted model", "error", tracker.name, remedy=PREPARE)
+    remedy = f"remove {folder}, then run: {PREPARE}"  # prepare_model.sh converts only if the folder does not exist
+    assert_fault(check_converted_model(asked), "converted model", "error", tracker.name, remedy=remedy)
     tracker.write_text("12")
-    assert_fault(check_converted_model(asked), "converted model", "error", "12", remedy=PREPARE)
+    assert_fault(check_converted_model(asked), "converted model", "error", "12", remedy=remedy)
     (folder / "iter_0000012").mkdir()
     assert find_only(check_converted_model(asked), "converted model").status == "ok"
 

@@ -101,9 +101,9 @@ def suggest_name(name: str, owner: object) -> str:
     if not isinstance(owner, ModuleType):
         return ""
     own = [known for known in public if getattr(getattr(owner, known, None), "__module__", "") == owner.__name__]
-    return (
-        f"; {getattr(owner, '__file__', None) or owner.__name__} defines {', '.join(own[:_MAX_NAMES_SHOWN]) or 'none'}"
-    )
+    more = f" and {len(own) - _MAX_NAMES_SHOWN} more" if len(own) > _MAX_NAMES_SHOWN else ""
+    shown = ", ".join(own[:_MAX_NAMES_SHOWN]) or "none"
+    return f"; {getattr(owner, '__file__', None) or owner.__name__} defines {shown}{more}"
 
 
 def _import_dotted(path: str) -> tuple[ModuleType, Sequence[str]]:

@@ -111,6 +111,7 @@ def test_resolve_loads_a_file_once_under_all_its_names(project: Path) -> None:
         ("found_pack.iner", "did you mean 'inner'"),
         ("./code.py::look_up", "is not a dotted path; expected 'package.module.name' or './file.py:name'"),
         ("zlib.look_up", r"'zlib' has no attribute 'look_up'; \S*zlib\S* defines adler32"),
+        ("shutil.zzz", r"shutil.py defines \w+(, \w+){7} and \d+ more$"),
         (
             "found_agent.agent",
             "is a Agent, expected a Strands tool; build and ask the agent in a function with @strands.tool",

@@ -181,7 +181,10 @@ class StrandsEnvironment:
 
 
 def _read_config(path: str) -> dict[str, Any]:
-    given = yaml.safe_load(yaml_text(Path(path)))
+    try:
+        given = yaml.safe_load(yaml_text(Path(path)))
+    except (yaml.YAMLError, ValueError, ArithmeticError) as e:
+        raise ConfigError(f"environment_config {path} is not valid YAML: {e}") from e
     if not isinstance(given, dict):
         raise ConfigError(f"environment_config {path} holds a {type(given).__name__}; expected a mapping")
     return given

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from user_environments import seen
 
 from strands_rollout import Sample, Task, generate, reward_func
 from strands_rollout.agent.environment import describe_failure
+from strands_rollout.environments.strands_env import StrandsEnvironment
+from strands_rollout.errors import ConfigError
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 from strands_rollout.tool_parsers import get_parser
 
@@ -23,6 +26,14 @@ TOLD = {"environment": "user_environments.PlannedEnvironment", "tools": []}
 
 def resources(*names: str, **more: Any) -> dict[str, Any]:
     return {"resources": {name: f"user_environments.{name}" for name in names}, "tools": [], **more}
+
+
+@pytest.mark.parametrize("text", ["{[1]: 2}", "start: 2024-99-99", "max_tool_iters: !!int four"])
+def test_strands_environment_config_must_be_yaml(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "env.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"environment_config \S*env.yaml is not valid YAML: "):
+        StrandsEnvironment(Task([], index=0), "an_env", str(path))
 
 
 def nested(depth: int) -> list[Any]:

@@ -107,7 +107,10 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "drift_tokens": ("distribution", "sampled tokens that would change if the text of each turn were encoded again"),
     "drift_share": ("distribution", "`drift_tokens` as a fraction of the sampled tokens"),
     "text_drift_tokens": ("distribution", "sampled tokens that would change if the whole text were encoded again"),
-    "off_policy_tokens": ("distribution", "sampled tokens from the first such change to the end"),
+    "off_policy_tokens": (
+        "distribution",
+        "sampled tokens at and after the first position where encoding the whole text again gives another token",
+    ),
     "drift_kind/<name>": (
         "total",
         "drifted tokens by kind: `assistant_text`, `tool_call`, `whitespace`, `special_tokens`; `template` for context "

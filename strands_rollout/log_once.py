@@ -21,7 +21,7 @@ def log_once(
     key: Hashable = None,
     exc_info: BaseException | None = None,
 ) -> bool:
-    """Log a message unless this process has logged it with this key; return True if it was logged.
+    """Log a message unless this process has logged it with this key; return whether this call logged it.
 
     A message is logged with at most 50 keys, so that arguments that differ each time, such as error texts, fill neither
     the log nor the memory.

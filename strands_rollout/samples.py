@@ -286,7 +286,7 @@ class EpisodeFacts:
     weight_versions: list[Any] | None = None
     """Distinct weight versions, in the order of their first token."""
     version_numberings: list[Any] | None = None
-    """Ids of the runs that numbered the weight versions, in order."""
+    """Ids of the runs that numbered the weight versions, in the order of their first token."""
     tool_iterations: int | None = None
     """Number of turns whose tool calls were run."""
     tool_calls: int | None = None
@@ -548,7 +548,7 @@ class FinishedSample:
 
     @property
     def weight_versions(self) -> list[str]:
-        """Distinct weight versions that the engine reported for the sampled tokens, in order."""
+        """Distinct weight versions that the engine reported for the sampled tokens, in order of their first token."""
         known = self.facts.weight_versions or []
         return list(dict.fromkeys(str(version) for version in known if version is not None))
 

@@ -90,8 +90,8 @@ class SGLangClient:
         retry_policy: The limits and waits of retries, as the arguments set them.
 
     Raises:
-        ConfigError: The URL is invalid, the httpx client has no `base_url`, or an argument of `RetryPolicy` is out of
-            range.
+        ConfigError: The URL is invalid, the httpx client has no `base_url` with a host, or an argument of
+            `RetryPolicy` is out of range.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class SGLangClient:
         self._http = create_client(http) if isinstance(http, str) else http
         if not self._http.base_url.host:
             raise errors.ConfigError(
-                "the httpx client has no base_url; create it with create_client('http://host:port')"
+                "the httpx client's base_url has no host; create the client with create_client('http://host:port')"
             )
         self.url: Final = transport.redacted(self._http.base_url)
         self.vocab_size: Final = vocab_size

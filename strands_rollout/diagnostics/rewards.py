@@ -52,7 +52,7 @@ from strands_rollout.slime_plugin.reward import check_row_grading, grading_of, r
 from strands_rollout.user_code import add_config_folder
 
 ANSWER_FORMS: Final = ("\\boxed{{label}}", "Answer: {label}")
-"""Texts of a correct answer, with the label at the placeholder."""
+"""Forms of a correct answer; only LABEL_PLACEHOLDER is replaced, so `\\boxed{{label}}` becomes `\\boxed{34}`."""
 LABEL_PLACEHOLDER: Final = "{label}"
 _CORRECT_SCORE: Final = 1.0
 _COMPLETED: Final = Sample.Status.COMPLETED

@@ -363,7 +363,9 @@ def record_line(record: DumpRecord, secrets: Collection[str] = ()) -> bytes:
         encoded = {name: to_json(value, f"{where}: {name}") for name, value in values.items()}
         return orjson.dumps({HEAD_KEY: head, **encoded}) + b"\n"
     except (RecursionError, orjson.JSONEncodeError) as e:
-        raise DumpError(f"{where} can't be written: {e}; expected plain values, nested less than 250 deep") from e
+        raise DumpError(
+            f"{where} can't be written: {e}; expected plain values, nested fewer than 250 levels deep"
+        ) from e
 
 
 def masked_values(sample: Mapping[str, Any], secrets: Collection[str] = ()) -> dict[str, Any]:

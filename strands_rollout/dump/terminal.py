@@ -58,7 +58,10 @@ class PlainConsole(Console):
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Return a console; if the output is not a terminal, it is wide enough for tables. rich decides about colors."""
+    """Return a console for stdout or stderr; without a terminal, its width is fixed, for tables.
+
+    rich decides about colors.
+    """
     console = PlainConsole(stderr=stderr, highlight=False)
     return console if console.is_terminal else PlainConsole(stderr=stderr, highlight=False, width=_PLAIN_WIDTH)
 

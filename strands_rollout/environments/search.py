@@ -305,7 +305,7 @@ def _read_corpus(path: Path) -> list[Passage]:
                 try:
                     passages.append(Passage.from_document(json.loads(line)))
                 except ValueError as e:
-                    raise ConfigError(f"{path}:{number}: {e}") from e
+                    raise ConfigError(f"{path}:{number} is not a document in JSON: {e}") from e
     if not passages:
         raise ConfigError(f"{path} has no documents; expected one JSON object on each line")
     return passages

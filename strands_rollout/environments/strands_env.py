@@ -139,7 +139,11 @@ class StrandsEnvironment:
         return environment
 
     async def _create(self, create: Callable[..., Any], model: SGLangModel) -> Any:  # noqa: ANN401
-        """Call `create`, or the factory that it returned once for all episodes of this event loop."""
+        """Return the environment that `create`, or the factory that `create` returns, makes for this episode.
+
+        If `create` returns a factory, it is called once per event loop, policy URL and configuration; otherwise once
+        per episode.
+        """
         call = functools.partial(create, *self._arguments(create, model), **self._keywords(create))
         if isinstance(create, type) or inspect.iscoroutinefunction(create):
             return await call_user_code(call)

@@ -38,7 +38,8 @@ _NAME: Final = re.compile(
 _COMMAND: Final = re.compile(r"\\[A-Za-z]+")
 _QUANTITIES: Final = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|angle|sum|prod|int|lim|gcd|lcm|max|min|det)(?![A-Za-z])")
 _CHOICE: Final = re.compile(r"\(?\s*(?P<letter>[A-J])\s*[).:]\s*(?P<rest>.*)")
-_LABELED_CHOICE: Final = re.compile(  # not "(A) and (B)", nor a factor or term
+# "(C) 12"; not "(A) and (B)" or "(A) only", nor a formula that begins with (A), such as "(A) + 1"
+_LABELED_CHOICE: Final = re.compile(
     r"\(?\s*(?P<letter>[A-F])\s*\)\s+(?P<rest>(?!(?:and|or|only)\b|[-+=^*/(\[]|\\cdot)\S.*)"
 )
 _LETTER: Final = re.compile(r"(?<![A-Za-z\\])[A-J](?![A-Za-z])")

@@ -80,13 +80,14 @@ _BATCH_SPANS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class DumpSpan:
-    """A span of an episode.
+    """The span of an episode, or of a turn or a tool call in it.
 
     Attributes:
         start_s: The start of the span, in seconds since the start of the episode.
         end_s: The end of the span, in seconds since the start of the episode.
-        is_request: True if the span is a request to the engine.
-        error: The class of an error, a stop reason, or the status of a call; None if the span's work did not fail.
+        is_request: True for a turn, which the engine sampled in one or more requests.
+        error: For a failed episode, the class of its error, else its stop reason, else "failed"; for a call that did
+            not succeed, its status; otherwise None.
     """
 
     name: str
@@ -245,7 +246,7 @@ def _episode_attributes(record: DumpRecord, sample: FinishedSample, reward_key: 
 
 
 def _error_type(sample: FinishedSample) -> str | None:
-    """Return a failed sample's error class, else its stop reason; None if the sample did not fail."""
+    """Return a failed sample's error class, else its stop reason, else "failed"; None if the sample did not fail."""
     if sample.status != "failed":
         return None
     match = _ERROR_TYPE.match(sample.facts.error or "")

@@ -132,9 +132,10 @@ class Record:
         return found if found is not None and not found.is_busy and found.belongs_to(agent, signal) else None
 
     def bind(self, conversation: Conversation, agent: object, signal: object = None) -> None:
-        """Bind a conversation to an agent and its cancel signal; an argument that is None changes nothing.
+        """Bind a conversation to an agent and the agent's cancel signal, unless it is bound to either already.
 
-        An agent with two concurrent requests has two conversations, which are both bound to it.
+        An argument that is None changes nothing. An agent with two concurrent requests has two conversations, which
+        are both bound to it.
         """
         if conversation.belongs_to(agent, signal):
             return

@@ -82,7 +82,7 @@ class LastWeights:
 
     @classmethod
     def of(cls, versions: Sequence[str | None], numberings: object = None) -> LastWeights:
-        """Return the last weights of a sample with these versions and numberings, in the order of its tokens."""
+        """Return the last weights of a sample, given its versions and numberings in the order of its tokens."""
         numbers = [number for number in map(_number_of, versions) if number is not None]
         last = numberings[-1] if isinstance(numberings, list) and numberings else None
         return cls(numbers[-1] if numbers else None, str(last) if last else None)

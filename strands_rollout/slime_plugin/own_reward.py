@@ -148,7 +148,7 @@ async def _within_limits(timeout_s: float, judge: Judge | None) -> AsyncIterator
 def _weighted_sum(parts: Mapping[str, RewardPart], results_by_part: Mapping[str, RewardResult]) -> RewardResult:
     values = {name: result.score for name, result in results_by_part.items()}
     nested = {f"{name}/{key}": value for name, result in results_by_part.items() for key, value in result.parts.items()}
-    # an evaluator's `acc` counts only if no other part has an `acc`
+    # the first `acc` counts; that of an evaluator only if no part without an evaluator has one
     by_rank = sorted(results_by_part.items(), key=lambda item: parts[item[0]].evaluator is not None)
     return RewardResult(
         sum(parts[name].weight * value for name, value in values.items()),

@@ -170,7 +170,8 @@ def _count_rewards(args: object, all_graded: Sequence[_GradedSample]) -> None:
 def _map_nested(samples: Sequence[Any], function: Callable[[Any], T], depth: int = 0) -> list[Any]:
     """Apply a function to each sample in order, and return the results in lists nested as the samples are.
 
-    A list more than `_MAX_LIST_DEPTH` deep, as in a list that holds itself, is passed to the function as a bad sample.
+    A list nested more than `_MAX_LIST_DEPTH` levels deep, as in a list that holds itself, is passed to the function
+    as a bad sample.
     """
     is_list = [isinstance(each, list | tuple) and depth < _MAX_LIST_DEPTH for each in samples]
     pairs = zip(samples, is_list, strict=True)

@@ -259,7 +259,7 @@ def _log_unusable(samples: Sequence[Any], rollouts: Sequence[Rollout]) -> None:
 class FilterVerdict:
     """A stand-in for slime's DynamicFilterOutput.
 
-    Its truth value is `keep`, since slime uses the truth value of outputs of other classes.
+    Its truth value is `keep`, since slime uses the truth value of an output that is no DynamicFilterOutput.
 
     Attributes:
         keep: True if the group is kept.

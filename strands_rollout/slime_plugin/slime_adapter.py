@@ -291,7 +291,8 @@ def may_return_aborted(args: SlimeArgs, sample: object) -> bool:
     """Return whether slime can take an ABORTED sample now.
 
     slime recycles aborted samples while it is aborting, and in its fully-async rollout. At other times, an ABORTED
-    sample would end the run with an error. Samples of other classes may always be returned as ABORTED.
+    sample would end the run with an error. A sample that is not of slime's class may always be returned
+    as ABORTED.
     """
     return not is_slime_sample(sample) or is_aborting(args, sample) or is_fully_async(args)
 

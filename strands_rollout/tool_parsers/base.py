@@ -32,7 +32,7 @@ _WHITE_SPACE: Final = re.compile(r"[ \t\n\r]*")
 
 
 class StrictJSONError(ValueError):
-    """A text is not strict JSON of the expected kind, or is nested too deep; the message says what is wrong."""
+    """A text is not strict JSON of the expected kind, or is nested too deeply; the message says what is wrong."""
 
 
 class JSONSource(str):

@@ -178,7 +178,7 @@ class Gemma4Parser(TaggedParser):
     close_reasoning: ClassVar[str] = "<channel|>"
 
     def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> ReadResult | None:
-        if tag[0] == "<|channel>":  # a channel other than thought is reasoning too: it has no recipient
+        if tag[0] == "<|channel>":  # answers are outside of channels, so any other channel is reasoning too
             end, after = self._end_of_reasoning(text, tag.end())
             return [Reasoning(text[tag.start() : end])], after
         if tag[0] != "<|tool_call>":

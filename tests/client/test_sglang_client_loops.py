@@ -126,7 +126,7 @@ async def test_generate_replaces_only_httpx_default_timeout() -> None:
 
 async def test_client_rejects_httpx_client_without_base_url() -> None:
     async with httpx.AsyncClient() as http:
-        with pytest.raises(ConfigError, match="has no base_url; create it with create_client"):
+        with pytest.raises(ConfigError, match="base_url has no host; create the client with create_client"):
             SGLangClient(http)
 
 

@@ -1,4 +1,7 @@
-"""Attacks on the sandbox: all fail on `LocalExecutor`; most also run on the plain backend, where they must work."""
+"""Attacks on the sandbox: all fail on a `LocalExecutor` with default isolation, and most with `programs=True`.
+
+Most attacks also run on the plain backend, where they must work, except for those that a machine itself may prevent.
+"""
 
 import asyncio
 import os

@@ -163,7 +163,12 @@ async def test_search_tool_ranks_a_corpus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [("", "has no documents"), ('{"text": "a"}\n[1]', r":2: got \[1\]"), ("{", ":1: Expecting")]
+    ("content", "message"),
+    [
+        ("", "has no documents"),
+        ('{"text": "a"}\n[1]', r":2 is not a document in JSON: got \[1\]"),
+        ("{", ":1 is not a document in JSON: Expecting"),
+    ],
 )
 async def test_search_tool_broken_corpus_names_the_line(tmp_path: Path, content: str, message: str) -> None:
     pytest.importorskip("bm25s")

@@ -211,7 +211,7 @@ def load_dump(rollouts: Rollouts, rollout_id: int = 0) -> list[Any]:
     path = rollouts.args.save_debug_rollout_data
     try:
         from slime.observability.rollout_data_utils import load_debug_rollout_data
-    except ModuleNotFoundError:  # up to 0.3.1 it is a method of RolloutManager
+    except ModuleNotFoundError:  # up to slime 0.3.1, a method of RolloutManager reads the file
         import torch
 
         dumped = torch.load(path.format(rollout_id=rollout_id), weights_only=False)["samples"]

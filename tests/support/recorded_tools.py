@@ -1,4 +1,7 @@
-"""Tools that record in a file which of their calls ended, in any process; `call` is the name of a call."""
+"""Tools that record the ends of their calls in one file for all processes, and a program with an agent that has them.
+
+The argument `call` names a call.
+"""
 
 import asyncio
 import os

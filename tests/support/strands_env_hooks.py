@@ -1,4 +1,4 @@
-"""Hook files of strands-env, as its users write them, and environments that fail."""
+"""A hook file of strands-env, as its users write it, and other environments and functions, some of which fail."""
 
 import asyncio
 import sys

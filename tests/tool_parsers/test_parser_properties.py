@@ -60,7 +60,7 @@ def test_cut_segments_lose_no_text(known: Family, in_reasoning: bool) -> None:
             assert (thought, said) == (Reasoning(turn[len(opening) : end]), []), end
         if end >= len(opening) + len("hm, so") + len(closing):
             assert thought == Reasoning("hm, so"), end
-            # in these formats, a cut header has no recipient, and its text may count as reasoning
+            # in these formats, a header that was cut before its recipient counts as reasoning
             has_headers = known.parser in ("gpt_oss", "muse_glimmer")
             assert set(map(type, said)) <= ({Text, Reasoning} if has_headers else {Text}), end
             assert known.stripped("".join(one.text for one in said)) in known.stripped(turn[:end]), end

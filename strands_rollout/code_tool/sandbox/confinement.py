@@ -163,7 +163,7 @@ class Workspace:
 
     folder: str
     user: int | None  # the user to change to; None to stay the same user
-    ruleset: kernel.Ruleset | None  # grants access to the directory and to the files that all code may read
+    ruleset: kernel.Ruleset | None  # grants access to the directory and what all code may use; None without Landlock
     uses: int = 0  # number of earlier directories to which the ruleset grants access
 
     def retire(self) -> None:

@@ -123,6 +123,7 @@ def all_rows(sizes: Sizes) -> list[Row]:
             (lag,),
             lambda one: float(one["lag_p99_ms"]),
             goal=20,
+            rounds=3,
         ),
         Row("start", "import strands_rollout, ms", (_START,), lambda one: float(one["import_ms"])),
         Row("start", "import strands_rollout.generate, ms", (_START,), lambda one: float(one["import_generate_ms"])),

@@ -1,4 +1,4 @@
-"""Benchmarks of the rollout client, of engines and of the code sandbox: `python -m benchmarks --help`.
+"""Benchmarks of the client with its gateway and workers, of engines and of the sandbox: `python -m benchmarks --help`.
 
 Not part of the installed package: run them in a checkout.
 """

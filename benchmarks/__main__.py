@@ -37,7 +37,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 @app.callback()
 def _root() -> None:
-    """Measure the rollout client and its versions, the gateway, engines, the code sandbox and episode workers.
+    """Measure the rollout client, also of other checkouts, the gateway, engines, the code sandbox and episode workers.
 
     Exit codes: 0 success, 1 a measurement failed, 2 wrong usage.
     """
@@ -244,7 +244,7 @@ def checkouts(
     concurrency: Annotated[int, typer.Option(help="Concurrent episodes.", min=1)] = 64,
     repeats: Annotated[int, typer.Option(help="Rounds in each checkout.", min=1)] = 15,
     episodes: Annotated[
-        int | None, typer.Option(help="Episodes of a round. Default: as many as take about a second.", min=1)
+        int | None, typer.Option(help="Episodes of a round of cpu. Default: as many as take about a second.", min=1)
     ] = None,
     agent: Annotated[
         str,
@@ -363,7 +363,7 @@ def _check_choices(option: str, names: list[str], known: tuple[str, ...]) -> lis
 
 
 def _tokenizer_dir(given: Path | None) -> Path:
-    """Return the tokenizer folder of the option or the environment variable, else of the shipped model."""
+    """Return the tokenizer folder of the option, else of the environment variable, else of the shipped model."""
     from benchmarks.client import SHIPPED_TOKENIZER_DIR
 
     named = os.environ.get(_TOKENIZER_VARIABLE)

@@ -1,4 +1,4 @@
-"""The variants with an agent: this package, its workers and gateway, strands-sglang and Strands' OpenAI model.
+"""The variants with an agent: this package, its workers, gateway and sub-agents, strands-sglang, Strands' OpenAI model.
 
 Unless a step `runs_code`, their code tool runs nothing: it knows each script's code and output. It has the name,
 description and schema of the real code tool, so that prompts are the scripts'. See `benchmarks.variants`.
@@ -303,7 +303,7 @@ class OpenAI:
     """Strands' own OpenAI model on the engine's chat endpoint; its messages are tokenized again after the episode.
 
     One `openai.AsyncOpenAI` serves all episodes, the cheapest option of the model. Tokens and mask come from one
-    rendering of the whole conversation, so the tokens are not the sampled tokens, and there are no logprobs.
+    rendering of the whole conversation: the sampled tokens are not recorded, and there are no logprobs.
     """
 
     def __init__(self, job: Job) -> None:

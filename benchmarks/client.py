@@ -1,7 +1,7 @@
 """The client benchmark: the cost of an episode for its client, compared with the minimum and with other clients.
 
-A scripted engine in a process of its own answers at once; each measurement is a fresh process. Variants take turns
-within a round, and each round starts with another variant.
+A scripted engine in a process of its own answers immediately; each measurement runs in a fresh process. Variants take
+turns within a round, and each round starts with another variant.
 """
 
 import os
@@ -169,7 +169,7 @@ def playable_variants(requested: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def missing_reason(variant: str) -> str | None:
-    """Return why a variant can't be measured here, or None; install strands-sglang if the variant lacks it."""
+    """Return why a variant can't be measured here, None if it can; install strands-sglang if the variant needs it."""
     if variant == PEER:
         try:
             peer_python()

@@ -1,7 +1,7 @@
 """Clocks and counters that the benchmarks share: event-loop lag, percentiles, processor cores, /proc.
 
 Uses only the standard library, because the sandbox benchmark's workers run in other environments too. If /proc is
-missing or hides another user's processes, the functions that read it return None, or only the processes they can see.
+missing or hides another user's processes, the functions that read it return None, or only what they can see.
 """
 
 import asyncio

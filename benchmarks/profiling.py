@@ -1,7 +1,7 @@
 """Profile a thread's CPU time by package and function.
 
 Uses cProfile with a clock of the thread's CPU time. Profiling slows small functions down more than large ones, so read
-shares, not times. A C function counts for its package if `_NATIVE_PACKAGES` knows it, else for its caller's
+shares, not times. A C function counts for its package if `_NATIVE_PACKAGES` has its module, else for its caller's
 package.
 """
 

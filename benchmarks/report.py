@@ -112,7 +112,7 @@ def _turn_table(rows: Sequence[Row], ratios: Sequence[Row]) -> str:
 
 
 def _ratio_table(ratios: Sequence[Row]) -> str:
-    """Return the ratios that the table of CPU lacks: to this package, and the growth of each variant's cost."""
+    """Return the ratios that the table of CPU lacks: of this package's variants to "ours", and of 80 to 20 turns."""
     lines = [
         [
             row["ratio"] + ("" if "turns /" in row["ratio"] else f", {row['turns']} tool turns"),

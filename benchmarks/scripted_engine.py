@@ -1,4 +1,4 @@
-"""An engine that answers immediately from a script, with as little CPU as possible.
+"""An engine that answers immediately from scripts, with as little CPU as possible.
 
 Runs as a process of its own: `python -m benchmarks.scripted_engine SCRIPTS... [--core N] [--any-input]
 [--image-tokens N]`. It prints its port and exits when its stdin closes. It supports only HTTP/1.1 with content lengths.

@@ -20,8 +20,8 @@ from strands_rollout.play.options import slime_sampling_params
 
 JobKind = Literal["cpu", "turns", "lag", "rss", "traced", "growth", "profile", "start"]
 Collector = Literal["own", "frozen", "unfrozen"]
-"""Treatment of the garbage collector: "own" leaves it to the variant (only this package freezes its objects, as
-`freeze_gc` sets); "frozen" calls `gc.freeze` after the warm-up; "unfrozen" freezes nothing."""
+"""Treatment of the garbage collector: "own" leaves it to the variant (only this package freezes its objects, by its
+setting `freeze_gc`); "frozen" calls `gc.freeze` after the warm-up; "unfrozen" freezes nothing."""
 WITH_IMAGES: Final = "ours-images"
 WORKERS: Final = {"ours-1-worker": 1, "ours-2-workers": 2}
 """Variant -> its number of episode workers."""

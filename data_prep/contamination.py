@@ -27,7 +27,8 @@ def main(
     """Find rows of a file that share words with evaluation problems.
 
     A problem with fewer than --ngram-words words counts only if a row consists of the same words. Runs of words that
-    more than ten different rows share are stock phrases and don't count, unless a row has half of a problem or more.
+    more than ten different rows share are stock phrases and don't count, unless a row has half of a problem's runs or
+    more.
     Exit codes: 0 none found, 1 some found or a file can't be read, 2 wrong usage.
 
     Example: python data_prep/contamination.py data/dapo-math-17k.jsonl data/aime-2024.jsonl

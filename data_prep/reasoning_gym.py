@@ -131,7 +131,7 @@ def _draw_entries(
         data_set = factory.create_dataset(name, **{**config, **options, "seed": seed, "size": size})
     except (AssertionError, TypeError, ValueError) as e:  # the generators check their options by assertions
         known = ", ".join(field.name for field in dataclasses.fields(factory.DATASETS[name][1]))
-        raise ConfigError(f"{name} refuses the values of its options: {e}; the options of {name}: {known}") from e
+        raise ConfigError(f"{name} refuses an option or its value: {e}; the options of {name}: {known}") from e
     _check_storable(name, data_set)
     for index in range(size):
         yield data_set[index]

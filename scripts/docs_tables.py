@@ -83,12 +83,12 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "budget/tool_iterations": ("distribution", "fraction of `max_tool_iterations` used, for samples with that limit"),
     "budget/tool_calls": ("distribution", "fraction of `max_tool_calls` used, for samples with that limit"),
     "aborts": ("distribution", "times that a sample came back ABORTED"),
-    "resumes": ("distribution", "times that a sample was resumed"),
+    "resumes": ("distribution", "times that an episode was resumed after an abort, or continued from its journal"),
     "engine_aborts": ("distribution", "requests that the engine aborted and this package continued"),
     "weight_versions": ("distribution", "different weight versions in a sample"),
     "weight_version_spread": (
         "distribution",
-        "newest weight version minus the oldest, if both are integers of one run",
+        "newest weight version minus the oldest, if all versions of the sample are integers of one run",
     ),
     "stale_tokens": ("distribution", "tokens masked by `max_staleness`"),
     "too_old": (
@@ -102,7 +102,8 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "removed": ("share", "samples kept out of training"),
     "ungraded": (
         "total",
-        "samples without a label, or whose reward failed, for example because a judge was unavailable",
+        "samples whose reward failed, for example because a judge was unavailable, or for which the default grading "
+        "found no label",
     ),
     "drift_tokens": ("distribution", "sampled tokens that would change if the text of each turn were encoded again"),
     "drift_share": ("distribution", "`drift_tokens` as a fraction of the sampled tokens"),
@@ -113,8 +114,8 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "drift_kind/<name>": (
         "total",
-        "drifted tokens by kind: `assistant_text`, `tool_call`, `whitespace`, `special_tokens`; `template` for context "
-        "tokens of the whole text",
+        "drifted tokens by kind: `assistant_text`, `tool_call`, `whitespace`, `special_tokens`; `template` counts "
+        "context tokens that would change if the whole text were encoded again",
     ),
     "drift_samples": ("total", "samples with any drift"),
     "drift_samples_share": ("share", "samples with any drift, among the measured samples"),
@@ -136,7 +137,11 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "slowest/tool_s": ("seconds", "the slowest sample's time in tools"),
     "slowest/score_s": ("seconds", "the slowest sample's time in the reward"),
     "slowest/other_s": ("seconds", "the slowest sample's remaining time"),
-    "missing": ("total", "in evaluation: samples whose episode or reward failed, or that have no label"),
+    "missing": (
+        "total",
+        "in evaluation: samples whose episode failed or was aborted, whose reward failed, or for which the default "
+        "grading found no label",
+    ),
     "accuracy": ("share", "in evaluation: right answers among the graded samples"),
 }
 """Kind and meaning of each metric; `logged_metrics` finds the metrics that exist."""

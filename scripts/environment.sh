@@ -5,7 +5,8 @@
 
 repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
-# Print the first Python >= 3.11 on the PATH; without one, fail. If PYTHON is set, try only that Python.
+# Print the first of python3.13, python3.12, python3.11, python3 and python that is Python 3.11 or newer; if none is, fail. If
+# PYTHON is set, try only that Python.
 find_python() {
   local candidate candidates=(python3.13 python3.12 python3.11 python3 python)
   if [[ -n "${PYTHON:-}" ]]; then
@@ -46,7 +47,7 @@ make_environment() {
   fi
   python="$(find_python)"
   if ! mkdir -p -- "$directory" 2>/dev/null || [[ ! -w "$directory" ]]; then
-    echo "error: can't create the environment $directory: its folder can't be written to." >&2
+    echo "error: can't create the environment: the folder $directory can't be created or written to." >&2
     echo "Name another folder for it in $(variable_of "$directory"), or work in a copy of this repository that you can write to." >&2
     return 1
   fi

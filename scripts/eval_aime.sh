@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Evaluates a checkpoint on AIME in slime, with the agent, generation and reward of training.
-# `strands-rollout eval` does the same on any SGLang server, without slime. --watch SAVE_DIR evaluates each new checkpoint of a run.
+# `strands-rollout eval` does the same on any SGLang server, without slime. --watch SAVE_DIR evaluates the newest checkpoint of a run
+# whenever there is a new one.
 set -euo pipefail
 
 # shellcheck source=scripts/slime_launch.sh

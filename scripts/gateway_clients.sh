@@ -26,7 +26,7 @@ fi
 echo "installing agents on Node into $folder (once) ..." >&2
 mkdir -p -- "$folder"
 with_progress npm install --prefix "$folder" --no-audit --no-fund --ignore-scripts --loglevel error "${clients[@]}" >&2
-# only these two need their install script, which selects the program for this machine; the others' scripts don't run
+# only these two packages need their install scripts, which select the program for this machine; other packages' scripts don't run
 node "$folder/node_modules/@anthropic-ai/claude-code/install.cjs" >&2
 node "$folder/node_modules/opencode-ai/postinstall.mjs" >&2
 printf '%s' "${clients[*]}" >"$folder/.installed"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains Qwen3-8B like strands_qwen3_8b.sh, but fully asynchronously: half of the GPUs generate all the time, the other half
 # trains on finished episodes. slime's fully asynchronous rollout has no evaluation, no dynamic sampling and no partial
-# rollouts; for a curve, run eval_aime.sh --watch on other GPUs.
+# rollouts; to evaluate the run's checkpoints, run eval_aime.sh --watch on other GPUs.
 set -euo pipefail
 
 export MODEL=qwen3-8B

@@ -127,7 +127,7 @@ _WAITING: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, deque[async
 async def shared_result(task: asyncio.Task[Result]) -> Result:
     """Return the result of a task for which many callers wait; a cancelled caller does not cancel the task.
 
-    When the task ends, one caller continues in each pass of the event loop (`admit_to_loop`).
+    When the task ends, one of the waiting callers continues in each pass of the event loop (`admit_to_loop`).
 
     Raises:
         BaseException: The exception of the task.

@@ -183,7 +183,7 @@ class Deadline:
         return self._timeout.expired()
 
     def _abort(self) -> None:
-        """End the block: at once, or after `engine_grace_s` if the model has a request in flight.
+        """End the block: at once, or at most `engine_grace_s` later if the model has a request in flight.
 
         In the second case, the engine is asked to stop generating. Nothing happens if this deadline has cancelled the
         block already.

@@ -132,7 +132,7 @@ class NoModelError(UnplayableAgentError):
 
 
 class BlockingCallError(UnplayableAgentError):
-    """An agent was called without `await` on the event loop of the episodes, which would block all of them."""
+    """A call on the event loop of the episodes would block all of them, such as a call of an agent without `await`."""
 
 
 class TeamLimitError(RolloutError):

@@ -58,7 +58,10 @@ def original_exception(error: BaseException) -> BaseException:
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """Return the qualified name of a function or method, also of one in a `functools.partial`, for messages."""
+    """Return the qualified name of a function, method or class, or of another callable's class, for messages.
+
+    For a `functools.partial`, this is the name of what it calls.
+    """
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__)

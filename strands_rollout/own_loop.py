@@ -56,9 +56,9 @@ class OwnLoop:
         Cancelling the caller cancels the function; if it hasn't ended 0.5 s later, it is abandoned.
 
         Raises:
-            ToolError: The function raised SystemExit or another exception that would end the loop; or the loop is
-                blocked by an earlier function, so that a call was abandoned before it began. In the second case,
-                `function` is still called when the loop is free.
+            ToolError: The function raised SystemExit or another exception that would end the loop; or an earlier
+                function blocks the loop: a previous caller was cancelled before its function began, and no function
+                has begun since. In the second case, `function` is still called when the loop is free.
             Exception: Any other exception of the function.
         """
         if asyncio.get_running_loop() is self._loop:

@@ -72,7 +72,7 @@ class _ReusableThread:
         threading.Thread(target=self._work, name="tool", daemon=True).start()
 
     def run(self, function: Callable[[], Callable[[], None]], loop: asyncio.AbstractEventLoop, name: str) -> None:
-        """Call `function` in the thread, which is named `name` meanwhile; then call its result in the loop."""
+        """Call `function` in the thread, which gets the name `name`; then call the returned function in the loop."""
 
         def job() -> bool:
             threading.current_thread().name = name

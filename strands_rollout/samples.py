@@ -155,7 +155,8 @@ class Sample:
 
         `log_probs` has one logprob per token if the tokens are `trainable`, that is, sampled by the policy; else it is
         None. With `update_terminal_info`, a `meta_info` of SGLang that has a finish reason adds to the counts and the
-        weight versions, and sets the status.
+        weight versions, and sets the status. The counts of speculative decoding need the argument
+        `sglang_speculative_algorithm` in `args`.
 
         Raises:
             ValueError: Trainable tokens lack logprobs or follow response tokens without logprobs, other tokens have
@@ -213,7 +214,8 @@ def _add_counts(counters: object, amounts: Mapping[str, Any]) -> None:
 def _check_appended(sample: Sample, new: list[int], log_probs: Sequence[float] | None, *, trainable: bool) -> None:
     if new and trainable != (log_probs is not None):
         raise ValueError(
-            f"got log_probs={log_probs!r:.80} with trainable={trainable}; expected log_probs for trainable tokens only"
+            f"got log_probs={log_probs!r:.80} with trainable={trainable}; expected log_probs for trainable tokens, and "
+            "None for other tokens"
         )
     if log_probs is not None and len(log_probs) != len(new):
         raise ValueError(f"got {len(log_probs)} log_probs for {len(new)} tokens; expected {len(new)}")
@@ -262,7 +264,8 @@ class EpisodeFacts:
     final_in_reasoning: bool | None = None
     """True if `final_text` begins within reasoning that the prompt opened."""
     final_is_cut: bool | None = None
-    """True if a token limit or an abort cut the last turn off."""
+    """True if a token limit or an abort cut the last turn off; for an answer that a program returned, only if the cut
+    turn ends with this answer."""
     template_kwargs: Mapping[str, Any] | None = None
     """Variables of the chat template."""
     turns: int | None = None
@@ -294,7 +297,7 @@ class EpisodeFacts:
     user_turns: int | None = None
     """Number of user messages after the first."""
     tool_errors: int | None = None
-    """Number of tool calls that failed."""
+    """Number of tool calls that failed, timed out or named an unknown tool."""
     tool_timeouts: int | None = None
     """Number of tool calls that timed out."""
     unknown_tools: int | None = None
@@ -317,7 +320,8 @@ class EpisodeFacts:
     dropped_sampled_tokens: int | None = None
     """Number of sampled tokens that are in no sample."""
     budgets: Mapping[str, Any] | None = None
-    """Used share of each limit, from 0 to 1, by name; null without a limit."""
+    """Used share of the budgets `response` and `context` and of the limits `tool_iterations` and `tool_calls`, from 0
+    to 1; null for a limit that is 0 or not set."""
     aborts: int | None = None
     """Number of earlier attempts that ended with the sample ABORTED."""
     resumes: int | None = None
@@ -331,13 +335,14 @@ class EpisodeFacts:
     environment_score: object | None = None
     """The score from the environment or the agent program: a number, or a mapping with `score`."""
     gateway: Mapping[str, Any] | None = None
-    """Facts about an agent program's requests to its endpoint and, for an agent command, about its process."""
+    """Facts about the requests to the gateway of an agent program or of another trainer's session and, for an agent
+    command, about its process."""
     environment: Mapping[str, Any] | None = None
     """Facts of a library's environment that played: its termination reason, reward information and metrics."""
     question: str | None = None
     """The environment's question, if it replaced the row's."""
     evaluated: Mapping[str, Any] | None = None
-    """The messages, tools and state for evaluators."""
+    """The main agent's messages, tools and system prompt and the environment's state, for evaluators."""
     evaluation: bool | None = None
     """True for a sample of an evaluation."""
     fan_out: Mapping[str, Any] | None = None
@@ -364,7 +369,10 @@ class EpisodeFacts:
         return cls(**known)
 
     def to_metadata(self) -> dict[str, Any]:
-        """Return the known facts by name; `error` and `tool_parser` may be None, which means there was none."""
+        """Return the known facts by name.
+
+        None is known, too, as `error` of an episode without an error, and as `tool_parser` of a parser without a name.
+        """
         keeps_none = {"error": self.stop_reason is not None, "tool_parser": self.template_kwargs is not None}
         return {
             name: value for name in _fact_types() if (value := getattr(self, name)) is not None or keeps_none.get(name)
@@ -440,7 +448,7 @@ def rollout_id_of(sample: object) -> int | None:
 
 
 def question_of(prompt: str | Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of the last user message of a prompt; "" if there is none."""
+    """Return the prompt itself if it is a string, else the text of its last user message; "" if there is none."""
     if isinstance(prompt, str):
         return prompt
     texts = [str(message.get("content", "")) for message in prompt if message.get("role") == "user"]
@@ -468,7 +476,7 @@ def fan_out_part(sample: object) -> int | None:
 
 
 def reward_details(sample: object) -> Mapping[str, Any]:
-    """Return the reward's dict, from the sample's reward or from its facts; empty if there is only a number."""
+    """Return the reward's dict, from the sample's reward or from its facts; empty if there is none."""
     reward = getattr(sample, "reward", None)
     return reward if isinstance(reward, Mapping) else facts_of(sample).reward or {}
 
@@ -537,7 +545,7 @@ class FinishedSample:
 
     @property
     def reward_details(self) -> Mapping[str, Any]:
-        """The reward's dict, from the sample's reward or from its facts; empty if there is only a number."""
+        """The reward's dict, from the sample's reward or from its facts; empty if there is none."""
         return run_metric("reward_details", lambda: reward_details(self.sample), of_sample=True) or {}
 
     @property
@@ -554,7 +562,7 @@ class FinishedSample:
 
     @property
     def weight_version_spread(self) -> int | None:
-        """Newest minus oldest weight version; None unless all are integers of the same version numbering."""
+        """Newest minus oldest weight version; None without versions, or unless all are integers of one numbering."""
         versions, numberings = self.weight_versions, self.facts.version_numberings or ()
         if len(numberings) > 1 or not versions or not all(map(_INTEGER.fullmatch, versions)):
             return None

@@ -62,7 +62,7 @@ class _Settings(BaseModel):
 
 
 class McpServer(_Settings):
-    """An MCP server; the keys are those of an `mcpServers` file, as Strands reads it, plus `name` and `per_episode`.
+    """An MCP server, with keys of an `mcpServers` file, as Strands reads it, plus `name` and `per_episode`.
 
     `${VAR}` in a string is replaced from the environment.
     """
@@ -187,7 +187,10 @@ class Judge(_Settings):
 
 
 class RewardPart(_Settings):
-    """A part of the reward: a function, judge or evaluator; else the environment's score, or the default grading."""
+    """A part of the reward: a function, a judge or an evaluator.
+
+    Without these, the part is the environment's score or, if there is no such score, the default grading.
+    """
 
     _string_key = "function"
     function: str | None = None
@@ -202,7 +205,7 @@ class RewardPart(_Settings):
     @model_validator(mode="after")
     def _check_one_source(self) -> Self:
         if self.function is not None and (self.judge is not None or self.evaluator is not None):
-            raise ValueError("either a function, or a judge, an evaluator or both")
+            raise ValueError("either a function, or a judge, or an evaluator with or without a judge")
         return self
 
 
@@ -219,7 +222,7 @@ class RewardSettings(_Settings):
     """Model that the evaluator calls."""
     parts: dict[str, RewardPart] = Field(default_factory=dict)
     """Several rewards by name, each with `function`, `judge` or `evaluator`, and `weight`; the reward is their weighted
-    sum."""
+    sum. A part without these three is the environment's score or, if there is no such score, the default grading."""
     timeout_s: float = Field(default=300.0, gt=0)
     """Wall-clock timeout of your reward, or of each part, in seconds. Waiting for `max_concurrency` of a judge does not
     count."""
@@ -315,7 +318,9 @@ class _VariableError(ConfigError):
 def _workers_of_environment() -> int:
     if (given := os.environ.get("STRANDS_ROLLOUT_EPISODE_WORKERS") or "0").isdecimal():
         return int(given)
-    raise _VariableError(f"got STRANDS_ROLLOUT_EPISODE_WORKERS={given!r} in the environment; expected an integer")
+    raise _VariableError(
+        f"got STRANDS_ROLLOUT_EPISODE_WORKERS={given!r} in the environment; expected an integer of at least 0"
+    )
 
 
 def _staleness_of_environment() -> int | None:
@@ -324,7 +329,8 @@ def _staleness_of_environment() -> int | None:
     if given.isdecimal():
         return int(given)
     raise _VariableError(
-        f"got STRANDS_ROLLOUT_MAX_SAMPLE_STALENESS={given!r} in the environment; expected an integer or none"
+        f"got STRANDS_ROLLOUT_MAX_SAMPLE_STALENESS={given!r} in the environment; expected an integer of at least 0, "
+        "or 'none'"
     )
 
 
@@ -343,7 +349,7 @@ NamedTool = Annotated[
 class RolloutSettings(_Settings):
     """All settings and their defaults.
 
-    None means no limit or no such code or, where the description of the setting says so, another default.
+    None means no limit, no such code, or another default that the setting's description names.
     """
 
     system_prompt: str | None = SYSTEM_PROMPT
@@ -409,10 +415,12 @@ class RolloutSettings(_Settings):
     model_name: str | None = None
     """Model of slime's `--sglang-config` that is the policy. Default: the first model."""
     resume_aborted: bool = True
-    """Resume an aborted sample from its own tokens; false starts it from scratch."""
+    """Resume an aborted sample from its own tokens; false starts it from scratch. A sample whose episode can't be
+    continued also starts from scratch, for example with `resources`, or after its history was rewritten."""
     journal_dir: str | None = None
-    """Folder for the journals of unfinished episodes. A run that was killed continues them when it is restarted and
-    slime requests the same samples again. Each run needs a folder of its own."""
+    """Folder for the journals of unfinished episodes. A run that was killed continues these episodes when it is
+    restarted and slime requests the same samples again; an episode that can't be continued, for example with
+    `resources` or an `environment`, starts from scratch. Each run needs a folder of its own. Needs `resume_aborted`."""
     repeat_interrupted_tools: bool = False
     """Call a tool again if it was running when the process of its episode died. If false, the episode fails and is not
     trained on, since the tool may have acted. The code tool is always called again, except in a code session."""
@@ -421,7 +429,7 @@ class RolloutSettings(_Settings):
     that calls `generate`. Default: the environment variable STRANDS_ROLLOUT_EPISODE_WORKERS, else 0."""
     on_engine_abort: Literal["continue", "return"] = "continue"
     """Reaction if the engine aborts a turn while the rollout continues, for example to update weights: "continue" the
-    turn from its own tokens, or "return" the sample as ABORTED."""
+    turn from its own tokens, or "return" the sample: as ABORTED, or as FAILED if slime can't take an ABORTED sample."""
     engine_patience_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """Seconds for which a request is retried while the engine is unreachable, busy or failing; 0 never retries.
     Default: 600 in a job of slime, where an episode that gives up costs training data, else 90."""
@@ -451,8 +459,8 @@ class RolloutSettings(_Settings):
     """Treatment of text that a plugin adds to one request only, such as a reminder: "segment" starts a new segment
     after it, as for a rewritten history; "keep" leaves it in the context, so that the episode stays one sample."""
     should_abort: Annotated[str | Callable[[], bool] | None, PlainSerializer(str, when_used="json-unless-none")] = None
-    """Abort flag in addition to slime's, which runs without slime lack: a function without arguments that returns True
-    while the rollout is being aborted, or the function's dotted path."""
+    """A function without arguments that returns True while the rollout is being aborted, or the function's dotted path.
+    Episodes heed it in addition to slime's own abort flag, which does not exist in a run without slime."""
     freeze_gc: bool = True
     """Before the process's first episode, exclude all loaded objects from Python's garbage collection (`gc.freeze`),
     and make collections rarer."""
@@ -614,8 +622,9 @@ def read_config_file(path: Path | None, changes: Sequence[str] | None = None) ->
     (None), the changes apply to the defaults.
 
     Raises:
-        ConfigError: The file can't be read, is not a YAML mapping or lacks the key, a setting in the file or in
-            `changes` is unknown or invalid, or so is an environment variable with a setting's default.
+        ConfigError: The file can't be read, is not a YAML mapping or lacks the key; a change is not `setting=value`; a
+            setting in the file or in `changes` is unknown or invalid; or an environment variable with a setting's
+            default is invalid.
     """
     given = {} if path is None else _read_key(path)
     try:

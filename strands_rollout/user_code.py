@@ -33,8 +33,8 @@ def add_config_folder(path: str | Path | None) -> None:
     """Search files from now on in a configuration's folder, then in the working directory; add both to `sys.path`.
 
     The folders of earlier configurations come after these two. Without a configuration (None), the working directory is
-    only added at the end, if it is not searched yet. If `path` is a link,
-    the folder of the link and then that of its target are added. Folders that are in `sys.path` keep their place there.
+    searched last, unless it is searched already. If `path` is a link, the folder of the link is searched before the
+    folder of its target. Folders that are in `sys.path` keep their place there; the others are added at its front.
     """
     own = [] if path is None else [Path(path).absolute().parent, Path(path).resolve().parent]
     folders = list(dict.fromkeys([*own, Path.cwd()]))

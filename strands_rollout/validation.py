@@ -53,7 +53,7 @@ def explain_fault(
 
     Args:
         fault: An element of `ValidationError.errors()`.
-        model: The validated model, to suggest names of its keys.
+        model: The validated model, to suggest names of its keys; None for no suggestions.
         root: Dotted path of the whole input, which prefixes the path in the message.
         noun: The word for a key of the input, such as "setting".
     """

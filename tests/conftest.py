@@ -1,4 +1,4 @@
-"""Fixtures that all tests share: real tokenizers, and the real SGLang."""
+"""Fixtures that all tests share (tokenizers, the real SGLang, retries without waits), and hooks of pytest."""
 
 import asyncio
 import os
@@ -24,12 +24,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--sglang-base-url",
         default=os.environ.get("SGLANG_BASE_URL"),
-        help="An SGLang server with the shipped model, for the tests marked real; default: one is started on this CPU.",
+        help="URL of an SGLang server with the shipped model, for the tests marked `real`; default: SGLANG_BASE_URL, "
+        "else the tests start a server on this CPU.",
     )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests on real engines more time, since they may start an engine first."""
+    """Give tests marked `real` more time, since they may start an engine first; a timeout of their own stays."""
     for item in items:
         if item.get_closest_marker("real") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(_REAL_LIMIT_S))

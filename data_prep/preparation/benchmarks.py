@@ -45,7 +45,7 @@ def convert_rows(rows: Any, benchmark: Benchmark, seed: int) -> Any:  # noqa: AN
 
 
 def benchmark_metadata(row: Mapping[str, Any], benchmark: Benchmark) -> dict[str, Any]:
-    """Return the metadata of a row, with the benchmark's name and the grading of its answers."""
+    """Return a row's metadata, with the benchmark's name and, unless it is mathematics, the grading of its answers."""
     metadata = row.get("metadata")
     grading = {} if benchmark.grading == "math" else {GRADING_KEY: benchmark.grading}
     return {**(metadata if isinstance(metadata, Mapping) else {}), BENCHMARK_KEY: benchmark.name, **grading}

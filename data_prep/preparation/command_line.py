@@ -1,4 +1,4 @@
-"""The command line of the scripts: the fields of `Request` as options, with --data-dir, --force and --json.
+"""The command line of the scripts that call `prepare`: the fields of `Request` as options, --data-dir, --force, --json.
 
 The report goes to stdout, with --json as one line of JSON; warnings, errors and progress go to stderr.
 """

@@ -1,10 +1,10 @@
 """Find rows of a prepared file that share words with evaluation problems.
 
 A row is contaminated by an evaluation problem if both contain the same run of `ngram_words` words, or if both consist
-of the same words; a problem with fewer words can only match as a whole. Words are sequences of letters and digits, in
-any case, so that LaTeX and plain notation compare alike. Runs that many different rows share are stock phrases ("where
-m and n are relatively prime positive integers, find m + n"). They don't count, unless a row has at least half of a
-problem's runs: a problem that was copied many times is not a stock phrase.
+of the same words; a problem with fewer words can only match as a whole. Words are sequences of letters and digits, so
+that LaTeX and plain notation compare alike; upper and lower case are equal. Runs that many different rows share are
+stock phrases ("where m and n are relatively prime positive integers, find m + n"). They don't count, unless a row has
+at least half of a problem's runs: a problem that was copied many times is not a stock phrase.
 """
 
 import re
@@ -37,7 +37,7 @@ class Overlap:
     """A contaminated row.
 
     Attributes:
-        line: Its line in the file, from 0.
+        line: The row's line in the file, from 0.
         row: The problem of the row.
         problem: The evaluation problem.
         words: The first run of words that both contain, or all words if both consist of the same words.
@@ -58,7 +58,7 @@ class Finding:
         problems: The number of different problems in the evaluation file.
         problems_short: The number of problems with fewer words than a run, which are compared as a whole only.
         problems_stock: The number of problems that consist of stock phrases only.
-        stock_phrases: The number of runs that were not counted.
+        stock_phrases: The number of shared runs that are stock phrases.
         overlaps: The contaminated rows, by line.
     """
 

@@ -190,7 +190,7 @@ class InstructionCount:
         return written
 
     def facts(self) -> dict[str, object]:
-        """Return the manifest's entry: counts of prompts with an instruction, and of prompts that still ask for one."""
+        """Return the manifest's entry: the prompts with an instruction, and those that still ask for an answer form."""
         example = self._example
         return {
             "mode": "remove" if self._removing else "keep",

@@ -1,4 +1,4 @@
-"""Progress on stderr, and the manifest as text."""
+"""Progress on stderr, and the manifest as a report and as warnings."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
@@ -76,8 +76,8 @@ def contamination_lines(facts: dict[str, Any]) -> Iterator[str]:
     """Yield lines on the overlap with an evaluation file."""
     yield (
         f"against {facts['file']}: {facts['rows']} rows share words with {facts['problems_found']} of "
-        f"{facts['problems']} problems ({facts['stock_phrases']} stock phrases not counted; {facts['problems_short']} "
-        "problems are shorter than a run of words and compared only as a whole)"
+        f"{facts['problems']} problems ({facts['stock_phrases']} of the shared runs of words are stock phrases; "
+        f"{facts['problems_short']} problems are shorter than a run of words and compared only as a whole)"
     )
     for example in facts["examples"]:
         yield f"  line {example['line']}: {example['row']!r}"

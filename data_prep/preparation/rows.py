@@ -67,7 +67,7 @@ class Columns:
 
 
 def find_columns(features: Mapping[str, Any], prompt: str | None, label: str | None) -> Columns:
-    """Return the requested columns, or the columns of a data set that have a known name (in any case).
+    """Return the requested columns, or the columns of a data set that have a known name, in upper or lower case.
 
     Raises:
         PreparationError: There is no such column; the message lists the existing columns.

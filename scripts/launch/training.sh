@@ -198,7 +198,7 @@ fully_async_training() {
   training_settings "$2"
   ROLLOUT_GPUS="$((NUM_GPUS * NUM_NODES - ACTOR_GPUS * ACTOR_NODES))"
   setting SGLANG_CONCURRENCY "$(_async_concurrency)" \
-    "concurrent episodes per engine; default: those that MAX_SAMPLE_STALENESS allows, at most those that the cache holds" count
+    "concurrent episodes per engine; default: as many as MAX_SAMPLE_STALENESS allows, but at most as many as the cache holds" count
   pass_rate_settings
   end_of_settings "$1" "bash $0 --actor-gpus 4 -- --update-weights-interval 2"
   [[ $ROLLOUT_GPUS -gt 0 ]] || usage_error "$((ACTOR_GPUS * ACTOR_NODES)) of $((NUM_GPUS * NUM_NODES)) GPUs train (ACTOR_GPUS x ACTOR_NODES);" \

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Evaluates the checkpoints of a run while it trains: a loop that starts one evaluation job for each new checkpoint, and the wandb
-# run that the evaluations share with the training run.
+# Evaluates checkpoints of a run while it trains: a loop that starts an evaluation job for the newest checkpoint whenever there is a
+# new one, and the wandb run that the evaluations share with the training run.
 
 # wandb_run FOLDER: unless wandb is off or WANDB_RUN_ID is set, set WANDB_RUN_ID to the id in FOLDER/wandb-run-id, so that restarts
 # and evaluations log to one run; create the file if it is missing, except in a dry run.

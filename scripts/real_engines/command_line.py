@@ -1,4 +1,4 @@
-"""The command line that the servers share: `install`, `start` and `stop`; output is JSON."""
+"""The command line that the servers share: `install`, `start`, which prints JSON, and `stop`."""
 
 import argparse
 import json

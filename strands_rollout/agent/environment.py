@@ -47,7 +47,7 @@ class Task:
         tools: The configured tools and the environment's tools, as `strands.Agent(tools=...)` takes them.
         resources: Open resources by their names in the setting `resources`.
         environment: The episode's environment, made by the class or function in the setting `environment`; None without
-            the setting.
+            the setting, and before the environment is made.
         environment_config: Path of the file that the setting `environment_config` names; None without the setting, or
             if the setting is a mapping.
     """
@@ -203,6 +203,7 @@ class EpisodeContext:
         EnvironmentFaultError: From each method, if the environment or a resource fails or takes too long, or if the
             environment returns an unexpected value.
         EngineAbortedError: From each method, if the rollout is aborted.
+        RolloutError: From each method, if the user's code raises one that is no ToolError.
     """
 
     task: Task
@@ -330,6 +331,7 @@ async def open_context(
         EnvironmentFaultError: A resource or the environment fails while it is made, opened or prepared, takes too long,
             or is not of the expected kind.
         EngineAbortedError: The rollout was aborted during one of these steps.
+        RolloutError: The user's code raised one that is no ToolError, such as a ConfigError.
     """
     context = EpisodeContext(task, settings.environment_timeout_s, control, loop)
     async with AsyncExitStack() as stack:

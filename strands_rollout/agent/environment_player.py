@@ -163,7 +163,7 @@ class EnvironmentRun(EpisodeRun):
             )
 
     def _phase_limit_s(self) -> float | None:
-        """Return the time limit of the environment's next step, in seconds; None for no limit.
+        """Return the time limit of the phase that runs now, in seconds; None for no limit.
 
         `environment_timeout_s` limits the environment's work before and after the agent's turns. `episode_timeout_s`
         limits the agent's turns, in `_AgentHook`, and the time before them.
@@ -194,7 +194,8 @@ class EnvironmentRun(EpisodeRun):
     def _end_of_turns(self) -> Ending:
         """Return the stop reason and error of the agent's turns.
 
-        The error is None after an answer, at a limit of tool calls or iterations, and if only the environment failed.
+        The error is None after an answer, at a limit of tool calls or iterations or of the environment's own, and if
+        only the environment failed.
         """
         played, agent_hook = self.played, self.agent_hook
         is_completed = played is not None and played.stop_reason is StopReason.COMPLETED
@@ -240,7 +241,8 @@ class _AgentHook(HookProvider):
 
     Attributes:
         agent: The first agent on the episode's model; None before it is invoked.
-        error: The exception of the last model call, or of a hook before it; None if it succeeded.
+        error: The exception of the last model call, or of a hook before it; None if the call succeeded, or before the
+            first call.
         is_playing: True during the agent's invocation, when the policy uses the time.
         changed: Set when `is_playing` changes.
         is_out_of_time: True if the agent's turns were cut at `episode_timeout_s`.

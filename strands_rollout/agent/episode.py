@@ -1,6 +1,6 @@
 """Episodes that a Strands agent plays in this process: `run_episode` builds the agent and runs it within its limits.
 
-Strands logs each exception of its loop as an error, including hundreds of aborted generations in each rollout step.
+Strands logs each exception of its loop as an error; aborted generations alone may be hundreds in a rollout step.
 A log filter drops the lines about this package's errors, since each sample reports the failure of its episode once.
 """
 
@@ -127,10 +127,10 @@ class AgentRun(EpisodeRun):
         if setup.journal is not None:
             own_hooks.append(_JournalHook(self, setup.journal))
         self.loop = DirectLoop(None if self.is_observed else own_hooks)  # None: other hooks may listen, too
-        # Strands calls hooks in the order of their registration, except after an event: then in the reverse order
+        # Strands calls hooks in the order of their registration, or in reverse for events such as AfterToolCallEvent
         self.all_hooks = [*setup.hooks, _HookGroup([*own_hooks, self.loop])]
         self.team: Team | None = None
-        self.main: Agent | None = None  # the agent that answered last; at first, the first candidate
+        self.main: Agent | None = None  # None before `_prepare`, then the first candidate, later who answered last
         self.limiters: dict[Agent, ToolLimiter] = {}
         self.visits = VisitLog()
 
@@ -239,7 +239,10 @@ class AgentRun(EpisodeRun):
     def _ending_at_timeout(self) -> Ending:
         if self.team is None:  # the policy never ran, so the timeout isn't its fault
             limit_s = self.limits.episode_timeout_s
-            message = f"the agent and its tools did not start within the episode's timeout of {limit_s:g} s"
+            message = (
+                f"the agent and its tools did not start within the episode's timeout of {limit_s:g} s; raise "
+                "episode_timeout_s"
+            )
             return StopReason.SETUP_ERROR, RolloutError(message)
         return super()._ending_at_timeout()
 

@@ -33,7 +33,7 @@ from strands_rollout.record.record import Answer
 from strands_rollout.template.messages import error_message, error_result
 
 End = tuple[str, Message, list[Interrupt] | None]
-"""Strands' stop reason, the agent's last message, and the interrupts of tools and hooks."""
+"""Strands' stop reason, the agent's last message, and the interrupts of tools and hooks, or None without interrupts."""
 
 NO_USAGE: Final = {"inputTokens": 0, "outputTokens": 0, "totalTokens": 0}
 _CANCELLED_TEXT: Final = "Cancelled by user"
@@ -68,7 +68,7 @@ class DirectInvocation:
         self._agent.messages.append(message)
 
     async def run(self) -> End | None:
-        """Call the model and run its tools until the invocation ends.
+        """Call the model and run the tools that it asks for, until the invocation ends.
 
         Returns:
             The invocation's end; None if Strands' cycle must do the next step, which `DirectLoop` then runs.

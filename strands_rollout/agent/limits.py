@@ -45,7 +45,7 @@ class StopReason(StrEnum):
     """
 
     COMPLETED = "completed"
-    """The policy answered without asking for a tool."""
+    """The policy answered without asking for a tool, or the user's hook, program or environment ended the episode."""
     TURN_LENGTH = "turn_length"
     """A turn reached the limit of tokens per turn."""
     RESPONSE_LENGTH = "response_length"
@@ -141,9 +141,10 @@ class ToolLimiter(HookProvider):
 
     Args:
         max_iterations: Maximum turns whose tools are run; None for no limit.
-        max_calls: Maximum calls of all turns. If a turn would exceed it, none of the turn's calls is run, and the
-            invocation ends.
-        max_parallel_calls: Maximum calls of one turn. Calls above it get an error result, and the loop continues.
+        max_calls: Maximum calls of all turns; None for no limit. If a turn would exceed it, none of the turn's calls is
+            run, and the invocation ends.
+        max_parallel_calls: Maximum calls of one turn; None for no limit. Calls above it get an error result, and the
+            loop continues.
 
     Attributes:
         iterations: Number of tool iterations that were run.

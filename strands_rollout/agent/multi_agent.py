@@ -92,6 +92,7 @@ async def factory_team(path: str, model: SGLangModel, task: Task) -> AsyncIterat
             without model. Or an agent has checkpoints, or a router with other models.
         ToolError: The path can't be loaded, or an agent's conversation manager blocks the event loop.
         SandboxError: An MCP server of the agents failed.
+        RolloutError: The factory raised one that is no ToolError.
     """
     build = load_function(path, "an agent")
     factory_task = replace(task, tools=release_once(task.tools))
@@ -172,7 +173,7 @@ def _tool_agents(agents: Sequence[Agent]) -> list[Agent]:
 
 
 def _replace_terminal_defaults(agent: Agent) -> None:
-    """Replace Strands' default tool executor, and its printing handler: hundreds of episodes would print at once."""
+    """Replace Strands' default tool executor by `TurnToolExecutor`, and its handler, which prints, by a silent one."""
     if isinstance(agent.callback_handler, PrintingCallbackHandler):
         agent.callback_handler = null_callback_handler
     if type(agent.tool_executor) is ConcurrentToolExecutor:
@@ -467,9 +468,10 @@ def release_once(tools: Sequence[Any]) -> list[Any]:
 
 
 async def _run_in_thread(action: Callable[[], object], name: str | None = None) -> object:
-    """Return the result of an action that may block, run in a thread; copy back its context variables.
+    """Run an action in a thread, since it may block; return its result, and copy its context variables back.
 
-    The action may start or stop tool providers.
+    The action runs under the lock of tool providers, since it may start or stop them; after `_LOCK_TIMEOUT_S` of
+    waiting, it runs without the lock.
     """
     run = in_own_thread(_run_locked, has_grace_period=False, name=name or function_name(action))
     result, context = await run(lambda: (action(), copy_context()), _LOCK_TIMEOUT_S)

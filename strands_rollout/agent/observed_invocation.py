@@ -126,7 +126,7 @@ class ObservedInvocation(DirectInvocation):
                     raise
 
     async def _call_model(self) -> tuple[Answer, bool]:
-        """Return the answer of the policy, or of a hook that cancels the call; and True if a hook requests a retry."""
+        """Return the answer of the policy or of a hook that cancels the call, and whether a hook requests a retry."""
         agent, state = self._agent, self._state
         tokens = await self._projected_tokens() if self._needs_token_estimate() else None
         before = hooks.BeforeModelCallEvent(agent=agent, invocation_state=state, projected_input_tokens=tokens)
@@ -184,7 +184,10 @@ class ObservedInvocation(DirectInvocation):
         return self._specs
 
     async def _run_tools(self, message: Message) -> End | None:
-        """Run a turn's tools and append their results; return the end if a hook or a tool ends the invocation."""
+        """Run a turn's tools and append their results.
+
+        Return the invocation's end if a hook, a tool or a cancellation ends it; otherwise None.
+        """
         agent, state = self._agent, self._state
         before = hooks.BeforeToolsEvent(agent=agent, message=message, invocation_state=state)
         results: list[ToolResult] = []

@@ -21,7 +21,7 @@ from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.record.saved import EpisodeProgress
 
 Ending: TypeAlias = tuple[StopReason, Exception | None]
-"""An episode's stop reason, and the exception that caused it; None for an ordinary end."""
+"""An episode's stop reason, and the exception that ended the episode; no exception (None) for an ordinary end."""
 
 # reasons why an episode can't be continued
 SEVERAL_SEGMENTS: Final = "it has several segments, of which only one could be saved"

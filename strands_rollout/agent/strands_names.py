@@ -55,7 +55,7 @@ A missing attribute of a feature is reported only if the installed Strands has t
 
 
 def lacks_attribute(owner: object, name: str) -> bool:
-    """Return True if an object lacks the attribute of a dotted name."""
+    """Return True if an object lacks an attribute; `name` may be dotted, for an attribute of its attribute."""
     for part in name.split("."):
         if not hasattr(owner, part):
             return True
@@ -76,7 +76,7 @@ def find_missing_names(import_fault: str) -> dict[str, str]:
     """Return the names that the installed Strands lacks, each with what is lost without it.
 
     Args:
-        import_fault: Message of the ImportError in `loop`, which then stands for the names of the loop; "" without one.
+        import_fault: Message of the ImportError in `loop`, returned in place of the names of the loop; "" without one.
     """
     agent = Agent(model=_StubModel(), callback_handler=None, conversation_manager=SlidingWindowConversationManager())
     found = dict.fromkeys([import_fault] if import_fault else missing_loop_names(agent), LOOP_LOST)

@@ -3,7 +3,8 @@
 Strands runs sync tools in the loop's default thread pool, where a few hanging tools would block the tools of all
 episodes and the interpreter's exit. Here each of their calls has its own daemon thread.
 
-Also here: `TurnToolExecutor`, Strands' executor for the calls of a turn.
+Also here: `callable_names` renames tools whose names Strands refuses, `sandbox_fault` finds an infrastructure fault in
+an exception's causes, and `TurnToolExecutor` runs the calls of a turn.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class ToolStats:
         calls: An entry for each call in the order of their ends: `id`, `tool`, `status` (success, error, timeout or
             unknown), `s` (seconds), `at_s` (start, in seconds since the episode's start; None outside of an episode),
             and `sandbox` for calls of the code tool (`RunningCall.sandbox`).
-        on_call_end: Called when a call has ended.
+        on_call_end: Called after a result has been added to `finished`.
     """
 
     control: Control = field(default_factory=Control)

@@ -57,8 +57,8 @@ def load_tools(named: ToolNames) -> list[AgentTool | ToolProvider]:
             the module's name.
 
     Raises:
-        ToolError: A path can't be imported or is not a tool (the message names its type and suggests the nearest name),
-            two tools have the same name, an MCP server's settings are invalid, or `named` is a string.
+        ToolError: A path can't be imported (see `resolve`) or leads to no tool (the message names the type of what is
+            there), two tools have the same name, an MCP server's settings are invalid, or `named` is a string.
         NoModelError: An agent that a tool calls has no model.
     """
     if isinstance(named, str):

@@ -312,10 +312,10 @@ def evaluate(
     in training.
 
     Results are saved as they arrive: to resume an interrupted run and retry its failed samples, run the same command
-    with the same --out. Samples that fail or can't be graded because of an infrastructure fault count in no score; the
-    report gives their number. The run stops when 8 consecutive samples, or as many as --concurrency if that is more,
-    have failed for the same reason. The last line on stdout is the report as JSON. Exits with 1 if a sample is missing
-    or a check fails, and with 130 after Ctrl-C.
+    with the same --out. Samples that failed, were aborted or could not be graded are missing: they count in no score,
+    and the report gives their number. The run stops when 8 consecutive samples, or as many as --concurrency if that is
+    more, have failed for the same reason. The last line on stdout is the report as JSON. Exits with 1 if a sample is
+    missing or a check fails, and with 130 after Ctrl-C.
     """
     check_engine_options(values["base_url"], values["model_dir"])
     # an option's bounds can't express these limits, and an engine would reject every sample

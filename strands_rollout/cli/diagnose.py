@@ -32,13 +32,14 @@ def doctor(
     values: OptionValues,
     *,
     arguments: Annotated[
-        list[str] | None, typer.Argument(help="Arguments of slime, after --. Without --training, checks only these.")
+        list[str] | None,
+        typer.Argument(help="Arguments of slime, after --. Without --training, only these and --flags are checked."),
     ] = None,
     flags: Annotated[
         Path | None,
         typer.Option(
             help="Launch script of this package, or file with shell-quoted arguments of slime (- for stdin). Without "
-            "--training, checks only these arguments."
+            "--training, only these and the arguments after -- are checked."
         ),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings too.")] = False,

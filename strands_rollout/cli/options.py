@@ -1,4 +1,7 @@
-"""Options of the command line: how --help shows them, options from dataclass fields, and the command `config`."""
+"""Options of the command line: how --help shows them, those of dataclass fields, and those that commands share.
+
+Also has `run`, which runs a command line and exits, and the command `config`.
+"""
 
 from __future__ import annotations
 
@@ -261,7 +264,7 @@ def config(
 
 
 def _show_notes(file: Path, settings: RolloutSettings) -> None:
-    """Print what `config` did not check, and the next command."""
+    """Print a note if the code tool is missing, what `config` did not check, and the next command."""
     from strands_rollout.dump.terminal import show_next
     from strands_rollout.settings import MISSING_CODE_TOOL
 

@@ -30,7 +30,7 @@ class ChatApi:
         api_key: API key, sent as a bearer token; "" for no key.
         params: Further fields of each request.
         timeout_s: Limit of connecting, of each write and of each read in an attempt, in seconds (httpx's `Timeout`).
-        retries: Maximum number of retries after 429, 5xx or no answer.
+        retries: Maximum number of retries after a status of 429 or 5xx, or no answer.
     """
 
     base_url: str

@@ -62,11 +62,11 @@ class Flight:
     """The current attempt of one `generate` call, which the client updates while the call runs."""
 
     rid: str | None = None
-    """The request's id while the engine has it; None before, after, and between two attempts."""
+    """Id of the attempt's request while the attempt runs; None before and after, and between two attempts."""
     sent_at: float = 0.0
     """Time of the last attempt's start, by `time.monotonic`."""
     fault: Fault | None = None
-    """Failure of the last attempt, while the call waits to retry."""
+    """Failure of the last attempt while the call retries, and after the retries were cancelled; else None."""
 
 
 class SGLangClient:
@@ -139,7 +139,7 @@ class SGLangClient:
 
     @property
     def info_fault(self) -> Fault | None:
-        """The failure of the last attempt to fetch the server's info, while a retry is pending; None otherwise."""
+        """The failure of the last attempt to fetch the server's info, while the fetch is retried; None otherwise."""
         return self._info_fault
 
     async def aclose(self) -> None:
@@ -191,7 +191,8 @@ class SGLangClient:
             EngineUnavailableError: No attempt succeeded within `patience_s` and `max_attempts`; or an attempt reached
                 the read timeout, and the engine did not confirm its abort.
             EngineAbortedError: An attempt failed, and `should_abort` returned True.
-            ConfigError: `sampling_params` or `extra` can't be sent, or the client belongs to another event loop.
+            ConfigError: `sampling_params`, `extra` or `headers` can't be sent, `input_ids` were checked for another
+                `vocab_size`, or the client belongs to another event loop.
         """
         ids, rid = self._encode(input_ids), rid or secrets.token_hex(16)
         request = GenerateRequest(ids, sampling_params, rid=rid, return_logprob=return_logprob, extra=extra)
@@ -315,7 +316,10 @@ class SGLangClient:
 
     @property
     def connection_epoch(self) -> int:
-        """A number that changes once all connections have been closed, after which another server may answer."""
+        """A number that changes once all connections have been closed, after which another server may answer.
+
+        Always 0 for an httpx client that `create_client` did not make.
+        """
         return self._http.connection_epoch if isinstance(self._http, transport.EngineClient) else 0
 
     async def server_info(self) -> ServerInfo:
@@ -459,7 +463,7 @@ class _AbortSender:
     async def _send_quietly(self, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> bool:
         try:
             return await self.send(body, headers)
-        except Exception as e:  # a caller's httpx client may raise anything; a broken connection ends the request too
+        except Exception as e:  # a caller's httpx client may raise anything; a disconnect aborts the request, too
             logger.debug("event=abort_failed url=%s body=%s error=%r", self._url, body, e)
             return False
 
@@ -543,7 +547,7 @@ async def _get(http: httpx.AsyncClient, path: str, *, url: str) -> dict[str, Any
         raise errors.EngineUnavailableError(f"no answer from {url}{path}: {e or type(e).__name__}") from e
     status = response.status_code
     if transport.is_busy(status, response.content) or (status >= 500 and status != httpx.codes.NOT_IMPLEMENTED):
-        raise errors.EngineResponseError(f"got HTTP {status} from {url}{path}; expected an engine that is not busy")
+        raise errors.EngineResponseError(f"got HTTP {status} from {url}{path}: the engine is busy or failing")
     try:
         answer = load_json(response.content) if status == 200 else {}
     except NotJsonError:

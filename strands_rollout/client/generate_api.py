@@ -236,7 +236,7 @@ class Generation:
         logprobs: Natural log of each output id's probability at the sampling temperature; empty if not requested.
         finish_reason: The reason why sampling ended. An abort is an answer, not an error: its tokens are valid.
         text: The engine's decoding, for display; never encode it again.
-        meta_info: The engine's `meta_info`.
+        meta_info: The engine's `meta_info` without nulls; all counts in it that slime sums are ints.
         rid: Request id of the successful attempt.
         latency_s: Seconds from the call to the answer, including retries.
         attempts: Number of requests that were sent, at least 1.
@@ -424,7 +424,7 @@ def _check_logprobs(logprobs: list[Any], logprob_ids: list[Any], ids: list[int])
         position = next(n for n, pair in enumerate(zip(ids, logprob_ids, strict=True)) if pair[0] != pair[1])
         raise EngineResponseError(
             f"output id {ids[position]} at position {position} comes with the logprob of token "
-            f"{logprob_ids[position]!r}"
+            f"{logprob_ids[position]!r}; expected its own"
         )
     kinds = set(map(type, logprobs))
     if not kinds <= _NUMBERS or not _are_logprobs(logprobs):

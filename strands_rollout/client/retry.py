@@ -22,10 +22,10 @@ _MAX_COUNTED_ATTEMPT_S: Final = 10.0
 class FaultKind(StrEnum):
     """The kinds of failures that may be retried."""
 
-    UNREACHABLE = "unreachable"  # refused, reset or lost, also as reported by a router; or a 5xx that ended early
+    UNREACHABLE = "unreachable"  # connection refused or lost, also as reported by a router; or a 5xx with a cut body
     BUSY = "busy"  # 429, 502, 503, 504, or a router without workers
     SERVER_ERROR = "server_error"  # any other 5xx
-    BAD_BODY = "bad_body"  # a 200 that isn't JSON, or an answer below 500 that ended early
+    BAD_BODY = "bad_body"  # a 200 that isn't JSON, or an answer below 500 with a cut body
     SLOW = "slow"  # no answer within the read timeout; retried only after the engine has confirmed the abort
 
 

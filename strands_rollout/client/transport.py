@@ -20,8 +20,8 @@ from strands_rollout.files.json_codec import Json
 
 _BUSY_STATUSES: Final = frozenset({429, 502, 503, 504})
 _NO_WORKERS: Final = (b"model_not_found", b"no_available_workers")
-# codes in the 500 of sglang-router and smg for a worker that is unreachable or closed the connection; until slime
-# removes that worker from the router's list, the router may send every request to it
+# codes in the 500 with which sglang-router and smg report that a worker is unreachable or closed the connection; until
+# slime removes that worker from the router's list, the router may send every request to it
 _WORKER_LOST: Final = ("call_upstream_connection_failed", "call_upstream_request_error")
 _OVERLONG: Final = re.compile(r"(?:longer than|exceeds?)\b.{0,60}?\b(?:context|allowed) length\D{0,12}(\d+)?", re.I)
 
@@ -166,7 +166,8 @@ class _Route:
 class EngineClient(httpx.AsyncClient):
     """An httpx client that can POST directly through its aiohttp session while only plain settings are in use.
 
-    Through httpx's layers, an episode of 20 tool turns takes 31% more CPU; see docs/performance.md.
+    Through httpx's layers, an episode of 20 tool turns takes 31% more of the client's CPU time; see
+    docs/performance.md.
     """
 
     def __init__(

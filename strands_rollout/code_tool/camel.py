@@ -83,7 +83,7 @@ def _make_factory(interpreter: object, options: Mapping[str, object] | None) -> 
     if options:
         raise ConfigError(
             f"got the options {', '.join(options)} and interpreter={found!r:.80}; expected options only for an "
-            "interpreter that is given as a class or a name"
+            "interpreter that is given as a class, or by the name of a class"
         )
     if isinstance(found, base):
         _check_no_confirmation(found)
@@ -216,7 +216,7 @@ def _run_in_daemon_thread(work: Callable[..., Any], *args: object) -> Future[Any
 
 
 _OWN_LIMIT_MARGIN_S: Final = 5.0  # extra time for an interpreter that enforces the time limit itself
-_START_TIMEOUT_S: Final = 600.0  # the first container may have to build its image
+_START_TIMEOUT_S: Final = 600.0  # the image of the first container may have to be built
 _POLL_S: Final = 0.05  # interval of checks whether an abandoned thread has ended
 
 
@@ -226,7 +226,7 @@ class CamelExecutor(LoopExecutor):
     Isolation depends on the interpreter. `SubprocessInterpreter` isolates nothing: the code sees the environment
     variables, the files, the working directory and the stdin of this process.
 
-    Each call gets a new interpreter, so that nothing is kept between calls, unless `reuse` is set or an instance was
+    Each call gets a new interpreter, without the variables of earlier calls, unless `reuse` is set or an instance was
     given. An instance of `SubprocessInterpreter` is stateless and is copied for each call; any other instance is used
     by one call at a time and keeps its state.
 

@@ -35,11 +35,12 @@ class ExecutionResult:
         stderr: As `stdout`; tracebacks show only the code's own frames.
         exit_code: The process's exit status, -N if signal N ended it, None with an `infra_error`. In a session, where
             the process lives on: 1 after an uncaught exception, else 0 or the status set by `sys.exit`.
-        timed_out: The time limit ended the code; `stdout` and `stderr` hold the output that arrived until then.
+        timed_out: The time limit ended the code; `stdout` and `stderr` hold the output that the backend received
+            until then.
         truncated: At least one stream was longer than the backend keeps; a marker says how much was dropped.
         duration_s: Seconds from the first instruction of the code to its end.
-        killed_by: What ended the code, such as a limit or a signal ("time limit of 30 s", "SIGSEGV (crash)"); None if
-            it ended by itself.
+        killed_by: What ended the code from outside, such as a limit or a signal ("time limit of 30 s", "SIGSEGV
+            (crash)"); None if it ended by itself, or with an `infra_error`.
         infra_error: Fault of the executor itself, else None. The code did not cause it, and it must not be shown to
             the model.
         queued_s: Seconds that the call waited before its code started, mainly for a free slot.

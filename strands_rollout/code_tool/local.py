@@ -1,4 +1,7 @@
-"""The default backend: code runs on this machine, in confined children of a fork server."""
+"""The default backend, which runs code on this machine in confined children of a fork server.
+
+`library_files` finds the files that these children must read to import libraries.
+"""
 
 import asyncio
 import contextlib
@@ -103,8 +106,9 @@ class LocalExecutor(CodeExecutor):
     The first call (or `start`) starts a supervisor process and a fork server, which keeps the libraries in memory and
     forks a child for each call or session. Code gets a clean environment, an empty stdin, a directory of its own, and
     limits on time, memory, disk, files, threads and output. With `isolation` "full", the code can read only its own
-    directory, Python's files, the libraries, shared objects, locales and time zones, and write only in its directory.
-    It can't use the network, start programs or processes, signal other processes or raise its limits.
+    directory, the standard library, the `libraries`, shared objects, locales, time zones and a few devices such as
+    /dev/null, and write only to its directory and these devices. It can't use the network, start programs or processes,
+    signal other processes or raise its limits.
 
     At the start, probes in a real child test what the kernel enforces; if that is less than `isolation` demands, no
     code is run. Kernel exploits are not covered: for deliberately hostile code, use a remote backend.
@@ -125,8 +129,8 @@ class LocalExecutor(CodeExecutor):
         libraries: Modules that can be imported besides the standard library, with the requirements of their
             distributions. Imported at the start.
         isolation: Weakest mode that is accepted: "full"; "files", without a filter of system calls; "seccomp", only the
-            limits and this filter; "rlimits", only the limits. Everything that the machine supports is enforced in any
-            case.
+            limits and this filter; "rlimits", only the limits. In every mode, all layers that the machine supports are
+            enforced, except the `disabled_layers`.
         programs: Allow code to start the machine's programs, such as a shell; the start then fails if `isolation` is
             "full" or "seccomp". With `isolation` "files", a program can't use the network or reach other runs, and it
             can read only programs, what they need, and the code's own files. `memory_mb` holds for each program.

@@ -2,7 +2,7 @@
 
 It runs without this package, on Python 3.8 or newer and POSIX, with the standard library only. `remote.py` sends it
 with the source of `code_runner.py` and parses its output: a line when the code starts, and a line with the report. A
-fault before the code starts is the sandbox's; a later fault is the code's.
+fault before the code starts counts as the sandbox's, a later fault as the code's.
 
 Three processes, so that killing the first (as a sandbox does at its timeout, by process group) ends the others:
 

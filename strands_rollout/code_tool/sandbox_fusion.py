@@ -8,9 +8,9 @@ sandbox/runners/base.py and types.py, sandbox/utils/execution.py; July 2026) and
   "run_result", "executor_pod_name", "files"}; each result is {"status": "Finished" | "Error" | "TimeLimitExceeded",
   "execution_time", "return_code", "stdout", "stderr"}, all but the status nullable. "SandboxError" is the server's own
   fault; an unexpected exception is a 500 with {"detail", "traceback"}.
-- The server reads the script's pipes only after the script has ended: a script that prints about 200 KB hangs until
-  the time limit, and longer output is cut (issues 53, 62). Output that is not UTF-8 is replaced as a whole. Therefore
-  the script prints a small report in ASCII, and the code never writes to the server's pipes.
+- The server reads the script's pipes only after the script has ended: a script that prints about 200 KB or more hangs
+  until the time limit, and its output is cut (issues 53, 62). Output that is not UTF-8 is replaced as a whole.
+  Therefore the script prints a small report in ASCII, and the code never writes to the server's pipes.
 - `stdin` may fail with a SandboxError of its own (verl's issue 4074), so it is not sent.
 - The server's Python is 3.10, and `run_timeout` starts before the interpreter does. With `isolation: none`, the
   default, code can use the network. `memory_limit_MB` holds only with that setting, so the script limits its memory
@@ -51,7 +51,7 @@ class _Fault:
 
     Attributes:
         message: Text for the error of the call.
-        wait_s: Seconds that the server asked to wait (Retry-After); None if it named no time.
+        wait_s: Seconds that the server asked to wait (Retry-After); None if it named no number of seconds.
         is_retryable: The same server may succeed at a second attempt.
     """
 
@@ -148,7 +148,7 @@ class SandboxFusionExecutor(LoopExecutor):
                 outcome = await self._call_server(other, code, timeout_s)
                 faults += f"; {other.redacted_url}: {outcome.message}" if isinstance(outcome, _Fault) else ""
         if isinstance(outcome, _Fault):
-            return infra_failure(f"no SandboxFusion server ran the code: {faults}")
+            return infra_failure(f"each tried SandboxFusion server failed to run the code: {faults}")
         return replace(outcome, queued_s=max(0.0, time.monotonic() - began_at - outcome.duration_s))
 
     def _pick_server(self, *, failed: _Server | None) -> _Server:

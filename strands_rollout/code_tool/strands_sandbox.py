@@ -54,8 +54,8 @@ class StrandsSandboxExecutor(LoopExecutor):
     """Runs each piece of code in a fresh interpreter inside a sandbox, in a scratch directory of its own.
 
     Isolation depends on the sandbox; `NotASandboxLocalEnvironment` isolates nothing. Of the sandbox's environment
-    variables the code sees PATH, locale, time zone, library path and the numbers of threads. The sandbox's files
-    outside of the scratch directory have their usual absolute paths.
+    variables the code sees only PATH, locale, time zone, library path, and the numbers of threads of numeric libraries.
+    The sandbox's files outside of the scratch directory have their usual absolute paths.
 
     The sandbox is called on this executor's own event loop, so that its processes are not started on the caller's.
     Cancelling `run` closes the sandbox's stream. The code then ends immediately if the sandbox kills its processes with
@@ -270,7 +270,7 @@ class CodeExecutorSandbox(Sandbox):
         env: dict[str, str] | None = None,
         **kwargs: object,
     ) -> AsyncGenerator[StreamChunk | StrandsResult, None]:
-        """Run a command with `sh -c`; its output arrives when it has ended, and its processes end with it.
+        """Run a command with `sh -c`; its output arrives when it has ended, and its process group ends with it.
 
         Raises:
             SandboxTimeoutError: The time limit ended the command.

@@ -1,4 +1,4 @@
-"""The executor's side of the supervisor process: its scratch directory, its start, requests and answers.
+"""The executor's side of the supervisor process: scratch directory, start, report, requests and answers.
 
 One thread reads the socket, and a second writes what the socket does not accept immediately. An event loop therefore
 never waits for the supervisor, even if the supervisor is busy or stopped.
@@ -30,7 +30,7 @@ from strands_rollout.files.json_codec import Json
 logger = logging.getLogger(__name__)
 
 _PREFIX: Final = "strands-rollout-code-"
-_LOCK_DELAY_S: Final = 60.0  # a directory younger than this may not be locked by its owner yet
+_LOCK_DELAY_S: Final = 60.0  # the owner of a younger directory has perhaps not locked it yet
 
 
 class ScratchRoot:
@@ -128,7 +128,7 @@ class SupervisorLink:
         self._is_writing = False  # True if the writer thread has unsent bytes: new requests must queue behind them
         self._socket, theirs = socket.socketpair()
         self._messages = FrameReader(self._socket)
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - read if the start fails
         self._process: subprocess.Popen[bytes] | None = None
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self.close)
@@ -308,7 +308,7 @@ LAYERS: Final[dict[Isolation, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class SandboxReport:
-    """The protection that a started sandbox enforces.
+    """Which layers a started sandbox enforces and which are missing, and how long its start took.
 
     Attributes:
         enforced: Layer ("limits", "user", "files", "syscalls"; "programs" if code may start programs) -> mechanism.

@@ -56,7 +56,7 @@ def code_tool_description(
     isolated: bool = True,
     keeps_state: bool = False,
 ) -> str:
-    """Return the tool's description for the policy; arguments that are None are left out of it."""
+    """Return the tool's description for the policy, without the facts that are unknown (None, or `isolated=False`)."""
     memory = f", {memory_mb} MB of memory" if memory_mb is not None else ""
     sentences = [
         "Run Python code and return what it prints, and the value of a last expression.",
@@ -80,8 +80,8 @@ class CodeCallTotals:
     """Totals over the code-tool calls of one episode."""
 
     calls: int = 0
-    queued_s: float = 0.0  # waiting for a free slot, in seconds; not part of `tool_timeout_s`
-    run_s: float = 0.0  # running code, in seconds
+    queued_s: float = 0.0  # waiting before the code ran, mainly for a free slot; not part of `tool_timeout_s`
+    run_s: float = 0.0  # running code
     timeouts: int = 0  # calls that the time limit ended
     killed: int = 0  # calls that something else ended, such as another limit or a signal
     nonzero_exits: int = 0  # calls whose code ended with an error of its own, such as an exception
@@ -117,7 +117,7 @@ def _failure_line(result: ExecutionResult) -> str:
         return f"The code was ended by: {result.killed_by}."
     if result.exit_code and (result.exit_code != 1 or not result.stderr):
         return f"Exit code: {result.exit_code}"
-    return ""  # exit code 1 with a stderr is an uncaught exception, whose traceback says enough
+    return ""  # no failure, or exit code 1 with a stderr that says enough, such as a traceback
 
 
 def code_tool(
@@ -226,7 +226,7 @@ execute_python_code: CodeTool = code_tool(_DefaultExecutor())
 
 @contextlib.asynccontextmanager
 async def episode_code_tool(settings: RolloutSettings, calls: CodeCallTotals) -> AsyncIterator[CodeTool | None]:
-    """Make the code tool of one episode, whose session ends with the context.
+    """Make the code tool of one episode; its code session, if the settings ask for one, ends with the context.
 
     Yields None if the settings don't list the tool, or if an environment plays the episodes.
 

@@ -1,4 +1,4 @@
-"""Checks before and after a run: the machine, slime's flags, chat templates, data, and saved episodes.
+"""Checks before and after a run: machine, servers, slime's flags, chat templates, data, rewards and saved episodes.
 
 This module has the doctor's options, the findings of checks, `run_checks`, and what several checks use. It imports
 nothing heavy, because the command line reads the options before it runs a command.
@@ -130,7 +130,7 @@ class DoctorOptions:
 
     @property
     def model_id(self) -> str:
-        """The model's id on the Hugging Face Hub; OWNER/NAME if the owner is unknown."""
+        """The model's id on the Hugging Face Hub; an unknown owner is written as OWNER."""
         name = self.model_name or self.env.get("MODEL") or DEFAULT_MODEL_NAME
         return name if "/" in name else f"{'Qwen' if name.startswith('Qwen') else 'OWNER'}/{name}"
 
@@ -177,7 +177,8 @@ class Finding:
     """The result of a check.
 
     "error": a run would fail, or train on something other than intended. "warning": a run may do so, or something that
-    only some runs need is missing. "skipped": nothing was checked, or a warning does not concern this machine.
+    only some runs need is missing. "skipped": nothing was checked, or the problem does not concern this machine or the
+    isolation that was requested.
     """
 
     name: str  # the checked part, such as "disk: checkpoints"
@@ -238,7 +239,7 @@ class Diagnosis:
         return json.dumps({"ok": self.ok(strict=strict), "checks": checks, **facts})
 
     def show(self, console: Console) -> None:
-        """Print the findings; skipped findings about training share one line."""
+        """Print the findings, then the number of each status; skipped warnings about training share one line."""
         from rich.text import Text
 
         # a skipped finding has a remedy only if it was a warning about training
@@ -246,7 +247,7 @@ class Diagnosis:
         shown = [finding for finding in self.findings if finding not in about_training]
         if about_training:
             names = ", ".join(dict.fromkeys(finding.name.partition(":")[0] for finding in about_training))
-            found = f"skipped without a GPU: {names}; to check them, run: strands-rollout doctor --training"
+            found = f"skipped without a GPU: {names}; to see these findings, run: strands-rollout doctor --training"
             shown.append(skipped("training", found))
         for finding in shown:
             text = f"{finding.name}: {finding.found}"
@@ -267,9 +268,9 @@ class Diagnosis:
 class Check:
     """A function that checks one thing, such as the GPUs, a server or a command's flags."""
 
-    name: str  # name of the finding if the check itself fails
-    run: Callable[[DoctorOptions], Iterable[Finding]]  # may raise anything
-    waits: bool = False  # True if the check mostly waits, such as for a process or a disk, so that others may run
+    name: str  # name of the finding if the check raises or does not end in time
+    run: Callable[[DoctorOptions], Iterable[Finding]]  # may raise any Exception
+    waits: bool = False  # True if the check mostly waits, such as for a process or a disk: other checks run meanwhile
 
 
 def run_checks(checks: Sequence[Check], options: DoctorOptions, timeout_s: float = _CHECKS_TIMEOUT_S) -> list[Finding]:
@@ -330,7 +331,7 @@ class ProgramResult:
 
     @property
     def printed(self) -> str:
-        """Standard error and output on one line, at most 300 characters; the exit code if both are empty."""
+        """Standard error, then standard output, on one line of at most 300 characters; without both, the exit code."""
         text = " ".join(f"{self.stderr} {self.stdout}".split())
         return text[:300] or f"exit code {self.exit_code}"
 

@@ -102,7 +102,7 @@ _LAYER_REMEDIES: Final = {
 
 
 def run_doctor(options: DoctorOptions, preflight: Preflight | None = None) -> diagnostics.Diagnosis:
-    """Run all checks of this machine and, with `preflight`, of a training command; leave nothing behind."""
+    """Run all checks, with `preflight` also those of its training command; leave nothing behind."""
     if preflight is not None:
         options = preflight.with_command_values(options)
     checks = [
@@ -144,7 +144,7 @@ def run_doctor(options: DoctorOptions, preflight: Preflight | None = None) -> di
     elif options.training:
         print_command = "bash SCRIPT --dry-run | strands-rollout doctor --training --flags -"
         checks.append(
-            Check("command", lambda _: [skipped("command", f"no command to check; give it: {print_command}")])
+            Check("command", lambda _: [skipped("command", f"no command to check; to give one, run: {print_command}")])
         )
     # reading the parsers of SGLang and Megatron-LM may take minutes
     timeout_s = {} if preflight is None else {"timeout_s": _PREFLIGHT_TIMEOUT_S}
@@ -158,8 +158,8 @@ _TRAINING_CHECKS: Final = ("slime", "megatron", "gpus", "memory", "disk", "ray",
 def skip_training_warnings(findings: Sequence[Finding], options: DoctorOptions) -> list[Finding]:
     """Mark warnings about training as skipped on a machine that is not meant for training.
 
-    A machine is meant for training if it has GPUs or slime, or if training was requested. Warnings about data, a model
-    or Megatron-LM that an option names stay warnings.
+    A machine is meant for training if it has GPUs or slime, or if --training, --gpus above 0 or RAY_ADDRESS is given.
+    Warnings about data, a model or Megatron-LM that an option names stay warnings.
     """
     has_gpus = not any(finding.name == "gpus" and finding.status == "warning" for finding in findings)
     wants_training = options.training or options.gpus or options.env.get("RAY_ADDRESS")
@@ -177,7 +177,10 @@ def skip_training_warnings(findings: Sequence[Finding], options: DoctorOptions) 
 
 
 def check_server(base_url: str, options: DoctorOptions, timeout_s: float = _SERVER_TIMEOUT_S) -> list[Finding]:
-    """Check that SGLang or a router answers, and that SGLang's version, tokenizer and context length fit."""
+    """Check that SGLang or a router answers, and that SGLang's version, tokenizer and context length fit.
+
+    Of the servers behind a router, only the first healthy server is checked.
+    """
     try:
         shown = redacted(parse_base_url(base_url))
     except ConfigError as e:
@@ -265,7 +268,7 @@ async def _check_tokens(http: httpx.AsyncClient, info: ServerInfo, options: Doct
     has_tokenizer = options.tokenizer is not None or folder != diagnostics.SHIPPED_TOKENIZER
     expected = _encode_test_text(folder) if has_tokenizer else None
     if expected is None:
-        return skipped(name, "no usable tokenizer to compare with the server's; name its folder with --tokenizer")
+        return skipped(name, "the run has no usable tokenizer to compare with the server's; name one with --tokenizer")
     model = info.raw.get("served_model_name") or info.model_path
     body = {"model": model, "prompt": _TEST_TEXT, "add_special_tokens": False}
     served = _json_object(await http.post("/tokenize", json=body)).get("tokens")
@@ -414,7 +417,7 @@ def check_disk(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def check_limits(_options: DoctorOptions) -> Iterator[Finding]:
-    """Check memory, including a container's limit, shared memory, and the limit on open files."""
+    """Check the memory (at most a container's limit), the limit on open files, and the shared memory."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
         memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
@@ -464,7 +467,7 @@ def check_proxies(options: DoctorOptions) -> Iterator[Finding]:
 def check_gpus(options: DoctorOptions) -> Iterator[Finding]:
     """Count the GPUs that nvidia-smi lists and CUDA_VISIBLE_DEVICES allows; fewer than required are an error.
 
-    If none is required, a machine without a GPU, or where CUDA_VISIBLE_DEVICES hides all GPUs, gets a warning.
+    If no GPU is required, the lack of GPUs is a warning, also where CUDA_VISIBLE_DEVICES hides all of them.
     """
     env = options.env
     required = options.gpus
@@ -532,7 +535,7 @@ def check_wandb(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def check_sandbox(options: DoctorOptions) -> Iterator[Finding]:
-    """Start the code sandbox and check that it enforces the requested isolation."""
+    """Start the code sandbox, for code that starts no programs, and check that it enforces the requested isolation."""
 
     async def start() -> SandboxReport:
         async with LocalExecutor(isolation="rlimits") as executor:

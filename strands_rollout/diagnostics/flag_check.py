@@ -1,12 +1,13 @@
 """Check the arguments of a training command as slime, Megatron-LM, SGLang and its router would parse them.
 
 slime parses with `parse_known_args` everywhere, so it silently drops a misspelled flag. This module finds misspelled
-flags, words that no flag takes, and flags that contradict this package. It does not repeat the checks that slime makes
-at its start. The installed parsers are read in a child process; parsers that can't be imported there are taken from
-`data/slime_flags.json`, which `scripts/record_flags.py` recorded.
+flags, words that no flag takes, and flags that contradict each other or this package. It does not repeat the checks
+that slime makes at its start. The installed parsers are read in a child process; parsers that can't be imported there
+are taken from `data/slime_flags.json`, which `scripts/record_flags.py` recorded.
 
 A launch script of this package is run with --dry-run, which prints its command. Other scripts are neither run nor
-parsed, because only a shell knows which arguments they pass on; the error shows how to have one print its arguments.
+parsed, because only a shell knows which arguments they pass on; the error shows how to make such a script print its
+arguments.
 """
 
 import difflib
@@ -72,7 +73,7 @@ def read_script(script: Path, slime_dir: Path | None) -> Arguments:
 
     Raises:
         ConfigError: The file can't be read, is another kind of script or has an unclosed quote; or the dry run fails or
-            starts neither train.py nor train_async.py.
+            prints no command with train.py or train_async.py.
     """
     if script.exists() and not script.is_file():  # a pipe or a device may never end
         raise ConfigError(f"got {script}; expected a regular file, or - for arguments on stdin")
@@ -91,7 +92,8 @@ def read_script(script: Path, slime_dir: Path | None) -> Arguments:
         raise ConfigError(f"bash {script} --dry-run failed with exit code {result.exit_code}: {result.stderr}")
     if not _TRAIN_PROGRAM.search(result.stdout):
         raise ConfigError(
-            f"bash {script} --dry-run runs no train.py or train_async.py of slime; expected a script that does"
+            f"bash {script} --dry-run prints no command with train.py or train_async.py of slime; expected a script "
+            "that starts one of them"
         )
     return read_arguments(result.stdout, f"bash {script} --dry-run")
 
@@ -100,8 +102,8 @@ def read_command(script: Path | None, slime_dir: Path | None) -> Arguments:
     """Return the arguments of `script`, of stdin for the path "-", or no arguments without a script.
 
     Raises:
-        ConfigError: The file can't be read; the file or stdin holds neither arguments nor a script of this package; or
-            the script's dry run fails, or starts neither train.py nor train_async.py.
+        ConfigError: The file can't be read; stdin does not hold arguments, or the file neither arguments nor a script
+            of this package; or the script's dry run fails, or prints no command with train.py or train_async.py.
     """
     if script is None:
         return Arguments((), "the command line")
@@ -111,7 +113,7 @@ def read_command(script: Path | None, slime_dir: Path | None) -> Arguments:
 
 
 def _has_dry_run(script: Path, text: str) -> bool:
-    """Return whether a script is this package's: it sources the launch library, or is a project's `run_slime.sh`."""
+    """Return whether a script has --dry-run: a launch script of this package, or a project's `run_slime.sh`."""
     library = script.resolve().parent / "slime_launch.sh"
     sourced = _SOURCES_LIBRARY.search(text)
     # a script for one model sources train.sh, which reads the options
@@ -134,7 +136,7 @@ def read_arguments(text: str, source: str) -> Arguments:
         got = f"shell code ({shell_code[0]!r})" if shell_code else "a script"
         raise ConfigError(
             f"{source} is {got}, which is neither run nor parsed; expected arguments, each quoted as for a shell, or a "
-            f"launch script of this package. To check another script, have it print its arguments:\n"
+            f"launch script of this package. To check another script, make it print its arguments:\n"
             f"  {_PRINT_ARGUMENTS} SCRIPT | strands-rollout doctor --flags -"
         )
     try:
@@ -156,8 +158,9 @@ def _requote_ansi(quoted: re.Match[str]) -> str:
 def is_flag(word: str) -> bool:
     """Return whether argparse reads a word as a flag.
 
-    A flag begins with a hyphen, has no space before a "=", and is not a negative number. slime's parsers have no
-    flag that looks like a negative number, so -1 is a value; but argparse up to CPython 3.13 reads -1e-5 as a flag.
+    A flag begins with a hyphen, has more characters but no space (except after a "="), and is not a negative number.
+    slime's parsers have no flag that looks like a negative number, so -1 is a value; but argparse up to CPython 3.13
+    reads -1e-5 as a flag, as this function does.
     """
     is_text = len(word) > 1 and word.startswith("-") and " " not in word.split("=")[0]
     return is_text and not _NEGATIVE_NUMBER.fullmatch(word)
@@ -251,13 +254,13 @@ def probe_flags(
     python: str = sys.executable,
     timeout_s: float = _TIMEOUT_S,
 ) -> Json:
-    """Run the probe on a checkout of slime, and return its answer; `failed` has the packages that can't be imported.
+    """Run the probe on a checkout of slime and return the answer; packages that can't be imported are under `failed`.
 
     `python` should have SGLang and what Megatron-LM requires. Without `megatron_dir`, Megatron-LM is looked for in
     MEGATRON_DIR, or beside slime if this variable is not set; then among the importable packages.
 
     Raises:
-        ConfigError: There is no checkout, or the probe failed or took longer than `timeout_s` seconds.
+        ConfigError: `slime_dir` is None, or the probe failed or took longer than `timeout_s` seconds.
     """
     if slime_dir is None:
         raise ConfigError("no checkout of slime was found")
@@ -267,7 +270,7 @@ def probe_flags(
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONHASHSEED": "0",  # some choices are lists made of sets
+        "PYTHONHASHSEED": "0",  # lists that the parsers make of sets must not vary
     }
     answer = run_program(
         python, "-W", "ignore", flag_probe.__file__, str(slime_dir), env=environment, timeout_s=timeout_s
@@ -300,7 +303,7 @@ def find_slime_checkout(named: Path | None) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class FlagFinding:
-    """A problem of a flag: an error if the flag would end the run or be ignored, else a warning."""
+    """A problem of a flag: an error if the flag would end the run or be ignored, or is abbreviated; else a warning."""
 
     severity: Literal["error", "warning"]
     flag: str  # as written in the command; also a word before the first flag

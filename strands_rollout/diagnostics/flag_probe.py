@@ -1,8 +1,9 @@
 """Print the flags of slime's parsers as JSON: `python flag_probe.py SLIME_CHECKOUT`.
 
-Runs in its own process with any Python that can import SGLang and Megatron-LM, so it imports nothing of this package.
-Executes slime's argument files without their imports of other packages: these imports need Ray and GPU libraries, take
-minutes, and affect no flag. Packages that can't be imported are listed under `failed`.
+Runs in its own process, with a Python that should have SGLang and what Megatron-LM imports, but need not have this
+package: so it imports nothing of this package. Executes slime's argument files without their imports from outside the
+standard library: these imports need Ray and GPU libraries, take minutes, and affect no flag. Of SGLang, its router and
+Megatron-LM, those whose flags can't be read are listed under `failed`.
 """
 
 import __future__
@@ -99,7 +100,7 @@ def main_parser(
 ) -> tuple[argparse.ArgumentParser, set[str]]:
     """Return Megatron-LM's parser with slime's flags, and Megatron's flags.
 
-    If Megatron-LM can't be imported: a parser with slime's flags only, and an empty set.
+    If Megatron-LM's parser can't be built: a parser with slime's flags only, and an empty set.
     """
     megatron_flags: set[str] = set()
 

@@ -42,7 +42,7 @@ _LONG_ROWS: Final = 3
 _GPU_GB: Final = 80.0  # an H100's memory, used if nvidia-smi lists no GPU here
 _MIB_GB: Final = 1024**2 / GB
 _JUDGE_TIMEOUT_S: Final = 5.0
-_OUTAGE_S: Final = 300.0  # an outage of all engines that should cost no step
+_OUTAGE_S: Final = 300.0  # an outage of all engines up to this length should cost no step
 _MEGATRON_TIMEOUT_S: Final = 50.0
 # Megatron's own rule for batch sizes; prints why it refuses them, or nothing
 _MEGATRON_RULE: Final = """
@@ -257,7 +257,7 @@ class Preflight:
             return good(name, shown)
         if each * needed > cache.tokens:
             most = max(cache.tokens // needed, 1)
-            remedy = f"lower --sglang-server-concurrency to {most}, or SGLang evicts requests and reads them again"
+            remedy = f"lower --sglang-server-concurrency to {most}, or SGLang retracts requests and reads them again"
             return warning(name, found, remedy)
         return good(name, found)
 
@@ -296,7 +296,7 @@ class Preflight:
     def check_data(self, options: DoctorOptions) -> Iterator[Finding]:
         """Check that prompts keep their limit and leave enough tokens for a response, and that no step repeats rows.
 
-        Some rows are measured: see `measure_prompts`.
+        Not all rows are measured: see `measure_prompts`.
         """
         name, command = "command: prompts", self.command
         path = command.text("--prompt-data")
@@ -309,7 +309,8 @@ class Preflight:
             return
         longest, mean = prompts.longest, fmean(prompts.lengths)
         measured = (
-            f"{len(prompts.lengths)} of {prompts.rows:,} rows have {mean:.0f} tokens on average, {longest} at most"
+            f"{len(prompts.lengths)} of {prompts.rows:,} prompts have {mean:.0f} tokens on average, and the longest "
+            f"measured prompt has {longest} tokens"
         )
         steps, batch = command.int_value("--num-rollout"), command.int_value("--rollout-batch-size")
         epochs = f"; {steps * batch / prompts.rows:.1f} passes over the data" if steps and batch else ""

@@ -1,7 +1,7 @@
-"""`drift` and `replay`: re-encode a saved episode's text, and sample its turns again.
+"""`drift` encodes the text of a dump's episodes again; `replay` samples the turns of one episode again.
 
 A replay requests each turn with exactly the recorded tokens before it, tool results included. No tool runs and no
-template is needed, and a turn that differs does not affect later turns.
+template is needed, and a turn that differs does not affect later turns. A replay also compares logprobs.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def read_episode(path: Path, number: int) -> DumpedEpisode:
             episode = to_episode(record, at)
             if episode is None:
                 raise DumpError(
-                    f"{record.where}: the sample has no tokens of the policy; expected a sample with tokens"
+                    f"{record.where}: the sample has no tokens of the policy; expected a sample with such tokens"
                 )
             return episode
     if not count:
@@ -73,7 +73,7 @@ def read_episode(path: Path, number: int) -> DumpedEpisode:
 
 
 def to_episode(record: DumpRecord, number: int) -> DumpedEpisode | None:
-    """Return the episode of a dump record; None if nothing was sampled or its tokens were not saved.
+    """Return the episode of a dump record; None if the policy sampled nothing, or the record lacks the tokens.
 
     Turns come from the episode's facts; in a sample without facts, each run of trained tokens is a turn.
 
@@ -111,7 +111,7 @@ def run_drift(
 
     Raises:
         ConfigError: The tokenizer can't be loaded, or is not the policy's.
-        DumpError: The dump can't be read, or has no sample with tokens of the policy.
+        DumpError: The dump can't be read, a sample's tokens are malformed, or no sample has tokens of the policy.
     """
     thinking = None if settings is None else settings.enable_thinking
     folder = tokenizer or recorded_tokenizer(dump)
@@ -128,7 +128,7 @@ def run_drift(
                 on_done(1)
     if not measured:
         raise DumpError(
-            f"{dump} has no finished sample with the policy's tokens; to save them, run eval with --save-tokens"
+            f"{dump} has no sample with tokens of the policy; to save the tokens, run eval with --save-tokens"
         )
     totals = totals_of(measured)
     if as_json:

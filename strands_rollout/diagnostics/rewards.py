@@ -1,10 +1,11 @@
 r"""`rescore` scores saved samples with another reward; `validate` checks that a reward accepts a data set's labels.
 
-A reward with slime's signature (`--custom-rm-path`: `async def reward(args, sample)`) is called directly. Any other
-reward is called through `reward_func`, like the setting `reward` of a run. A reward for `--group-rm` takes the samples
-of a group and returns as many rewards. `validate` writes each row's ground truth as a policy would: as `\boxed{label}`
-and as the line `Answer: label`. Each form must score at least 1, for each alternative of the label. To a reward that
-reads the facts of an episode, such an answer looks like an episode that answers in its first turn and calls no tools.
+A reward with slime's signature (`--custom-rm-path`: `async def reward(args, sample)`) is called directly. So is a
+reward for `--group-rm`, which takes the samples of a group and returns as many rewards. Any other reward is called
+through `reward_func`, like the setting `reward` of a run. `validate` writes each row's ground truth as a policy would:
+by default as `\boxed{label}` and as the line `Answer: label`. Each form must score at least 1, for each alternative of
+the label. To a reward that reads the facts of an episode, such an answer looks like an episode that answers in its
+first turn and calls no tools.
 """
 
 import asyncio
@@ -75,7 +76,7 @@ class RewardCall:
 
     function: Callable[..., object]  # sync or async; sync functions are called in threads
     args: SimpleNamespace  # the arguments of slime that this package reads
-    keys: tuple[str, ...]  # keys of the number in a reward that is a dict; the first key that is there counts
+    keys: tuple[str, ...]  # if a reward is a dict, the first of these keys that it has is the key of its number
     takes_groups: bool = False  # True if the function takes the list of a group's samples, as with slime's --group-rm
     grades_labels: bool = False  # True if this package's grading compares answers with the labels
     settings: RolloutSettings | None = None  # settings of the configuration
@@ -127,7 +128,7 @@ class RewardCall:
 
 
 def _split_group_result(result: object, count: int) -> list[object]:
-    """Return the rewards of a group's `count` samples; a wrong result gives each sample a TypeError."""
+    """Return the rewards of a group's `count` samples; if the call raised or its result is wrong, each is an error."""
     if isinstance(result, Exception):
         return [result] * count
     if not isinstance(result, list | tuple) or len(result) != count:
@@ -144,7 +145,7 @@ def load_reward(
     Unless it takes groups, a function without slime's signature becomes the setting `reward` of this package's reward.
 
     Raises:
-        ConfigError: The function does not exist, or the configuration is invalid.
+        ConfigError: The function can't be loaded, or the configuration is invalid.
     """
     # imported here because they import Strands
     from strands_rollout.agent.tool_loading import load_function
@@ -179,7 +180,7 @@ class GroundTruth:
 async def check_ground_truths(
     ground_truths: Sequence[GroundTruth], reward: RewardCall, answer_forms: Sequence[str] = ANSWER_FORMS
 ) -> list[str]:
-    """Return, for each ground truth, the reason why its reward is less than 1; "" if its reward is 1 or more.
+    """Return, for each ground truth, the reason why it does not score at least 1; "" if it does.
 
     Scores each text in each of the `answer_forms`, all in one call of `RewardCall.rewards`.
     """
@@ -188,7 +189,7 @@ async def check_ground_truths(
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """The reason why a reward gives a ground truth less than 1; "" if the reward gives 1 or more."""
+    """The reason why a ground truth does not score at least 1; "" if it does."""
 
     reason: str = ""
     has_reward_failed: bool = False  # True if the reward raised or failed, so the row may be right
@@ -256,13 +257,15 @@ def _refusal_reason(reward: RewardCall, answer: object, response: str) -> str:
         return f"{wrong}; {answer['error']}" if answer["error"] else wrong
     if reward.is_reward_func and isinstance(answer, Mapping):
         shown = f"{answer['score']:g}, acc {answer['acc']:g},"
-        return answer["error"] or f"the reward gives {shown} for {response!r:.200}; change the text with --answer"
+        return answer["error"] or (
+            f"the reward gives {shown} for {response!r:.200}; expected 1 or more; to try another form, give --answer"
+        )
     return f"the reward gives {answer!r:.200} for {response!r:.200}; expected {_CORRECT_SCORE:g} or more"
 
 
 @dataclass(frozen=True, slots=True)
 class RowFault:
-    """A row that can't be read, whose settings or grading are invalid, or whose ground truth does not score 1."""
+    """A row that can't be read, whose settings or grading are invalid, or whose ground truth scores less than 1."""
 
     line: int  # from 1
     label: Json  # None if the row can't be read
@@ -418,7 +421,7 @@ def _ground_truth(row: Row, reward: RewardCall) -> GroundTruth:
 
 @dataclass(frozen=True, slots=True)
 class Rescored:
-    """A sample of a dump with the numbers of its old and new reward; None for a reward without a number.
+    """A sample of a dump with the numbers of its old and new reward; None for a reward that failed or has no number.
 
     A sample without a new number was not scored: its status is aborted or pending, or `error` says why.
     """
@@ -509,7 +512,8 @@ def totals_of(found: Sequence[Rescored]) -> dict[str, int | float | None]:
 
     `failed` counts the samples for which the reward failed or gave no number. `compared` and all keys after it are
     about the samples with an old and a new number; of these, `raised` have a higher new number. The correlation is
-    Pearson's; None for fewer than two samples, or if all old or all new numbers are equal.
+    Pearson's; None for fewer than two samples, or if all old or all new numbers are equal. The means are None if no
+    sample has both numbers.
     """
     pairs = [(sample.old, sample.new) for sample in found if sample.old is not None and sample.new is not None]
     old, new = ([pair[side] for pair in pairs] for side in (0, 1))

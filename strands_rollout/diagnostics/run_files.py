@@ -1,4 +1,4 @@
-"""Checks of the files that a run reads: model, tokenizer, settings file and prompt data sets.
+"""Checks of the files that a run reads: model, tokenizer, settings file, prompt data sets and `--eval-config`.
 
 The checks import large packages themselves, so that a failing import is a finding.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _TRACKER_FILE: Final = "latest_checkpointed_iteration.txt"
 _INDEX_FILE: Final = "model.safetensors.index.json"
-# bytes; weights are larger, and the pointer that git leaves in place of a file is smaller
+# bytes; weights are larger, and the pointer that Git LFS leaves in place of a file is smaller
 _MIN_WEIGHT_BYTES: Final = 1024
 _IMPORT_REMEDY: Final = (
     "correct the name; your own module must be beside the settings file, installed, or on PYTHONPATH"
@@ -173,7 +173,7 @@ def _check_workers(settings: RolloutSettings) -> Iterator[Finding]:
 
 
 def _check_names(path: Path | None, settings: RolloutSettings) -> Iterator[Finding]:
-    """Yield an error for each setting that names something that can't be loaded or reached."""
+    """Yield an error for each setting that names something that can't be loaded or reached, or one good finding."""
     from strands_rollout.slime_plugin.inputs import find_load_errors
     from strands_rollout.user_code import add_config_folder
 
@@ -189,9 +189,10 @@ def _check_names(path: Path | None, settings: RolloutSettings) -> Iterator[Findi
 
 
 def check_data(options: DoctorOptions) -> Iterator[Finding]:
-    """Check the data files of --data, else the data files of the launch scripts.
+    """Check the data files of --data or of the checked command, else the data files of the launch scripts.
 
-    A missing file is an error only if --data names it, or if a training run needs it and --training is given.
+    A missing data file is an error only if --data or the command names it, or if a training run needs it and --training
+    is given. The file that EVAL_CONFIG names must exist.
     """
     if options.data:
         for path in options.data:
@@ -219,7 +220,7 @@ def check_eval_config(path: Path) -> Finding:
     except RolloutError as e:
         again = f"EVAL_CONFIG={path} strands-rollout doctor"
         return error("eval config", str(e), f"correct the file; to check it again, run: {again}")
-    return good("eval config", f"{path}: {', '.join(data_set.name for data_set in sets)}, each with its data")
+    return good("eval config", f"{path}: {', '.join(data_set.name for data_set in sets)}; all data files can be read")
 
 
 def _check_data_file(path: Path, options: DoctorOptions, *, needed: bool) -> Iterator[Finding]:

@@ -1,7 +1,7 @@
 """`check-template`: check that a tokenizer's chat template is append-only, so that conversations stay token-exact.
 
-Each rule is checked on a short conversation. Then random episodes are rendered: the tokens that would be sent must
-equal the tokens that the tokenizer's own `apply_chat_template` gives for the whole history.
+Each rule is checked on a short conversation. Then random episodes are played, if requested: the tokens that would be
+sent must equal the tokens that the tokenizer's own `apply_chat_template` gives for the whole history.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def read_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def read_json_object(file: Path) -> dict[str, Json]:
-    """Return the JSON object in a file; empty if there is none."""
+    """Return the JSON object in a file; empty if there is none, or if the file can't be read."""
     try:
         value = orjson.loads(read_regular(file, MAX_JSON_BYTES))
     except (OSError, orjson.JSONDecodeError):
@@ -90,7 +90,7 @@ def read_template(file_or_name: Path) -> str:
     """Return the text of a template file; the name of a template of this package is returned unchanged.
 
     Raises:
-        ConfigError: There is no such file, and no template of this name.
+        ConfigError: This package has no template of this name, and the file can't be read as UTF-8.
     """
     if str(file_or_name) in SHIPPED_TEMPLATES:
         return str(file_or_name)
@@ -111,10 +111,10 @@ def check_template(
     episodes: int = 0,
     seed: int = 0,
 ) -> list[Finding]:
-    """Check each rule on the tokenizer's template, or on `chat_template`, and play random episodes.
+    """Check each rule on the tokenizer's template, or on `chat_template`, and play `episodes` random episodes.
 
-    `tool_parser` must read the template's calls; "auto" picks a parser that does. `episodes` random episodes are
-    played, with the seeds from `seed` on. Must not be called from a running event loop.
+    `tool_parser` must read the template's calls; "auto" picks a parser that does. `seed` is the seed of the first
+    episode; the seed grows by 1 per episode. Must not be called from a running event loop.
     """
     kwargs = {} if chat_template is None else {"chat_template": chat_template}
     rule, advice = "template", template_advice(chat_template or tokenizer.chat_template)
@@ -176,8 +176,8 @@ def _check_end_of_turn(
             remedy = f'add {token} to "eos_token_id" in {folder / "generation_config.json"}'
             found = f"{turn}, but the end-of-sequence ids are {shown}: turns would not stop there"
             return error("end of turn", found, remedy)
-    names = " and ".join(f"id {token}, {end!r}," for token, end in end_by_id.items())
-    return good("end of turn", f"{names} ends a generation: {shown}")
+    names = " and ".join(f"id {token} ({end!r})" for token, end in end_by_id.items())
+    return good("end of turn", f"generation stops at {names}; the end-of-sequence ids are {shown}")
 
 
 def _check_tool_rules(template: TemplateRenderer, turns: TurnRenderer, *, with_tools: bool) -> Iterator[Finding]:
@@ -265,7 +265,7 @@ def _check_reasoning(template: TemplateRenderer, tokenizer: PreTrainedTokenizerB
 
 
 def _describe_reasoning(template: TemplateRenderer, following: ChatMessage) -> str:
-    """Return "kept", "dropped" or "refused": what the template does with a turn's reasoning before a message.
+    """Return "kept", "dropped" or "refused": what the template does with the reasoning of a turn before `following`.
 
     Tries reasoning under its own key, then within the text.
     """
@@ -492,7 +492,7 @@ def _escape(value: Json, encoder: TokenEncoder) -> Json:
 def _play_random_episodes(
     tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Json], calls: Finding, ends: TurnEnds, seeds: range
 ) -> Finding:
-    """Play an episode for each seed; `calls` is the finding on the tool parser."""
+    """Play an episode for each seed up to the first fault; `calls` is the finding on the tool parser."""
     variants, parser = [{**kwargs, "enable_thinking": on} for on in (True, False)], calls.facts.get("tool_parser")
     try:
         template, other = (ChatTemplate(tokenizer, **variant) for variant in variants)

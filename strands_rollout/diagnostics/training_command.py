@@ -22,10 +22,10 @@ WEIGHT_BYTES: Final = 2  # bf16
 TRAINED_BYTES: Final = 6  # weights in bf16, gradients in fp32 (--accumulate-allreduce-grads-in-fp32)
 OPTIMIZER_BYTES: Final = 12  # fp32 weights and Adam's two moments; slime shards them over the replicas
 SAVED_BYTES: Final = 14  # bf16 weights and the optimizer's state
-# logits in bf16 and fp32, their softmax and their gradient
+# for each token and entry of the vocabulary: the logit in bf16 and in fp32, its softmax and its gradient
 LOGIT_BYTES: Final = 14
-# kept for the backward pass of a layer without recomputation: Korthikanti et al. 2022 (arXiv:2205.05198), section 4.1,
-# without the quadratic term, which flash attention does not keep
+# kept for the backward pass of a layer without recomputation, for each token and hidden unit: Korthikanti et al. 2022
+# (arXiv:2205.05198), section 4.1, without the quadratic term, which flash attention does not keep
 LAYER_BYTES: Final = 34
 RUNTIME_GB: Final = 3.0  # CUDA's context, NCCL's buffers
 _LAYER_PATTERN: Final = re.compile(r"\[([\d,]*)\](?:\*(\d+))?")  # a term of [0]*3+[1]*45
@@ -108,7 +108,7 @@ class TrainingCommand:
 
     @property
     def is_fully_async(self) -> bool:
-        """True if episodes run on while the trainer trains."""
+        """True if the rollout function is fully asynchronous: episodes then run on while the trainer trains."""
         return "fully_async" in (self.text("--rollout-function-path") or "")
 
     @property
@@ -125,7 +125,7 @@ class TrainingCommand:
 
     @property
     def samples(self) -> int:
-        """Samples of a step."""
+        """Samples of a step, if each episode becomes one sample."""
         return self.int_value("--rollout-batch-size") * self.int_value("--n-samples-per-prompt", 1)
 
     @property
@@ -359,6 +359,6 @@ def data_file(path: str) -> tuple[Path, slice]:
 
 def evaluation_sets(words: Sequence[str]) -> dict[str, str]:
     """Return the data files of slime's --eval-prompt-data by name; a single value is the file of the set `aime`."""
-    if len(words) == 1:  # slime/utils/arguments.py, _parse_eval_prompt_data: an old form
+    if len(words) == 1:  # an old form (slime/utils/arguments.py, _resolve_eval_datasets)
         return {"aime": words[0]}
     return dict(zip(words[::2], words[1::2], strict=False))

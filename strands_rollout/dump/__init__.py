@@ -6,10 +6,10 @@ between lines and concatenated. Its keys are:
 
 - the fields of slime's `Sample.to_dict()` under their own names (slime/utils/types.py); a sample is written with all
   its fields, and readers keep fields that they do not know;
-- `strands_rollout_dump`, which marks the line as a sample: `{"version": 1}`. If the writer had a tokenizer, it also has
-  `token_texts`, the text of each id of `tokens`: `{"271": " the"}`, or the bytes as numbers if they are not valid UTF-8
-  alone: `{"94": [226, 130]}`; and `{"tokenizer": {"name": ..., "fingerprint": ...}}`: the tokenizer's folder or id on
-  the hub, and a hash of its vocabulary.
+- `strands_rollout_dump`, which marks the line as a sample: `{"version": 1}`. If the writer had a tokenizer, this object
+  also has `token_texts`, the text of each id of `tokens`: `{"271": " the"}`, or the bytes as numbers if they are not
+  valid UTF-8 alone: `{"94": [226, 130]}`; and `tokenizer`: `{"name": ..., "fingerprint": ...}`, the tokenizer's folder
+  or id on the hub, and a hash of its vocabulary.
 
 A value that JSON can't express is an object with one key that begins with `$`; see `record`. A line with a higher
 version is refused; readers may ignore keys that are new within a version. The facts of the episode (turns, spans,
@@ -17,8 +17,8 @@ times, stop reason) are where `generate` wrote them, in `metadata["strands_rollo
 
 Secrets are masked in two ways:
 
-- by the names of keys, and as bearer tokens and secrets of URLs in texts: in `metadata`, `train_metadata` and
-  `apply_chat_template_kwargs`;
+- by the names of keys, and as bearer tokens and secrets of URLs in texts: in `metadata` (except the saved messages of
+  an aborted episode), `train_metadata` and `apply_chat_template_kwargs`;
 - by their values, if these are in the writing process's environment or settings: in the same mappings, and in prompt,
   response, label and reward.
 

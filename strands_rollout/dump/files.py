@@ -87,7 +87,8 @@ class UnreadSample:
     """A sample of a dump that has not been parsed yet.
 
     Attributes:
-        key: Identifies the sample by its position and content; in slime's file, by position and the file's time.
+        key: Identifies the sample by its position and content; in slime's file, by position and the file's
+            modification time.
         read: Returns the dump record, or None for an incomplete last line that can't be read; raises DumpError for any
             other broken line.
     """
@@ -99,11 +100,11 @@ class UnreadSample:
 def read_dump(path: Path) -> Iterator[DumpRecord]:
     """Yield the samples of a file, or of all dumps in a folder, one at a time; slime's files are read whole.
 
-    An incomplete last line of a file is skipped if it can't be read. In a folder, files whose first line is not a
-    sample are skipped too.
+    An incomplete last line of a file is skipped if it can't be read. In a folder, `.jsonl` and `.jsonl.gz` files whose
+    first line is not a sample are skipped too.
 
     Args:
-        path: A file of this package's (`.jsonl`, `.jsonl.gz`) or slime's (any other name), or a folder.
+        path: A dump of this package (`.jsonl`, `.jsonl.gz`), a debug file of slime (any other name), or a folder.
 
     Raises:
         DumpError: There is no dump, a file can't be read, a line is broken (the message names it), or slime's file
@@ -194,8 +195,8 @@ class DumpWriter:
 
     Args:
         path: A new file whose name ends in `.jsonl`, or in `.jsonl.gz` to compress it. Its folder is created.
-        secrets: Texts that are masked in a sample's prompt, response, label, reward and metadata (`masked_values`).
-            Default: the environment's secrets.
+        secrets: Texts that are masked in a sample's prompt, response, label, reward, and mappings such as `metadata`
+            (see `masked_values`). Default: the environment's secrets.
 
     Raises:
         DumpError: The path has another ending or exists already, or the file can't be written.

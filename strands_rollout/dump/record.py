@@ -1,4 +1,4 @@
-"""A sample of a dump: the values of slime's `Sample.to_dict` as a line of JSON, and back without loss.
+"""A sample of a dump: its values as a line of JSON and back, its tokenizer, and the steps and times of its episode.
 
 A value that JSON can't express is an object with one key that begins with `$`: `$tuple` (its items), `$bytes` (base64),
 `$float` ("nan", "inf", "-inf"), `$int` (decimal digits of an integer beyond 64 bits), `$text` (base64 of UTF-8 with
@@ -226,12 +226,12 @@ class TokenizerIdentity:
 
     @classmethod
     def read(cls, value: Json) -> TokenizerIdentity | None:
-        """Read the identity in a line; raise LookupError or TypeError if it is malformed."""
+        """Read the identity in a line, None if there is none; raise LookupError or TypeError if it is malformed."""
         return None if value is None else cls(str(value["name"]), str(value["fingerprint"]))
 
     @property
     def folder(self) -> Path | None:
-        """The tokenizer's folder, if it is on this machine."""
+        """The tokenizer's folder if it is on this machine, else None."""
         return Path(self.name) if Path(self.name).is_dir() else None
 
 
@@ -369,7 +369,7 @@ def record_line(record: DumpRecord, secrets: Collection[str] = ()) -> bytes:
 
 
 def masked_values(sample: Mapping[str, Any], secrets: Collection[str] = ()) -> dict[str, Any]:
-    """Return a sample's values with secrets masked, by key and by value; tokens stay unchanged."""
+    """Return a sample's values with secrets masked by value in `_TEXT_FIELDS`, by key and value in `_MASKED_FIELDS`."""
     mappings = {name: sample[name] for name in _MASKED_FIELDS if isinstance(sample.get(name), Mapping)}
     texts = {name: sample[name] for name in _TEXT_FIELDS if name in sample}
     masked_by_key = {name: without_secrets(values) for name, values in mappings.items()}
@@ -480,7 +480,7 @@ class Step:
         kind: "generate" or "tool".
         at_s: The start, in seconds since the episode began.
         s: The duration in seconds.
-        turn: The turn's number from 0; None if unknown.
+        turn: The turn's number from 0; None if unknown, and for a tool call.
         call: The index in the facts' `calls`; None for a request.
     """
 

@@ -1,7 +1,7 @@
 """Print to a terminal: texts of models and users safely, transcripts of samples, progress, and the next command.
 
-Terminal control characters are replaced by visible symbols. Each line of a transcript begins with its kind as a word,
-so that the kind can be read without colors.
+Terminal control characters are replaced by visible symbols. In a transcript, the first line of adjacent tokens of one
+kind begins with the kind as a word, so that the kind can be read without colors.
 """
 
 import os

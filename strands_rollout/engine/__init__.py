@@ -145,7 +145,7 @@ def serve(
     """Serve an engine until SIGINT or SIGTERM; if it doesn't stop within 4 s of the signal, the process is killed.
 
     This function sets the process's thread switch interval and, by environment variables that are not set yet, its
-    number of BLAS threads.
+    number of BLAS threads; the variables have no effect if NumPy is imported already.
 
     `on_ready` is called with the base URL when requests are accepted; None logs the URL. For the other arguments and
     for errors, see `running_engine`.
@@ -171,7 +171,7 @@ async def _serve(running: AbstractAsyncContextManager[str], on_ready: Callable[[
         signal.alarm(_SELF_KILL_TIMEOUT_S)
         loop.call_soon_threadsafe(stopping.set)
 
-    # The loop's own signal handlers would wait until the loop is idle.
+    # The loop's own signal handlers would run only once the loop is no longer blocked.
     earlier = [(signum, signal.signal(signum, stop)) for signum in (signal.SIGINT, signal.SIGTERM)]
     try:
         async with running as base_url:

@@ -69,7 +69,7 @@ class EngineWorker:
             _mark_crashed(generation)
 
     def post(self, action: Callable[[Scheduler], object]) -> bool:
-        """Run `action` on the scheduler before its next step; return False if the worker is dead."""
+        """Queue `action`, which runs on the scheduler before its next step; return False if the worker is dead."""
         with self._wake:
             if self._running:
                 self._actions.append(action)

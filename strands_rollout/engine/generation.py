@@ -289,7 +289,7 @@ class Penalties:
         self._generated += 1
 
     def apply(self, logits: Floats) -> None:
-        """Apply the penalties to the [vocab_size] logits of the next token, in place."""
+        """Apply the penalties and `min_new_tokens` to the [vocab_size] logits of the next token, in place."""
         p, seen = self._params, self._counts > 0
         logits -= np.float32(p.frequency_penalty) * self._counts
         logits[seen] -= np.float32(p.presence_penalty)

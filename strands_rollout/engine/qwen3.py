@@ -410,7 +410,7 @@ _RAGGED_WASTE = 1.25
 
 
 def find_tokens_per_product(group: int, head_dim: int) -> int:
-    """Return how many tokens' queries (4 or 1) BLAS multiplies in one product with the same bits as in separate ones.
+    """Return how many tokens' queries (4 or 1) share a product of BLAS with the same bits as in products of their own.
 
     Some BLAS kernels sum a row's products in an order that depends on the number of rows, and BLAS chooses the kernel.
     So this function tries products of attention's shapes: `group` queries of `head_dim` dimensions per key and token.

@@ -219,7 +219,7 @@ class EngineRequest:
 
 
 def read_generate_call(body: dict[str, Any], limits: RequestLimits, encode: Encode) -> tuple[list[EngineRequest], bool]:
-    """Turn the JSON body of a /generate call into requests, several for a batch or n > 1.
+    """Turn the JSON body of a /generate call into requests: `n` for each prompt.
 
     Returns:
         The requests, and True if the response is a list.
@@ -369,9 +369,9 @@ def _samples_per_prompt(raw_params: list[dict[str, Any]]) -> int:
 
 
 def _request_ids(body: dict[str, Any], prompts: int, copies: int, *, is_batch: bool) -> list[str]:
-    """Return a rid for each generation: the request's rids, a batch's single rid with a number, or new rids for n > 1.
+    """Return an rid for each generation: the request's rids, a batch's single rid with a number, or new rids for n > 1.
 
-    A generation for which the request has no rid gets a new one, too.
+    A generation for which the request has no rid gets a new rid, too.
     """
     rid = body.get("rid")
     rids: list[Any] = rid if isinstance(rid, list) else [rid] * prompts

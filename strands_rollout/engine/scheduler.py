@@ -62,7 +62,7 @@ class PrefixCache:
         return [node.block[..., :count] for node, count in self._walk(tokens)]
 
     def insert(self, tokens: Ints, copy_out: Callable[[int, int], Floats]) -> None:
-        """Add `tokens`, a whole sequence from position 0, unless it exceeds the capacity; evict others if needed.
+        """Add `tokens`, a whole sequence from position 0, unless it exceeds the capacity; evict other runs if needed.
 
         `copy_out` returns the block of tokens start..stop-1; it is called at most once, for the tokens not cached yet.
         """

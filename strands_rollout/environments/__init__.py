@@ -1,1 +1,1 @@
-"""Environments of other libraries (an extra for each library), played unchanged; a search tool; QA rewards."""
+"""Environments of other libraries, played unchanged; reasoning-gym's scorers; a search tool; QA rewards."""

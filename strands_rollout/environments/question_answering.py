@@ -45,7 +45,7 @@ def _compare(sample: Any, scored: Literal["em", "f1"]) -> dict[str, float | str]
 
 
 def label_answers(label: object) -> list[str]:
-    """Return the right answers of a label: a text, a list of texts, or a mapping with either as `target`.
+    """Return the right answers of a label that is a text, a list of texts, or a mapping with either as `target`.
 
     A list or mapping may also be JSON in a text.
 

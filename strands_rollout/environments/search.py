@@ -83,7 +83,7 @@ def search_tool(
             `DEFAULT_URL`.
         corpus: Instead of a server: a JSON Lines file of documents with `title` and `text`, or with `contents`. Each
             process builds its own BM25 index on the first call.
-        top_k: Maximum number of passages.
+        top_k: Number of passages to request; the result has fewer if fewer are found.
         max_passage_chars: Maximum characters of a passage; longer passages are cut.
         timeout_s: Limit of connecting, of each write and of each read in a request, in seconds (httpx's `Timeout`).
         patience_s: Seconds for which a failed request is retried. After that, the episode fails because of an
@@ -130,8 +130,8 @@ def _format_passage(number: int, passage: Passage, max_chars: int) -> str:
 class _RetrievalServer:
     """A client of a retrieval server.
 
-    Up to `_MAX_REQUESTS` requests run at once; queries that arrive meanwhile wait and go out together, since a dense
-    retriever answers many queries in the time of one.
+    A query is sent at once, unless `_MAX_REQUESTS` requests of its event loop are running. Queries that have to wait
+    then share requests, since a dense retriever answers many queries in the time of one.
     """
 
     def __init__(self, url: str, top_k: int, timeout_s: float, policy: RetryPolicy) -> None:

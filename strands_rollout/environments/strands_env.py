@@ -58,7 +58,7 @@ class StrandsEnvironment:
         task: The episode's task, which becomes a `Task` of the environment's `task_cls`.
         factory: Path (see `user_code.resolve`) of a hook file (a module with `create_env_factory`), of a function like
             `create_env_factory`, of a function that returns an environment, or of an environment class.
-        config: Keyword arguments of the factory, or the path of a YAML or JSON file with them.
+        config: Keyword arguments of the factory, or the path of a YAML or JSON file with them; None for no arguments.
 
     Raises:
         ConfigError: The file of `config` can't be read, or does not hold a mapping.
@@ -97,8 +97,10 @@ class StrandsEnvironment:
 
         Raises:
             ConfigError: As `check`; or the factory returns no environment, or one environment for two episodes.
-            EnvironmentFaultError: The factory or the environment raised an exception.
+            EnvironmentFaultError: The factory or the environment raised a ToolError, or an exception that is no
+                RolloutError.
             PromptError: The row can't be read as a task of the environment.
+            RolloutError: The factory or the environment raised one that is no ToolError.
             ToolError: As `check`.
         """
         _POLICY_URL.set(str(model.base_url).rstrip("/"))
@@ -141,8 +143,8 @@ class StrandsEnvironment:
     async def _create(self, create: Callable[..., Any], model: SGLangModel) -> Any:  # noqa: ANN401
         """Return the environment that `create`, or the factory that `create` returns, makes for this episode.
 
-        If `create` returns a factory, it is called once per event loop, policy URL and configuration; otherwise once
-        per episode.
+        If `create` returns a factory, `create` is called once per event loop, path, policy URL and configuration;
+        otherwise once per episode.
         """
         call = functools.partial(create, *self._arguments(create, model), **self._keywords(create))
         if isinstance(create, type) or inspect.iscoroutinefunction(create):
@@ -198,7 +200,7 @@ def task_of(task: Task, task_cls: type) -> Any:  # noqa: ANN401 - a class of an 
     """Convert a row to a task of strands-env, whose fields are the row's prompt, label and metadata.
 
     Raises:
-        PromptError: The row does not have the fields that the class needs.
+        PromptError: The row lacks fields that the class needs, or has invalid ones.
     """
     *history, last = task.messages
     blocks = last["content"]
@@ -291,7 +293,7 @@ async def _locked_factories() -> AsyncIterator[dict[bytes, Any]]:
 
 @functools.cache
 def _import_library() -> Any:  # noqa: ANN401 - a module of an optional library
-    """Import strands-env, and make its models of the policy's server record their tokens.
+    """Return strands-env's module `core`; make strands-env's models of the policy's server record their tokens.
 
     Raises:
         ConfigError: strands-env is not installed.

@@ -1,9 +1,9 @@
 """Environments of the library `verifiers` (v1), played unchanged: set `agent_program` to the path of `play`.
 
-A row names a task of a taskset. verifiers runs the episode: one of its harnesses plays the task in a runtime, with the
-environment's tools and simulated user, and the environment's rewards score the trace. A seat is an agent of the
-environment. Each model call of a seat that is the policy goes to the episode's endpoint, which records the exact
-tokens.
+The setting `environment_config` names the environment's TOML file. A row names a task of a taskset. verifiers runs the
+episode: one of its harnesses plays the task in a runtime, with the environment's tools and simulated user, and the
+environment's rewards score the trace. A seat is an agent of the environment. Each model call of a seat that is the
+policy goes to the episode's endpoint, which records the exact tokens.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def task_rows(
     Args:
         path: The environment's configuration.
         split: Value for the field `split` of the taskset's configuration; None leaves the field as it is.
-        limit: Maximum number of rows.
+        limit: Maximum number of rows; None for a row of each task, which an endless taskset refuses.
         seed: Seed of a shuffle before the limit is applied; None keeps the taskset's order. An endless taskset is cut
             to `limit` before it is shuffled.
 
@@ -284,7 +284,7 @@ def _error_of(episode: Any) -> Exception:  # noqa: ANN401
     failed = [trace for trace in episode.traces if not trace.ok]
     error = next((trace.last_error for trace in failed if trace.last_error is not None), episode.last_error)
     if error is None:
-        return errors.EnvironmentFaultError("the verifiers environment failed without an error")
+        return errors.EnvironmentFaultError("the verifiers environment failed and reported no error")
     message = f"the verifiers environment failed with {error.type}: {error.message}"
     if error.type == "HarnessError" and any(trace.is_truncated for trace in failed):
         return RuntimeError(message)

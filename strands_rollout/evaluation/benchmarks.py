@@ -24,7 +24,7 @@ class Benchmark:
         rows: Number of problems.
         data_set: Repository on the Hugging Face Hub.
         split: Split of the repository that is the benchmark.
-        config: Configuration within the repository; None for its only or default one.
+        config: Configuration within the repository; None for the repository's only or default configuration.
         file_stem: Name of the prepared file, without its suffix.
     """
 

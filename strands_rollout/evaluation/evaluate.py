@@ -16,13 +16,13 @@ from strands_rollout.settings import REWARD_KEY
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """Options of a run: the engine, the sampling and the settings.
+    """Options of a run: the engine, the tokenizer, the sampling, the concurrency and the settings.
 
     Attributes:
         sampling_params: As slime passes them to `generate`: `max_new_tokens` is the budget of a whole response.
         concurrency: Maximum number of samples played at once.
-        seed: The seed of the first sample; each later sample's is 1 higher than the one before. None for random
-            sampling.
+        seed: The seed of the first sample; each later sample's seed is 1 higher than the seed of the sample before it.
+            With None, no sample has a seed.
         settings: The mapping under `strands_rollout:` of a settings file.
     """
 

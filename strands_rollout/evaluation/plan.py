@@ -1,8 +1,8 @@
 """The plan of an evaluation: its data sets, the sampling of each problem, and each sample's seed.
 
-A data set is a file, a data set on the hub, or an entry of slime's `--eval-config` file, which is read as slime 0.3
-reads it (slime/utils/eval_config.py). In this file, keys that can't be supported are refused, and keys without a
-meaning here are ignored with a note.
+A data set comes from a file, from the hub, or from an entry of slime's `--eval-config` file. That file is read as slime
+0.3 reads it (slime/utils/eval_config.py), but keys that can't be supported are refused, and keys without a meaning here
+are ignored with a note.
 """
 
 from __future__ import annotations
@@ -297,13 +297,14 @@ def read_eval_config(
 ) -> list[EvalSet]:
     """Read and load the data sets of an `--eval-config` file, YAML or JSON.
 
-    As in slime, an entry's own key takes precedence over `eval.defaults`, and `eval.defaults` over `default`. Prompt
-    and label are read from the keys "prompt" and "label" unless `input_key` and `label_key` are set. `on_note` receives
-    a sentence for each ignored key.
+    As in slime, an entry's own key takes precedence over `eval.defaults`, and `eval.defaults` over `default`. Prompts
+    are read from the key "prompt" unless `input_key` names another key; likewise labels from "label" and `label_key`.
+    `on_note` receives a sentence for each ignored key.
 
     Raises:
         ConfigError: The file can't be read or names no data set, two data sets have the same name, a key is unknown
-            (the message names the nearest known key) or not supported, or a value is out of range.
+            (the message names the nearest known key) or not supported, a value is out of range, a data file is neither
+            .jsonl nor .parquet, or a selection has no rows.
         PromptError: A data file can't be used.
     """
     content = _read_config(path)

@@ -239,7 +239,8 @@ class EvaluationSession:
                     outcome, line = await self._play_sample(player, key)
                     if key in measured_keys:
                         drifts = measure_some(finished_samples(outcome.sample), meter)
-                        line["drift"] = drifts[0].counts if drifts else None  # None if nothing was sampled
+                        # None if no sampled turn is recorded, or measuring failed
+                        line["drift"] = drifts[0].counts if drifts else None
                     line = mask_values(line, secrets)
                     if options.keeps_tokens:
                         line["sample"] = masked_values(outcome.sample.to_dict(), secrets)

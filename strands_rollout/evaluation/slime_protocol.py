@@ -68,7 +68,8 @@ def protocol_set(
     """Return a data set under a protocol.
 
     Args:
-        name: Name of the data set; a benchmark's name selects the protocol's sampling for it.
+        name: Name of the data set. The protocol's sampling for a benchmark is used if this is the benchmark's name, or
+            if all rows name the benchmark in their metadata.
         path: File of the data set. If it does not exist, the result has no rows.
         protocol: The protocol.
         settings: Settings of the training run. The protocol replaces only settings that a row can have.
@@ -198,13 +199,16 @@ def _read_sets(given: Sequence[str], *, must_exist: bool) -> dict[str, Path]:
     """Return the files of data sets by name, from `NAME=PATH`.
 
     Raises:
-        ConfigError: An entry has another form, a name is given twice, or a file does not exist.
+        ConfigError: An entry has another form, a name is given twice, or, with `must_exist`, a file does not exist.
     """
     paths: dict[str, Path] = {}
     for entry in given:
         name, _, path = entry.partition("=")
         if not path or not re.fullmatch(r"[\w.+-]+", name) or name in paths:
-            raise ConfigError(f"got {entry!r}; expected NAME=PATH, with a different name for each data set")
+            raise ConfigError(
+                f"got {entry!r}; expected NAME=PATH, with a different name for each data set, made of letters, digits "
+                "and the characters _ . + -"
+            )
         if must_exist and not Path(path).is_file():
             raise ConfigError(f"got {entry!r}, but {path} is not a file; expected the file of a data set")
         paths[name] = Path(path)
@@ -220,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, help="settings file of the training run")
     parser.add_argument("--out", type=Path, required=True, help="folder for the data sets and slime's configuration")
     parser.add_argument("--model", type=Path, help="folder of the model, to check its context length")
-    parser.add_argument("--prompt-room", type=int, default=2048, help="maximum tokens of a prompt")
+    parser.add_argument("--prompt-room", type=int, default=2048, help="maximum tokens of a prompt; default: 2048")
     parser.add_argument("--samples", type=int, help="samples per problem instead of the protocol's")
     parser.add_argument("--temperature", type=float, help="sampling temperature instead of the protocol's")
     parser.add_argument("--top-p", type=float, help="top-p instead of the protocol's")

@@ -62,8 +62,8 @@ _MAX_NEW_TOKENS, _EMBEDDED_MAX_NEW_TOKENS = 16384, 1024
 _NO_TOKENS: Final = "none: an API returns text only, which can't be trained on"
 _API_TIMEOUT_S: Final = 300.0
 _TYPED_CALL: Final = re.compile(r"/call\s+(\S+)\s*(.*)", re.DOTALL)
-# messages of the agent loop about a limit: `show` prints max_tool_iterations, the setting's name, instead of
-# max_iterations, which the policy reads and may have seen in training
+# messages of the agent loop about a limit: `show` prints the settings' names, max_tool_iterations and max_tool_calls,
+# instead of max_iterations and max_calls, which the policy reads and may have seen in training
 _LIMIT_TEXT: Final = re.compile(
     r"(Not run|Stopped): the limit max_(?=(?:iterations|calls) of this episode is reached\.)"
 )
@@ -155,7 +155,7 @@ class Transcript(HookProvider):
                 self.show(label if message["role"] == "assistant" else "user", shown)
 
     def show_result(self, outcome: Outcome, *, has_tokens: bool) -> None:
-        """Print reward, status, token counts and errors; if the episode failed without a turn, only an error."""
+        """Print reward, status, token counts and errors; if the episode failed without a turn, only the first error."""
         sample, facts = outcome.sample, outcome.facts
         if sample.status is Sample.Status.FAILED and not facts.turns:
             self.show("error", _list_errors(outcome)[0])
@@ -430,7 +430,7 @@ class PolicyServer:
 
 
 def run_try(options: TryOptions) -> int:
-    """Play a row, and print its transcript; if it succeeds with --config, suggest the command `eval` with this file.
+    """Play a row, and print its transcript; if that succeeds with a settings file, suggest `eval` with this file.
 
     Returns:
         The exit code: 0; 1 if the episode, its reward or a check of its tokens failed, or its sample is not trained;
@@ -487,7 +487,7 @@ async def _try(options: TryOptions) -> int:
             folder = options.tokenizer_dir or SHIPPED_MODEL
             server = PolicyServer(policy, folder, settings, transcript)
             base_url = await stack.enter_async_context(server.running())
-        # sub-agents send the main agent's routing key, so the audit can't distinguish their requests from its own
+        # sub-agents send the main agent's routing key, so the audit can't tell their requests from the main agent's
         is_single_agent = settings.agent_factory is None and not settings.has_program
         player = await stack.enter_async_context(
             open_player(base_url, folder, _settings(settings, options), audited=is_single_agent)

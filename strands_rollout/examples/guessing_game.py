@@ -15,7 +15,7 @@ HIGHEST: Final = 100
 class GuessingGame:
     """A game whose number is the row's label.
 
-    Finding it scores 1.0, less 0.1 for each guess after the first, and at least 0.1; otherwise the score is 0.
+    Guessing the number scores 1.0, less 0.1 for each guess after the first, and at least 0.1; otherwise the score is 0.
     """
 
     def __init__(self, task: Task) -> None:

@@ -15,7 +15,7 @@ from strands_rollout.code_tool.strands_sandbox import CodeExecutorSandbox
 EXECUTOR = {"name": "local", "isolation": "files", "programs": True}
 """The kernel confines file access; code may start programs, which a shell needs."""
 
-# load skills from disk with Skill.from_directory(path): the agent itself can read the episode's folder only
+# to use skills from disk, load them here with Skill.from_directory(path): the agent can read only its own folder
 SKILLS = [
     Skill(
         name="measured-answers",

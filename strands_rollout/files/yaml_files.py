@@ -22,7 +22,7 @@ def yaml_text(path: Path) -> str:
     Raises:
         ConfigError: The file can't be read, is not YAML, has more than 1 MB or 50,000 values, or nests them too deeply.
     """
-    import yaml  # imported on use: the code tool uses this package too, and runs without third-party libraries
+    import yaml  # imported on use: the local executor uses this package too, and needs no third-party library
 
     try:
         text = read_regular(path, _MAX_BYTES).decode("utf-8")

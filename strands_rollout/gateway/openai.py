@@ -253,10 +253,11 @@ class Responses(ApiProtocol):
 
 
 def _join_items(earlier: Sequence[Item], new: Sequence[Item]) -> list[Item]:
-    """Return the items up to an earlier response, followed by the new items; items that are in both lists come once.
+    """Return the items up to and including an earlier response, followed by the new items.
 
     Strands' agents send their whole history in each request, even if the request refers to an earlier response. Such a
-    history is recognized only if it contains one of the earlier calls.
+    history is recognized only if it contains one of the earlier calls. It then replaces the earlier items, from the
+    last one that equals its first item on.
     """
     known = {item.get("call_id") for item in earlier if item.get("type") == "function_call"}
     end = len(earlier)
@@ -288,7 +289,7 @@ def _output_items(reply: Reply, tools: _Tools) -> list[dict[str, Any]]:
 
 
 def _item_events(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the events of an output item, without their `output_index`."""
+    """Yield the events of an output item, without their `output_index` and `sequence_number`."""
     kind, item_id = item["type"], item["id"]
     if kind == "function_call":
         yield {"type": "response.output_item.added", "item": {**item, "arguments": "", "status": "in_progress"}}

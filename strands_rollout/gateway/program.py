@@ -1,4 +1,4 @@
-"""Episodes that a user's program plays against the gateway, which records the policy's exact tokens.
+"""Episodes that a user's program plays with requests to the gateway, which records the policy's exact tokens.
 
 A program is a function or a command. `ProgramRun` runs a program's function within the episode's limits. The function
 of a command is `play_command`, which runs the command's process.
@@ -59,7 +59,7 @@ class Endpoint:
 
     Attributes:
         base_url: URL for OpenAI's clients, which ends in `/v1`.
-        api_key: API key of this episode, which is refused once the episode is over.
+        api_key: API key of this episode, which is refused once the program has ended or was stopped.
         model: The model's name.
     """
 
@@ -103,7 +103,7 @@ class ProcessEnd:
     """The end of a process.
 
     Attributes:
-        exit_code: Exit code of the process.
+        exit_code: Exit code of the process; -N if signal N ended it.
         output: The last 4096 bytes of its stdout and stderr, as text.
         escaped: Number of killed descendants that had left the process group, as `_kill_marked` returns it.
     """
@@ -124,7 +124,7 @@ class ProgramRun(EpisodeRun):
         task: The task.
         limits: The episode's limits.
         control: The episode's control.
-        progress: The state of an aborted attempt, which the program repeats and continues.
+        progress: The state of an aborted attempt; the program repeats and continues this attempt.
         journal: Stores each turn of the main conversation, so that another process can start the program again.
     """
 
@@ -213,7 +213,10 @@ class ProgramRun(EpisodeRun):
         self.tool_names |= {call["toolUseId"]: call["name"] for call in reply.calls}
 
     def _record_turn(self, journal: Journal) -> None:
-        """Add the main conversation's last turn to the journal; close the journal if the episode can't be continued."""
+        """Add the main conversation's last turn to the journal.
+
+        If the episode could not be continued from the journal, close the journal instead.
+        """
         main = self.model.conversation
         if len(main.branches) > 1:
             journal.close(SEVERAL_SEGMENTS)
@@ -267,9 +270,10 @@ class ProgramRun(EpisodeRun):
                 self.process = outcome if isinstance(outcome, ProcessEnd) else getattr(outcome, "process", None)
 
     def _root_cause(self) -> Ending | None:
-        """Return the ending due to a limit or to an error of the endpoint, which makes the program's requests fail.
+        """Return the ending due to a limit or to an error of the policy's turns; both make the program's requests fail.
 
-        None if there was neither, or if the error is a ConfigError: a timeout takes precedence over that.
+        Return None if there is neither a limit nor an error, or if the error is a ConfigError, over which a timeout
+        takes precedence.
         """
         if self.limit is not None:
             return self.limit, None
@@ -284,7 +288,7 @@ class ProgramRun(EpisodeRun):
         is_programs_own = not isinstance(error, errors.RolloutError) or isinstance(error, errors.ToolError)
         if is_programs_own:
             error = errors.ConfigError(describe_failure(self.program.name, error, self.task))
-        # clients may raise an error for a cut answer, although the cut is the policy's fault
+        # clients may raise an error for an answer that a token limit cut; then the limit is the stop reason
         if self._is_cut and (is_programs_own or isinstance(error, CommandError)):
             return LENGTH_REASONS[self.model.cut_by or "turn"], error
         return self._ending_of(error)
@@ -304,7 +308,7 @@ class ProgramRun(EpisodeRun):
 
     @property
     def _is_cut(self) -> bool:
-        """True if a limit of tokens cut the last turn."""
+        """True if a token limit cut the main conversation's last turn."""
         return self.model.conversation.branch.stop_reason == "max_tokens"
 
     def _finish(self, ending: Ending) -> Episode:
@@ -340,7 +344,7 @@ def _count_user_turns(messages: Sequence[Mapping[str, Any]], turns: int) -> int:
 
 
 class CommandError(errors.ConfigError):
-    """A process could not be started, or failed.
+    """A command's process could not be started, or ended with an unexpected exit code.
 
     Attributes:
         process: The end of the process; None if it was not started.
@@ -352,7 +356,9 @@ class CommandError(errors.ConfigError):
 
 
 async def play_command(command: AgentCommand, task: Task, endpoint: Endpoint) -> ProcessEnd:
-    """Run a command's process in its own session, process group and scratch folder; clean these up afterwards.
+    """Run a command's process in its own session and process group, with a scratch folder as HOME.
+
+    Afterwards, kill the processes that it has left, and remove the folder.
 
     Raises:
         CommandError: The process can't be started, or ends with an unexpected exit code.

@@ -1,7 +1,7 @@
-"""Anthropic's Messages API, and the code that all APIs share to convert requests to Strands messages.
+"""Anthropic's Messages API, and what all APIs share: their fields, and the code to convert requests and answers.
 
-A field that can change tokens is applied, refused, or ignored and listed in the session's facts; docs/gateway.md has
-the table. Fields that can't change tokens are accepted.
+A field that can change tokens is applied, refused, or ignored and listed in the session's facts. Fields that can't
+change tokens are accepted. docs/gateway.md lists the fields of each kind.
 """
 
 from __future__ import annotations
@@ -315,8 +315,8 @@ class ItemCache:
     ) -> tuple[str | None, list[Message]]:
         """Convert a request's items to the system prompt (None if it is empty) and the messages.
 
-        The system prompt begins with the texts of `system`. A message that one of the last requests had, too, is the
-        same object, so that comparisons are fast.
+        The system prompt begins with the texts of `system`. If the items only extend those of one of the last requests,
+        the messages of that request are reused as objects, so that comparisons are fast.
 
         Raises:
             PromptError: The history does not end with a user's message or a tool's result, or an item can't be
@@ -405,7 +405,7 @@ class ApiProtocol(ABC):
 
 
 def sse(body: object) -> bytes:
-    """Return a server-sent event."""
+    """Return a server-sent event with a body as JSON."""
     return b"data: " + encode_json(body) + b"\n\n"
 
 
@@ -415,7 +415,7 @@ def named_sse(body: Mapping[str, Any]) -> bytes:
 
 
 def new_id(prefix: str) -> str:
-    """Return a random id."""
+    """Return a random id with this prefix."""
     return f"{prefix}{uuid.uuid4().hex[:24]}"
 
 
@@ -480,7 +480,7 @@ def refuse_unsupported(body: Item, **choices: Sequence[object]) -> None:
 
 
 def find_ignored_fields(body: Item, tools: Iterable[Item] = ()) -> dict[str, Any]:
-    """Return the fields that are ignored here although they may change tokens in other servers.
+    """Return, by name, the values of the fields that are ignored here although they may change tokens in other servers.
 
     Unknown fields are among them. Fields of objects and tools have dotted names, such as `text.verbosity`.
 
@@ -543,7 +543,11 @@ def _is_number(value: object) -> bool:
 
 
 def _whole_number(body: Item, names: Sequence[str], *, at_least: int | None = None) -> int | None:
-    """Return the value of the first of these fields that is given, None if none is; refuse all but whole numbers."""
+    """Return the value of the first of these fields that is given; None if none is given.
+
+    Raises:
+        PromptError: The value is not a whole number, or is less than `at_least`.
+    """
     name = next((name for name in names if body.get(name) is not None), None)
     if name is None:
         return None

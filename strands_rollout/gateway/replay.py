@@ -17,8 +17,8 @@ _OTHER_HEAD: Final = "the system prompt or the tools differ"
 class Replay:
     """The main conversation of an earlier attempt, which a program repeats after it was started again.
 
-    Requests that repeat the record are answered from it. The replay is over when a request continues where the record
-    ends, or departs from the record. If it departs, `Session` restarts the conversation.
+    Requests that repeat the record are answered from it, until the replay is over; see `is_over`. If a request departs
+    from the record, `Session` restarts the conversation.
 
     Args:
         model: The model, which was resumed with that conversation.
@@ -29,7 +29,7 @@ class Replay:
         branch: The only branch of the conversation.
         is_over: True once a request has continued past the record or departed from it, another conversation has become
             the main one, or the program has ended.
-        position: `Node.position` of the last turn that was answered from the record; None before the first.
+        position: The largest `Node.position` of the turns that were returned from the record; None before the first.
     """
 
     def __init__(self, model: SGLangModel, messages: StrandsMessages) -> None:
@@ -46,7 +46,7 @@ class Replay:
                 node.reply = reply_of_turn(message["content"], turn, usage)
 
     def note_repeat(self, node: Node) -> None:
-        """Advance `position` to that of a turn that was answered from the record; never move it back."""
+        """Advance `position` to that of a turn that is returned from the record; never move it back."""
         self.position = max(node.position, self.position or 0)
 
     @property
@@ -93,7 +93,7 @@ class Replay:
         return prompt_ids == branch.prompt_ids
 
     def _is_side_request(self, request: ClientRequest) -> bool:
-        """Return whether a request whose first prompt differs is not the agent's, such as a request for a title."""
+        """Return whether a request with another first prompt is a side request, such as one for a title."""
         has_calls = any("toolUse" in block for _, content in self.branch.messages for block in content)
         shares_nothing = not request.match(self.conversation, self.branch).length
         return not request.head.tools and (has_calls or shares_nothing)

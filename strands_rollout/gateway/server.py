@@ -43,7 +43,7 @@ Problem = tuple[int, str, str]
 
 
 class Gateway:
-    """Answers each request to a server in the session of the request's API key.
+    """Answers each HTTP request in the session of the request's API key.
 
     Args:
         anonymous: Returns a session for a request without a known key; by default such requests are refused.
@@ -230,8 +230,8 @@ def _json_response(body: object, status: int = 200) -> web.Response:
 def _error_response(protocol: ApiProtocol, problem: Problem) -> web.Response:
     response = _json_response(protocol.error(*problem), problem[0])
     if problem[0] >= web.HTTPInternalServerError.status_code:
-        # retrying can't help: requests to the engine were already sent again for `engine_patience_s`, and other errors
-        # with these statuses would recur; this header keeps SDKs from retrying
+        # this header keeps SDKs from retrying, which can't help: requests to the engine were already sent again for
+        # `engine_patience_s`, and the other errors with a status from 500 on would recur
         response.headers["x-should-retry"] = "false"
     return response
 

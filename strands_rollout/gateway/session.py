@@ -63,19 +63,20 @@ class SessionFacts:
     """Facts about a session's requests.
 
     Attributes:
-        requests: Well-formed requests for a turn, without those that were refused because the session had ended or had
-            too many requests in flight.
-        repeats: Repeated requests, which got the turn of the earlier request.
-        forks: Requests that continue a conversation, but whose history, system prompt or tools match no branch.
-        changed_calls: Calls that the client gave back with changed values under their own ids, for instance with
-            defaults filled in, and calls that it omitted. The record keeps them as the policy wrote them.
-        differences: Descriptions of where the first forks and changed calls differ from the record.
-        refused: Requests that were answered with an error, by the error's code.
-        overridden: Request fields that the session fixes or that have no effect: the first value sent, by field name.
-            At most 64 fields are listed; of a long value, the beginning of its JSON is kept.
+        requests: Number of well-formed requests for a turn, without those that were refused because the session had
+            ended or had too many requests in flight.
+        repeats: Number of repeated requests, which got the turn of the earlier request.
+        forks: Number of requests that continue a conversation, but whose history, system prompt or tools match no
+            branch.
+        changed_calls: Number of calls that the client gave back with changed values under their own ids, for instance
+            with defaults filled in, or that the client omitted. The record keeps them as the policy wrote them.
+        differences: Descriptions of where the first forks and changed calls differ from the record; at most 8.
+        refused: Numbers of requests that were answered with an error, by the error's code.
+        overridden: Request fields that the session fixes to another value, or that have no effect: the first value
+            sent, by field name. At most 64 fields are listed; of a long value, the beginning of its JSON is kept.
         diverged: Description of how a restarted program departed from the record of its earlier attempt; "" if it did
             not depart from the record.
-        dropped_tokens: Sampled tokens of the earlier attempt that were dropped because the program departed.
+        dropped_tokens: Number of sampled tokens of the earlier attempt that were dropped because the program departed.
     """
 
     requests: int = 0
@@ -110,7 +111,10 @@ class SessionObserver(Protocol):
     """
 
     def on_request(self, conversation: Conversation, messages: StrandsMessages, waited_s: float | None) -> None:
-        """Handle a request with these new messages, `waited_s` seconds after its branch's last answer, if any."""
+        """Handle a request with these new messages.
+
+        `waited_s` is the number of seconds since its branch was last answered; None if it was not.
+        """
 
     def on_turn(self, conversation: Conversation, reply: Reply) -> None:
         """Handle a sampled turn."""
@@ -134,8 +138,8 @@ class Session:
         protocols: By class name of an API's protocol: its instance for this session, and the cache of parsed requests.
         error: The error of the turn that ended last, None if that turn succeeded. A `PromptError` or `TemplateError`,
             which is the client's fault, and a cancellation leave it unchanged.
-        last_used_at: Time of the last request, by `time.monotonic`; before the first request, of the session's start.
-            Reading the session's samples over HTTP counts as a request.
+        last_used_at: Time of the last request for a turn, by `time.monotonic`; before the first one, of the session's
+            start. Reading the session's samples over HTTP counts as such a request.
         context: The episode's context variables; each turn is sampled in a copy of them.
     """
 
@@ -160,7 +164,7 @@ class Session:
 
     @property
     def main(self) -> Conversation:
-        """The main conversation: the first conversation with tools; until there is one, the first conversation.
+        """The main conversation: the first with tools; until one with tools has begun, the first that has begun.
 
         A main conversation whose first turn, with tools, was interrupted remains the main conversation.
         """
@@ -427,7 +431,7 @@ class Session:
     def _allowed_params(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return a client's sampling parameters that the session does not fix; note the others that differ.
 
-        Stop strings are added to the session's; of two limits, the smaller one holds.
+        Stop strings are added to the session's; of two values of `max_new_tokens`, the smaller one holds.
         """
         fixed, params = self.model.config["sampling_params"], dict[str, Any]()
         for name, value in given.items():

@@ -1,8 +1,8 @@
-r"""Grading: the comparison of an assistant's answer with a label, without slime and samples.
+r"""Grading: the comparison of an assistant's answer with a label; it needs neither slime nor samples.
 
 `extraction` finds the assistant's text without reasoning, tool calls and tool output, and the answer in this text.
 `labels` finds the answers that a label allows, and `grade` compares the answer with each of them. Extraction takes
-time linear in the text.
+time linear in the text. `choices` grades multiple choice, and `ifeval` checks the instructions of IFEval.
 
 `slime_example_grade` grades as slime's strands example does, including its faults: it reads tool output, and only the
 last 300 characters. Source of its rules: THUDM/slime 624b824a, slime/rollout/rm_hub/math_dapo_utils.py (Minerva's
@@ -181,14 +181,14 @@ def slime_example_grade(response: str, label: object, tool_iterations: float) ->
         correct, pred = _by_answer_line(response[-_SEEN_CHARS:], label or "")
         if pred == NO_ANSWER:
             correct, pred = _by_box(response[-_SEEN_CHARS_STRICT:], label or "")
-    except (ValueError, OverflowError) as e:  # a label that is not a number
+    except (ValueError, OverflowError) as e:  # a label that is not a finite number
         error = error or f"{type(e).__name__}: {e}"
     score = 1.0 if correct else min(-0.6, -1.0 + (tool_iterations - 2) / 2 * 0.1)
     return DapoGrade(score, correct, pred, error)
 
 
 def _by_answer_line(tail: str, label: object) -> tuple[bool, str]:
-    """Compare the text after the last "Answer:" with the label's whole number; return the verdict and the text.
+    """Compare the text after the last "Answer:" with the label, cut to a whole number; return the verdict and the text.
 
     Raises:
         ValueError: The label is not a number.

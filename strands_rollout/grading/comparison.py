@@ -43,7 +43,7 @@ _LABELED_CHOICE: Final = re.compile(
     r"\(?\s*(?P<letter>[A-F])\s*\)\s+(?P<rest>(?!(?:and|or|only)\b|[-+=^*/(\[]|\\cdot)\S.*)"
 )
 _LETTER: Final = re.compile(r"(?<![A-Za-z\\])[A-J](?![A-Za-z])")
-_PRODUCT: Final = re.compile(r"[A-DF-HJ-NP-TV-Za-df-hj-np-tv-z]{1,3}")  # letters without a vowel: not a word
+_PRODUCT: Final = re.compile(r"[A-DF-HJ-NP-TV-Za-df-hj-np-tv-z]{1,3}")  # no e, i, o or u: not a word
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,7 +420,7 @@ def _region(key: Key, budget: Budget) -> list[Piece] | None:
 
 
 def _interval(group: ValueGroup, budget: Budget) -> list[Piece] | None:
-    """Return the pieces of an interval or of a set of numbers; None for any other group."""
+    """Return the pieces of an interval whose ends ascend, or of a set of numbers; None for any other group."""
     if group.brackets == r"\{\}":
         points = [_end_point(item, budget) for item in group.items]
         return None if None in points else _union([((point, False), (point, True)) for point in points])

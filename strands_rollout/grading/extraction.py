@@ -103,9 +103,9 @@ def extract_answer(text: str, *, is_cut: bool = False) -> str:
 
     Args:
         text: The assistant's text.
-        is_cut: True if the text ends in the middle, as at a limit of tokens. Then an unfinished end (a line after
-            `Answer:`, an open box, a tag), or a last box that is empty, is not an answer, and revokes all answers
-            before it.
+        is_cut: True if the text ends in the middle, as at a limit of tokens. Then an unfinished end (such as a line
+            after `Answer:`, an open box or a tag), or a last box that is empty, is not an answer, and revokes all
+            answers before it.
     """
     text = text[-_SEARCHED_CHARS:]
     box = _find_box(text)

@@ -22,7 +22,7 @@ from strands_rollout.errors import ConfigError, PromptError
 METADATA_KEY: Final = "ifeval"
 """Key of a row's metadata with its instructions, as google/IFEval has them: `instruction_id_list` and `kwargs`."""
 MAX_RESPONSE_CHARS: Final = 50_000
-"""Maximum characters of a response; some checkers take quadratic time, as for a response of 50,000 brackets."""
+"""Maximum characters of a response; some checkers take quadratic time, for example if it consists of brackets."""
 _USING_PUNKT: Final = frozenset({"length_constraints:number_sentences", "change_case:capital_word_frequency"})
 
 

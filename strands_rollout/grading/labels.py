@@ -39,7 +39,7 @@ _CONTAINER: Final = re.compile(r"""(?:[\[({]\s*+['"]|array\()""")
 
 
 def label_texts(label: object, depth: int = 0) -> tuple[str, ...]:
-    r"""Return the answers that a label allows, as strings; none for None, NaN and an empty list.
+    r"""Return the answers that a label allows, as strings; an empty tuple for None, NaN and an empty list.
 
     Accepts what data sets contain: "42", 42, 42.0, "\boxed{42}", "... #### 42" (GSM8K), ["42", "forty-two"], "['42']".
 

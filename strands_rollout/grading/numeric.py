@@ -32,7 +32,7 @@ _FRACTION_POINTS: Final = range(6)  # indices of the points at which variables a
 _WHOLE_POINTS: Final = range(6, 10)  # indices of the points at which variables are whole numbers
 _MIN_POINTS: Final = 2  # points at which both formulas must have a value
 _LINE_SAMPLES: Final = (Fraction(0), Fraction(1), Fraction(17, 5), Fraction(-29, 7), Fraction(211, 3))
-_DENOMINATORS: Final = (26, 34, 38, 46, 58, 62)  # even: negative bases have no power with such a denominator
+_DENOMINATORS: Final = (26, 34, 38, 46, 58, 62)  # even: no real power of a negative base has such an exponent
 
 
 class _Local(threading.local):
@@ -172,7 +172,7 @@ def _values_at_points(
 ) -> Iterator[tuple[Value, Value]]:
     """Yield the values of both formulas at each tried point where both have a value.
 
-    The variables are fractions. Only if both have a value at no such point, as for (-1)^n, are they whole numbers.
+    The variables are fractions; if these give no such point, as for (-1)^n, the variables are whole numbers.
     """
     is_complex = any(node.has("constant", name) for node in (first, second) for name in ("i", "imath"))
     names = sorted(first.symbols() | second.symbols())

@@ -1,1 +1,1 @@
-"""Samples and sessions for other trainers and tools, a file for each; this package requires none of these."""
+"""Samples and sessions for other trainers and tools, none of which this package requires."""

@@ -1,7 +1,7 @@
 """Code that the integrations share: the check and conversion of finished samples, and of sampling parameters.
 
-Other engines' sampling parameters are converted to SGLang's names. A parameter without an equivalent is refused, unless
-its value is None or changes nothing.
+Other engines' sampling parameters are converted to SGLang's names. An unknown parameter is refused. A known parameter
+without an equivalent is refused, too, unless its value is None or changes nothing.
 """
 
 from collections import defaultdict
@@ -36,7 +36,7 @@ class FinishedEpisode:
         prompt_ids: Prompt tokens, at least one.
         response_ids: Sampled tokens and the context between them, at least one.
         loss_mask: 1 for tokens to train on; all 0 if the sample is not trained.
-        logprobs: Log probabilities at the sampling temperature; 0.0 for context.
+        logprobs: The sample's logprobs; in samples of this package, 0.0 for context.
         reward: The reward; if it is a dict, its number at the reward key.
         status: "completed", "truncated" or "failed".
         facts: The episode's facts; empty for a sample of another program.
@@ -60,7 +60,7 @@ class FinishedEpisode:
 def finished_episodes(
     samples: Iterable[Any], *, reward_key: str = REWARD_KEY, allow_images: bool = False
 ) -> list[FinishedEpisode]:
-    """Check finished samples (slime's or this package's) and return them in order; samples are not changed.
+    """Check finished samples (slime's or this package's) and convert them, in order; the samples are not changed.
 
     Args:
         samples: A flat iterable of samples with rewards.
@@ -68,8 +68,9 @@ def finished_episodes(
         allow_images: Accept samples with images; no export includes the images themselves.
 
     Raises:
-        ExportError: A sample is unfinished, has no number as reward, has images that are not allowed, or its tokens,
-            mask and logprobs disagree. The message lists all faults of the first such sample.
+        ExportError: An element is not a sample; or a sample is unfinished, has no finite number as reward, has images
+            that are not allowed, or has tokens, mask or logprobs that are invalid or disagree. The message names such a
+            sample and its faults.
     """
     episodes = [_convert_sample(sample, number, reward_key) for number, sample in enumerate(samples)]
     for number, episode in enumerate(episodes):

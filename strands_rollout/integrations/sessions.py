@@ -1,8 +1,9 @@
 """The gateway as a server for other trainers: sessions over HTTP, whose samples have the dump's format.
 
 `POST /sessions` begins a session and returns its id, API key and base URL, `GET /sessions/{id}` returns its facts,
-`GET /sessions/{id}/samples` returns its samples so far, and `DELETE /sessions/{id}` ends it. For the use of the key,
-see `strands_rollout.gateway`.
+`GET /sessions/{id}/samples` returns its samples so far, and `DELETE /sessions/{id}` ends it. At the base URL, the API
+key gives access to the APIs of `strands_rollout.gateway`. The embedded engine serves these APIs without keys
+(`chat_endpoint`).
 """
 
 from __future__ import annotations
@@ -223,7 +224,7 @@ async def serve_sessions(sessions: SessionServer, host: str, port: int, on_ready
 
 
 def chat_endpoint(model_dir: Path) -> Gateway:
-    """Return a gateway that an engine serves on its own port; it needs no keys: each request is a new conversation."""
+    """Return a gateway without keys, which the embedded engine serves on its own port; each request gets a session."""
 
     async def new_session(request: web.Request) -> Session:
         host, port = request.transport.get_extra_info("sockname")[:2] if request.transport else ("127.0.0.1", 80)

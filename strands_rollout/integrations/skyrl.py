@@ -56,7 +56,7 @@ def to_generator_output(samples: Iterable[Any], *, reward_key: str = REWARD_KEY)
 
 
 def _metrics(episodes: Sequence[FinishedEpisode]) -> dict[str, float]:
-    """Return the metrics; the end of a name tells SkyRL whether to average or sum it when batches are joined."""
+    """Return the metrics; the end of a name tells SkyRL whether to average or sum the values when it joins batches."""
     metrics: dict[str, float] = {}
     for name in _METRICS:
         values = [value for episode in episodes if (value := getattr(episode.facts, name)) is not None]
@@ -105,7 +105,7 @@ class StrandsGenerator:
         """Play all prompts, and return the responses in the same order.
 
         A prompt's ground truth is `reward_spec.ground_truth` in its `env_extras`, as in SkyRL's data, or `label`, as in
-        slime's. Prompts with the same `instance_id` are a group.
+        slime's. Prompts with the same `instance_id` in `trajectory_ids` are a group; without ids, each prompt is one.
 
         Args:
             input_batch: SkyRL's GeneratorInput. `sampling_params` are vLLM's: `max_tokens` is the budget of a whole

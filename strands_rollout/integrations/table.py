@@ -51,8 +51,8 @@ def to_rows(samples: Iterable[Any], *, reward_key: str = REWARD_KEY) -> list[dic
     at the beginning of `tokens`. `loss_mask` and `rollout_log_probs` have a value for each token after the prompt.
 
     Raises:
-        ExportError: A sample is unfinished, has no number as reward, or its lengths disagree; or a value can't be
-            written as JSON and read back unchanged.
+        ExportError: See `finished_episodes`, but images are allowed; or a value can't be written as JSON and read back
+            unchanged.
     """
     episodes = finished_episodes(samples, reward_key=reward_key, allow_images=True)
     return [_row(episode, number) for number, episode in enumerate(episodes)]

@@ -168,7 +168,7 @@ def to_tensordict(
         reward_key: Key of the number in a reward that is a dict.
 
     Raises:
-        ExportError: As `finished_episodes`.
+        ExportError: See `finished_episodes`.
     """
     episodes = finished_episodes(samples, reward_key=reward_key)
     rows = [
@@ -209,7 +209,8 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not insta
         generate_kwargs: Sampling parameters with TorchRL's names; `seed` is the first prompt's and increases by one per
             prompt.
         pad_output: Return tensors of equal lengths instead of ragged tensors.
-        num_samples: Answers per prompt, in an additional last batch dimension; None for one answer without it.
+        num_samples: Answers per prompt, in an additional last batch dimension; None for one answer and no such
+            dimension.
         concurrency: Maximum requests at the same time.
         generate: Must be True; for logprobs of given tokens, use the trained model.
         text_key: Key of the output text; None leaves it out.

@@ -1,4 +1,7 @@
-"""Read sampled turns: decode a turn's tokens, parse its tool calls, and convert the turn to a Strands message."""
+"""Read sampled turns: decode a turn's tokens, parse its tool calls, and make the turn's message and events for Strands.
+
+`validated_output` reads an answer that must be an instance of a pydantic model.
+"""
 
 from __future__ import annotations
 
@@ -68,6 +71,7 @@ def _split_turn(
 ) -> list[Segment]:
     """Split a turn with a method of its parser; if the method raises, return one failure with the whole text.
 
+    A MemoryError is raised again.
     A parser reads only sampled text. If a parser's error ended the episode, the sample would not be trained, and the
     policy could choose which of its samples are trained.
     """
@@ -132,7 +136,7 @@ class AnswerReader:
 
 
 def call_id(call_prefix: str, index: int, segment: Segment) -> str:
-    """Return the tool-use id of a turn's segment; only the id marks a call that could not be parsed."""
+    """Return the tool-use id of a turn's segment; its suffix, not the tool's name, marks a call that wasn't parsed."""
     return f"{call_prefix}{index}{UNPARSED if isinstance(segment, ParseFailure) else ''}"
 
 
@@ -144,8 +148,9 @@ def failure_message(reason: str) -> str:
 def turn_answer(read: ReadTurn, call_prefix: str, turn: Turn) -> Answer:
     """Return a turn as one assistant message for Strands' loop.
 
-    Empty text is omitted. A `ParseFailure` becomes a call of the tool `invalid_tool_call`, so that Strands answers it
-    with an error result and the loop continues. The policy may call a tool of that name too: see `call_id`.
+    Empty text and reasoning are omitted. A `ParseFailure` becomes a call of the tool `invalid_tool_call`, so that
+    Strands answers it with an error result and the loop continues. The policy may call a tool of that name too: see
+    `call_id`.
 
     Args:
         read: The turn as text.
@@ -179,7 +184,7 @@ def answer_events(answer: Answer) -> Iterator[StreamEvent]:
 
 
 def _content_block(segment: Segment, call_prefix: str, index: int) -> dict[str, Any]:
-    """Return a segment of a turn as a content block; {} for empty text."""
+    """Return a segment of a turn as a content block; {} for empty text or reasoning."""
     if isinstance(segment, Text):
         return {"text": segment.text} if segment.text else {}
     if isinstance(segment, Reasoning):
@@ -202,7 +207,7 @@ def _start_and_delta(block: dict[str, Any]) -> tuple[dict[str, Any], dict[str, A
 
 
 def validated_output(output_model: type[T], message: dict[str, Any], tool_name: str) -> T:
-    """Return the instance of `output_model` in an answer: the arguments of its call of `tool_name`, or its JSON text.
+    """Return the instance of `output_model` in an answer: its first call of `tool_name` or, without one, its JSON text.
 
     Raises:
         StructuredOutputException: The answer has no valid instance.

@@ -1,4 +1,4 @@
-"""Render new messages as the context tokens that the next request adds to a branch."""
+"""Render new messages as the context tokens that the next request adds to a branch; count the tokens of messages."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ async def first_prompt(template: ChatTemplate, branch: Branch, head: Head, messa
 async def turn_context(
     template: ChatTemplate, place: ExtendBranch, head: Head, remaining: RemainingBudget, min_turn_tokens: int
 ) -> list[int]:
-    """Return the ids of the messages after a branch's last answer; cut tool results so that `min_turn_tokens` are left.
+    """Return the ids of the messages after a branch's last answer; cut tool results that are too long.
 
+    Results without an image are cut so that `min_turn_tokens` are left for the turn, or to nothing.
     Images in the messages are stored on the branch.
 
     Raises:

@@ -62,8 +62,9 @@ class PlacedImage:
 def train_inputs_of(images: Sequence[PlacedImage]) -> dict[str, Any] | None:
     """Return the processor's outputs of all images, joined by name; None without images.
 
-    The outputs are joined along the first axis, as in slime's examples/geo3k_vlm_multi_turn: PyTorch tensors if torch
-    is installed, else NumPy arrays, which slime turns into tensors (slime/observability/rollout_data_utils.py).
+    The outputs are joined along the first axis, as in slime's examples/geo3k_vlm_multi_turn. The result has
+    PyTorch tensors if torch is installed, else NumPy arrays, which slime turns into tensors
+    (slime/observability/rollout_data_utils.py).
 
     Raises:
         ConfigError: The outputs can't be joined.
@@ -89,7 +90,7 @@ def read_rgb(data: bytes) -> Image:
     """Return the image of a file's bytes, in RGB.
 
     Raises:
-        PromptError: The bytes are not an image.
+        PromptError: The bytes can't be read as an image.
         ConfigError: Pillow is not installed.
     """
     pillow = _import_pillow()
@@ -121,7 +122,7 @@ def image_block(source: object) -> dict[str, Any]:
             or `{"bytes": ..., "path": ...}`, as `datasets` stores images in Parquet.
 
     Raises:
-        PromptError: The source has none of these forms, or is not an image.
+        PromptError: The source has none of these forms, or can't be read as an image.
         ConfigError: Pillow is not installed.
     """
     pillow = _import_pillow()
@@ -190,7 +191,7 @@ class ReadImage:
 
 
 class ImageTokens:
-    """Reads images with a model's processor. Threads may share it; they use the processor one at a time.
+    """Reads images with a model's processor. Threads may share an object; they use its processor one at a time.
 
     Attributes:
         token_id: The image token, which a template writes once for each image.
@@ -219,7 +220,7 @@ class ImageTokens:
         """Read an image from a file's bytes; block while the processor works.
 
         Raises:
-            PromptError: The bytes are not an image.
+            PromptError: The bytes can't be read as an image.
             ConfigError: Pillow is not installed, or the processor refuses the image or returns tokens other than the
                 image's.
         """
@@ -325,7 +326,9 @@ def collapsed_ids(ids: Sequence[int], images: Sequence[PlacedImage], decode: Dec
 
 
 def check_image_answer(generation: Generation, images: Sequence[PlacedImage], length: int) -> None:
-    """Check that the engine read the tokens that the trainer will read, and that no media token was sampled.
+    """Check that the engine read as many tokens as the trainer will read, and that no media token was sampled.
+
+    An answer without tokens is not checked.
 
     Args:
         generation: The engine's answer.

@@ -1,7 +1,7 @@
 """Replay data, from which a trainer repeats the engine's choices: routed experts, and the ids that top-p kept.
 
-A complete answer must have the replay data that its request asked for; tokens of an aborted answer that lacks them are
-dropped. slime's Sample decodes replay data; for older releases of slime, `joined_experts` decodes the routed experts.
+A complete answer without the replay data that its request asked for is an error; an aborted answer without them loses
+its tokens. slime's Sample decodes replay data; before slime 0.3.1, `joined_experts` decodes the routed experts.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def missing_replay_data(
 def located_experts(meta_info: Mapping[str, Any], *, start: int, total: int, layers: int, top_k: int) -> dict[str, Any]:
     """Return `meta_info` with the token index at which its routed experts begin.
 
-    SGLang's answer does not repeat the requested start, and older versions ignore the start. Therefore the index is
-    derived from the number of rows.
+    SGLang's answer does not repeat the requested start, and some versions of SGLang ignore the start. Therefore the
+    index is derived from the number of rows.
 
     Args:
         meta_info: The answer's `meta_info`. Without routed experts, the result has no index.
@@ -86,12 +86,13 @@ def located_experts(meta_info: Mapping[str, Any], *, start: int, total: int, lay
         return {**located, EXPERTS_START: 0}
     raise EngineResponseError(
         f"got {numbers} numbers of routed experts; expected {(total - 1 - start) * row}, for tokens {start} to "
-        f"{total - 2} in {layers} layers with {top_k} experts each. Does --num-layers fit the served model?"
+        f"{total - 2} in {layers} layers with {top_k} experts each. Do --num-layers and --moe-router-topk fit the "
+        "served model?"
     )
 
 
 def joined_experts(meta_info: Mapping[str, Any], known: Any, *, layers: int, top_k: int) -> Any:  # noqa: ANN401 - arrays
-    """Join the routed experts of a sequence as slime's Sample does, for releases of slime whose Sample does not.
+    """Join the routed experts of a sequence, as the Sample of slime 0.3.1 does; for earlier releases of slime.
 
     Args:
         meta_info: The last answer's `meta_info`, as `located_experts` returns it.
@@ -100,7 +101,7 @@ def joined_experts(meta_info: Mapping[str, Any], known: Any, *, layers: int, top
         top_k: Experts per token.
 
     Returns:
-        An array like `known`; `known` itself if the answer has no experts.
+        The experts of the whole sequence, in the form of `known`; `known` itself if the answer has no experts.
     """
     if meta_info.get(EXPERTS) is None:
         return known

@@ -27,8 +27,8 @@ from strands_rollout.record.weight_versions import KNOWN_VERSIONS
 logger = logging.getLogger(__name__)
 
 RequestSpan = Callable[[int | None], AbstractContextManager[Callable[[Mapping[str, Any]], object] | None]]
-"""Returns a context manager around a request, given its `max_new_tokens`. If the manager yields a function, the
-function is called with the answer's `meta_info`."""
+"""Returns a context manager around a request, given the request's `max_new_tokens` (None without a limit). If the
+manager yields a function, the function is called with the answer's `meta_info`."""
 
 # sampling parameters that constrain a turn by a grammar; SGLang applies a grammar from its start in each request
 GRAMMARS: Final = ("json_schema", "regex", "ebnf", "structural_tag")
@@ -89,7 +89,7 @@ def updated_config(config: SGLangModelConfig, changes: Mapping[str, Any]) -> SGL
 
 
 def unknown_name_message(what: str, got: str, known: Mapping[str, Any]) -> str:
-    """Return the error message for a name that is not among `known`, with the nearest known name."""
+    """Return the error message for a name that is not among `known`, with the nearest known name if one is near."""
     near = get_close_matches(got, known, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return f"got the unknown {what} {got!r}; expected one of {', '.join(sorted(known))}.{hint}"
@@ -127,7 +127,8 @@ class TurnSampler:
     Args:
         vocab_size: Token ids in contexts and parameters must be below this number.
         end_ids: Tokens that end a turn, in addition to the `stop_token_ids` of the sampling parameters.
-        decode: Returns the text of ids, which is searched for stop strings if a turn is aborted.
+        decode: Returns the text of ids, which is searched for stop strings after an abort, and for the texts of media
+            tokens if a request has images.
 
     Attributes:
         cut_by: The limit that cut the last turn: "turn", "response" or "context"; None if the turn was not cut.
@@ -153,7 +154,7 @@ class TurnSampler:
 
     @property
     def engine_fault(self) -> Fault | None:
-        """The engine's last failure, while the request is retried; None otherwise."""
+        """The engine's last failure while a request is retried, and after the retries were cancelled; else None."""
         return self.flight.fault if self._info_client is None else self._info_client.info_fault
 
     def context_limit(self, configured: int | None) -> int | None:
@@ -189,8 +190,9 @@ class TurnSampler:
         """Sample one turn into the trajectory, or the rest of its open turn; return the engine's last answer.
 
         If the engine aborts a turn, for example for a weight update, the trajectory keeps the turn's tokens, and the
-        turn is continued from them. Tokens of a turn with a grammar, and tokens without the replay data that was asked
-        for, are dropped and sampled again. A request that is aborted before its first token changes nothing.
+        turn is continued from them. Tokens of an unfinished turn with a grammar, and tokens without the replay data
+        that the request asked for, are dropped and sampled again. A request that is aborted before its first token
+        changes nothing.
 
         Args:
             request: The turn to sample.
@@ -198,7 +200,7 @@ class TurnSampler:
 
         Raises:
             TrajectoryError: A context id is outside the vocabulary, or an image token stands for no image.
-            ConfigError: An id in a parameter is outside the vocabulary.
+            ConfigError: An id in a parameter is outside the vocabulary, or the request can't be sent.
             BudgetExhaustedError: No token is left for a turn.
             ContextWindowOverflowException: The engine refuses the request as too long for its context.
             EngineAbortedError: The rollout is aborted, the episode has ended, or the turn was aborted and is not
@@ -255,7 +257,10 @@ class TurnSampler:
         return generation
 
     def _final_stop(self, ids: Sequence[int], params: Mapping[str, Any]) -> int | str | None:
-        """Return the stop token or stop string that an output ends with; None if it ends with neither."""
+        """Return the stop token or stop string that an output ends with; None if it ends with neither.
+
+        With `ignore_eos`, no token is a stop token.
+        """
         if not params.get("ignore_eos") and ids[-1] in self._end_ids.union(params.get("stop_token_ids") or ()):
             return ids[-1]
         stops = params.get("stop") or ()
@@ -360,7 +365,7 @@ def _check_continuation(request: SamplingRequest, generation: Generation, empty_
         empty_aborts: The consecutive aborts without a usable token; None if the answer has such a token.
 
     Raises:
-        EngineAbortedError: The rollout is aborted, or the settings give aborted turns back.
+        EngineAbortedError: The rollout is aborted, or `continue_aborted` is False.
         EngineRejectedError: The engine aborted the turn because of an error of the request (a status of 4xx).
         EngineUnavailableError: The engine aborted the turn because of another error, or aborts it again and again.
     """
@@ -437,7 +442,7 @@ def turn_seed(seed: int, turn: int | str) -> int:
 
 
 def turn_params(params: Mapping[str, Any], turn: int | str) -> dict[str, Any]:
-    """Return the conversation's sampling parameters, with the seed of this turn; see `turn_seed`."""
+    """Return a turn's sampling parameters: the conversation's, whose seed (if any) is replaced; see `turn_seed`."""
     seed = params.get("sampling_seed")
     return dict(params) if seed is None else {**params, "sampling_seed": turn_seed(seed, turn)}
 
@@ -458,13 +463,14 @@ def request_params(params: Mapping[str, Any], trajectory: Trajectory, allowance:
 
 @dataclass(frozen=True, slots=True)
 class TokenLimits:
-    """Budgets in tokens; None for no limit other than the engine's context length.
+    """Limits in tokens; a maximum of None means no limit other than the engine's context length.
 
     Attributes:
         max_response_tokens: Maximum tokens after the first prompt, tool results included; slime's `max_new_tokens`.
         max_context_tokens: Maximum tokens of prompt plus response.
         max_turn_tokens: Maximum tokens sampled in one turn.
-        min_turn_tokens: Minimum tokens that a tool result leaves for the next turn; a longer result is cut.
+        min_turn_tokens: Tokens that tool results have to leave for the next turn: longer results are cut, except those
+            with an image. Fewer are left if even empty results take too much.
 
     Raises:
         ConfigError: A limit is not an integer of at least 1.
@@ -506,7 +512,7 @@ class RemainingBudget:
 
     Attributes:
         tokens: Number of tokens; None without a limit.
-        budget: The budget with the fewest tokens left: "response" or "context".
+        budget: The budget with the fewest tokens left: "response" or "context"; without a limit, "context".
     """
 
     tokens: int | None
@@ -520,8 +526,8 @@ def remaining_budget(limits: TokenLimits, trajectory: Trajectory, engine_context
         limits: The budgets.
         trajectory: The tokens so far. Before the first turn only the context budget applies, since a prompt is
             not part of the response.
-        engine_context: The engine's own context length in tokens, if known. One token stays free: SGLang 0.5.x refuses
-            a request that would fill its context.
+        engine_context: The smaller of the configured and the engine's context length, in tokens; None if neither is
+            known. One token stays free: SGLang 0.5.x refuses a request that would fill its context.
     """
     length = len(trajectory.token_ids)
     candidates: list[tuple[int, str]] = []
@@ -546,7 +552,7 @@ def turn_allowance(
     turn_so_far: int = 0,
     turn_cap: int | None = None,
 ) -> tuple[int | None, str]:
-    """Return the maximum tokens of the next turn, and the limit that sets it: "turn", "response" or "context".
+    """Return the maximum tokens that the next request may sample, and the limit: "turn", "response" or "context".
 
     Without any limit, the result is (None, "turn").
 
@@ -555,7 +561,7 @@ def turn_allowance(
         remaining: The tokens left before the new context.
         context_length: New context tokens of this request; in the first turn, the whole prompt.
         is_first: True for the first turn, whose prompt does not count as response.
-        turn_so_far: Tokens of an aborted turn that is continued.
+        turn_so_far: Tokens that an aborted turn has when it is continued; 0 for a new turn.
         turn_cap: `max_new_tokens` of the sampling parameters, which limits one turn, too; None for no such limit.
 
     Raises:
@@ -571,8 +577,8 @@ def turn_allowance(
     if candidates and min(candidates)[0] < 1:
         left, budget = min(candidates)
         raise errors.BudgetExhaustedError(
-            f"no token of the {budget} budget is left for another turn: {context_length} new context tokens leave "
-            f"{left}. Raise the budget, shorten the prompt, or let tools return less",
+            f"no token of the {budget} budget is left to sample: {left} remain after {context_length} new context "
+            "tokens. Raise the budget, shorten the prompt, or let tools return less",
             budget=budget,
         )
     return min(candidates) if candidates else (None, "turn")  # of equal limits: context, then response, then turn

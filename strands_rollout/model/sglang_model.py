@@ -52,7 +52,7 @@ T = TypeVar("T", bound=BaseModel)
 
 
 class SGLangModel(Model):
-    """A policy for one conversation, or for many at once; `trajectory` has the main conversation's exact tokens.
+    """A policy for one conversation, or for many at once, with their exact tokens.
 
     Use it with any Strands agent: `Agent(model=SGLangModel(tokenizer=tokenizer, base_url=url), tools=[...])`, then read
     `model.trajectory`. Call `reset()` before another conversation.
@@ -76,18 +76,19 @@ class SGLangModel(Model):
         extra: Further top-level fields of each request, such as `{"return_routed_experts": True}`.
         continue_aborted: If the engine aborts a turn, for example for a weight update, continue the turn from its own
             tokens; otherwise raise `EngineAbortedError`.
-        should_abort: Function that returns true once the rollout is aborted; no aborted turn is continued then.
+        should_abort: Function that returns true once the rollout is aborted; then no request is sent, and no aborted
+            turn is continued.
         control: The episode's control, which has its own `should_abort`; pass `control` or `should_abort`, not both.
         request_span: Returns a context manager around each request; see `RequestSpan`.
         on_rewritten_history: Treatment of a request whose history does not extend what the policy has read, or which
-            changes the system prompt or adds a tool in mid-conversation: "error" refuses the request; "segment" begins
-            a new trajectory. Conversation managers that drop or summarize messages need "segment".
+            changes the system prompt, or adds or changes a tool, in mid-conversation: "error" refuses the request;
+            "segment" begins a new trajectory. Conversation managers that drop or summarize messages need "segment".
         conversations: "one" treats all requests as requests of one agent, and refuses a second concurrent turn. "many"
             keeps a conversation for each agent; agents are distinguished by what Strands passes about the caller or, if
             it passes nothing, by their histories. Agents other than the main agent may rewrite their histories.
         transient_context: Treatment of a transient text, such as a plugin's reminder, which one request has but the
-            agent's history does not: "segment" begins a new trajectory with the next request; "keep" keeps the text in
-            the tokens, and continues after it.
+            agent's history does not: "segment" treats the next request as a rewrite of the history, see
+            `on_rewritten_history`; "keep" keeps the text in the tokens, and continues after it.
         processor: The model's Hugging Face processor, which turns images into tokens; or its folder or hub id, loaded
             with the first image.
         engine_patience_s: Seconds for which requests to an unreachable, busy or failing engine are retried; an
@@ -98,7 +99,7 @@ class SGLangModel(Model):
         tool_parser: Name of the parser; None for a parser given as an object.
 
     Raises:
-        ConfigError: Arguments contradict each other, or an argument or a tool parser is unknown.
+        ConfigError: Arguments are missing or contradict each other, or an argument or a tool parser is unknown.
         TemplateError: The tokenizer or its template can't be used token-exactly.
     """
 
@@ -156,7 +157,7 @@ class SGLangModel(Model):
         return self._base_url
 
     def client(self) -> SGLangClient:
-        """Return the client that the model was given, or else the running event loop's client for its URL."""
+        """Return the client that the model was given, or else the running event loop's client for the model's URL."""
         base_url = cast("str", self._base_url)
         return self._client or shared_client(base_url, vocab_size=self._vocab_size, patience_s=self._patience_s)
 
@@ -239,23 +240,23 @@ class SGLangModel(Model):
         *,
         only_grew: bool = False,
     ) -> Answer:
-        """Sample one turn for an agent at its place in the record, and return the answer.
+        """Sample one turn for an agent at the request's place in the record, and return the answer.
 
         A turn that an earlier attempt has sampled is returned without sampling. For the arguments, see `AgentRequest`.
 
         Raises:
             TrajectoryError: With `on_rewritten_history` "error", the main agent's history does not extend what the
-                policy has read, or the request changes the system prompt or adds a tool. With `conversations` "one", a
-                turn is running. Or there is no new message, or a token of the new context is outside the vocabulary or
-                is an image token without an image.
+                policy has read, or the request changes the system prompt, or adds or changes a tool. With
+                `conversations` "one", a turn is running. Or there is no new message, or a token of the new context is
+                outside the vocabulary or is an image token without an image.
             PromptError, TemplateError: The messages can't be rendered.
-            ConfigError: A user's message has an image, and the processor is missing or can't convert it; or a parameter
-                has an unknown token.
+            ConfigError: A user's message has an image, and the processor is missing or can't convert it; a parameter
+                has a token outside the vocabulary; or the request can't be sent.
             BudgetExhaustedError: A budget leaves no token for this turn.
             ContextWindowOverflowException: The engine refuses the request as too long; or the context is full, and the
                 history may be rewritten.
-            EngineAbortedError: The rollout is aborted, the episode has ended, or the engine aborted the turn and it is
-                not continued. Tokens from which the turn can be continued are in the trajectory.
+            EngineAbortedError: The rollout is aborted, the episode has ended, or the engine aborted a turn that is not
+                continued. Tokens from which the turn can be continued are in the trajectory.
             EngineError: The engine failed. The failed request does not change the trajectory.
             ReplayError: After `replay`, the request differs from the requests of the aborted attempt.
         """
@@ -397,7 +398,7 @@ class SGLangModel(Model):
     # Strands' interface
     # ---------------------------------------------------------------------------
 
-    async def stream(  # type: ignore[override] # Strands' own providers narrow it the same way
+    async def stream(  # type: ignore[override] # Strands' own providers narrow the signature, too
         self,
         messages: StrandsMessages,
         tool_specs: Sequence[Mapping[str, Any]] | None = None,
@@ -433,7 +434,7 @@ class SGLangModel(Model):
 
         Raises:
             StructuredOutputException: The policy's answer is not a valid instance; the message gives the reason.
-            RolloutError: As in `answer`.
+            RolloutError, ContextWindowOverflowException: As in `answer`.
         """
         record = Record() if self.config["conversations"] == "one" else self.record
         spec = convert_pydantic_to_tool_spec(output_model)
@@ -505,7 +506,7 @@ class SGLangModel(Model):
 
     @property
     def engine_fault(self) -> Fault | None:
-        """The engine's last failure, while a request is retried; None otherwise."""
+        """The engine's last failure while a request is retried, and after the retries were cancelled; else None."""
         faults = (self._sampler(conversation).engine_fault for conversation in self.record)
         return next(filter(None, faults), None)
 
@@ -522,7 +523,7 @@ class SGLangModel(Model):
         return any([await client.stop(rid, headers=headers) for rid in rids])
 
     async def finish(self, grace_s: float) -> None:
-        """Refuse new requests; abort in-flight requests, which no caller awaits, and wait `grace_s` s at most."""
+        """Refuse new requests; abort in-flight requests, which no caller awaits; wait for them, `grace_s` s at most."""
         self.record.close()
         if any(conversation.is_busy for conversation in self.record):
             with suppress(TimeoutError):
@@ -543,9 +544,9 @@ def _refusal_message(place: BeginBranch, got: int, read: int) -> str:
         )
     return (
         f"got a history of {got} messages that does not extend the {read} messages that the policy has read and "
-        "its answer to them; expected only new messages at the end. Call model.reset() before a "
-        "new conversation, and use NullConversationManager: a manager that drops or rewrites messages breaks "
-        "token exactness"
+        "its answer to them; expected only new messages at the end. Call model.reset() before a new conversation, and "
+        "use a conversation manager that drops and rewrites no messages (NullConversationManager), or give SGLangModel "
+        "on_rewritten_history='segment'"
     )
 
 

@@ -95,7 +95,7 @@ class WireRecorder:
 
 
 def _end_to_end_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers that a proxy must forward; the others apply to a single connection."""
+    """Return the headers to forward: not those of a single connection, or of a body's length and compression."""
     return {name: value for name, value in headers.items() if name.lower() not in _HOP_HEADERS}
 
 
@@ -163,8 +163,8 @@ def tito_violations(exchanges: Sequence[Exchange], sample: Sample) -> list[str]:
 
     - A request extends the ids of the previous request and its output. A request without a generation is repeated
       unchanged.
-    - A sample with trained tokens holds the ids of the last answered request and its output. It trains all sampled ids
-      and nothing else, at the engine's logprobs.
+    - A sample with trained tokens holds the ids of the last answered request and its output, and its prompt is as long
+      as the first answered request. It trains all sampled ids and nothing else, at the engine's logprobs.
     - The engine read all tokens of each answered request, in an episode with trained tokens.
 
     In an episode with images, which the engine expands to more tokens than the requests have, the second and the third
@@ -201,7 +201,10 @@ def _sample_violations(exchanges: Sequence[Exchange], sample: Sample) -> Iterato
         return
     prompt_length = len(sample.tokens) - sample.response_length
     if prompt_length != len(answered[0].input_ids):
-        yield f"the sample's prompt has {prompt_length} tokens; the first request had {len(answered[0].input_ids)}"
+        yield (
+            f"the sample's prompt has {prompt_length} tokens; the first answered request had "
+            f"{len(answered[0].input_ids)}"
+        )
     else:
         yield from _training_violations(answered, sample, prompt_length)
 

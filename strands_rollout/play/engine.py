@@ -24,10 +24,10 @@ SHIPPED_MODEL_EXECUTOR: Final = {"name": "local", "isolation": "rlimits"}
 
 @asynccontextmanager
 async def served_engine(base_url: str | None, model_dir: Path | None) -> AsyncIterator[str]:
-    """Yield the URL of a running engine, or run the embedded engine until the block ends.
+    """Yield the URL of a running engine; without a `base_url`, run the embedded engine until the block ends.
 
     A running engine is asked for its model first: without this check, episodes would fail only after all retries of
-    `engine_patience_s`.
+    `engine_patience_s`. The embedded engine serves the model in `model_dir`; None for the shipped model.
 
     Raises:
         ConfigError: The URL is not the URL of an HTTP server.

@@ -340,13 +340,16 @@ class UpdateSettings:
         LossMean,
         Option(
             "--loss-mean",
-            help="sample: average the loss over each sample's trained tokens, then over samples, as slime does by "
+            help="sample: average the loss over each episode's trained tokens, then over episodes, as slime does by "
             "default; token: average it over all trained tokens.",
         ),
     ] = "sample"
     tis_clip: Annotated[
         float | None,
-        Option(help="Upper bound of truncated importance sampling. Default: off; ratios use the rollout's logprobs."),
+        Option(
+            help="Upper bound of the weights of truncated importance sampling. Default: off; ratios use the rollout's "
+            "logprobs."
+        ),
     ] = None
     kl: Annotated[float, Option(help="Weight of the KL divergence from the initial weights.", min=0)] = 0.0
     entropy: Annotated[float, Option(help="Weight of the entropy bonus.", min=0)] = 0.0

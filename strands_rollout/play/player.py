@@ -138,7 +138,7 @@ async def open_player(
     Args:
         base_url: The engine's URL.
         tokenizer_dir: The folder of the served model's tokenizer.
-        settings: The mapping under `strands_rollout:` of a settings file.
+        settings: The mapping under `strands_rollout:` of a settings file; None for the defaults.
         audited: Check each sample against slime's contract and against the recorded traffic.
         evaluation: Call `generate` with `evaluation=True`.
         max_context_tokens: slime's `eval_max_context_len`; None for the engine's own limit.

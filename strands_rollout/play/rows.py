@@ -65,7 +65,8 @@ def load_rows(
     """Return all rows of a file or of a data set of the Hugging Face Hub, in order.
 
     Raises:
-        PromptError: The data can't be read or is empty, or a row lacks prompt or label, or has malformed metadata.
+        PromptError: The data can't be read or is empty; or a row is malformed, or lacks its prompt or a label that it
+            must have.
     """
     rows = []
     for _, row in iter_rows(path, prompt_key=prompt_key, label_key=label_key, needs_label=needs_label):
@@ -104,7 +105,7 @@ def iter_rows(
         raise PromptError(f"can't read the data file {path}: {getattr(e, 'strerror', None) or e}") from e
     if is_empty:
         expected_csv = "a first line with the columns' names, and one line per row"
-        expected = expected_csv if path.suffix == ".csv" else "at least one row, in JSONL a JSON object per line"
+        expected = expected_csv if path.suffix == ".csv" else "at least one row (JSONL has a JSON object per line)"
         raise PromptError(f"the data file {path} has no rows; expected {expected}")
 
 
@@ -132,7 +133,7 @@ def _raw_rows(path: Path) -> Iterable[tuple[int, bytes | Mapping[str, Any] | Pro
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, Mapping[str, str] | PromptError]]:
-    """Yield each row as texts by column, or its error; the row of a short line lacks the last columns."""
+    """Yield each row's line number, and the row as texts by column or its error; short lines lack the last columns."""
     csv.field_size_limit(_MAX_FIELD_CHARS)
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file)

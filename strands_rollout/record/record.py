@@ -5,8 +5,8 @@
     Branch          one history of that agent, with its exact tokens in a `Trajectory`
     Node            one turn on a branch
 
-A request goes through two steps: `Record.place_of` finds its place, which is a turn that it repeats, a branch that it
-extends, or a new branch; `Record.enter` prepares the place for the next turn. The model then appends the turn.
+`Record.place_of` finds the place of a request: a turn that it repeats, a branch that it extends, or a new branch.
+Unless it repeats a turn, `Record.enter` then prepares the place for the next turn, and the model appends that turn.
 """
 
 from __future__ import annotations
@@ -287,7 +287,10 @@ class Conversation:
         self.branches.append(branch)
 
     def drop_new_branch(self) -> bool:
-        """Drop the last branch if its first generation failed, unless it is the only branch; return True if dropped."""
+        """Drop the last branch if it has no turn, so that the branch before it grows again; return True if dropped.
+
+        The only branch is not dropped.
+        """
         if not self.branch.is_new or len(self.branches) == 1:
             return False
         self.branches.pop()
@@ -312,15 +315,16 @@ class Branch:
         origin: The turn of another branch after which this branch's own messages begin; None if it shares no turn.
         nodes: The turns. After a resume, only the turns whose position among the messages is known.
         trajectory: Tokens, loss mask, logprobs and turns.
-        head: System prompt and tools of the first prompt; None after a resume.
+        head: System prompt and tools of the first prompt; None before the first request and after a resume.
         prompt_ids: Tokens of the first prompt, also if its generation failed.
         parse_failures: Tool calls that could not be parsed.
-        final_text: The last turn as text, with its control tokens but without the end of turn.
-        stop_reason: Strands' stop reason of the last turn; "" before the first.
+        final_text: The last turn as text, with its control tokens but without the end of turn; until this branch has an
+            answer, the text of the branch before it.
+        stop_reason: Strands' stop reason of that turn; "" if there is none.
         calls: Names and ids of the calls that the policy wrote.
         chat_tools: The tools as the template reads them.
         new_images: Images in the context of the turn that is being sampled; kept if the sampling fails.
-        ended_by: Text that says why a request began another branch; "" while this branch may grow.
+        ended_by: Text that says why a request left this branch; "" while this branch may grow.
         with_transient: Messages with a transient text that stays in the tokens (`transient_context="keep"`), by index,
             as the policy read them; `messages` has them without that text.
         transient_texts: Number of messages that the policy read with a transient text, even if the text does not stay.
@@ -589,9 +593,10 @@ class Match:
         repeated: The recorded turn that answers this very request; None if no turn does.
         extends: True if the request continues where the branch ends.
         difference: Description of where the request departs from the branch; meaningless with `repeated` or `extends`.
-        head_changes: Names of the parts of the head that differ from the branch's system prompt and tools.
-        answer: The branch's last answer, as an agent's request words it, or for a client's request as recorded; None
-            before the first answer and in an open turn.
+        head_changes: Names of the parts of the head that differ from the branch's system prompt and tools; none for
+            clients of the gateway.
+        answer: The branch's last answer if the request continues after it, as an agent's request words it, or for a
+            client's request as recorded; otherwise None.
         new_messages: The messages after that answer.
         length: Number of messages that the request shares with the branch; only counted for clients of the gateway.
     """
@@ -643,13 +648,13 @@ class ExtendBranch:
 
 @dataclass(slots=True)
 class BeginBranch:
-    """The request has a history that no branch has, and begins a new branch.
+    """The request neither repeats a turn nor extends a branch: it begins a new branch.
 
     Attributes:
         conversation: The conversation that gets the branch, or the kind of the conversation to begin.
         new_messages: All messages of the request; messages shared with a branch are worded as recorded.
         reason: Text that says why the request extends no branch; may be "" for the first branch of a conversation.
-        head_changes: Names of the parts of the head that differ from the conversation's last branch.
+        head_changes: See `Match`.
         match: The comparison with the branch that shares the first messages; None if no branch does.
         shared: Number of `new_messages` that are shared with the branch of `match`.
         origin: The last turn among the shared messages; None if they contain no turn.

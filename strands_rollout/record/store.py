@@ -180,7 +180,7 @@ class EpisodeRecords:
 
 
 def take_leftover_records(folder: Path) -> dict[str, list[bytes]]:
-    """Return the records of unfinished episodes that a dead process left in a folder, and remove the folder."""
+    """Return the records of unfinished episodes that dead processes left in a folder, by name; remove the folder."""
     found: dict[str, list[bytes]] = {}
     for file, records in _take_over(folder):
         found |= {key.decode(): episode_records for key, episode_records in records.items()}

@@ -138,7 +138,7 @@ class Trajectory:
 
     @property
     def is_open(self) -> bool:
-        """True if the last turn was aborted, so that it is continued from its own tokens, without new context."""
+        """True if the last turn was aborted, and can be continued from its own tokens, without new context."""
         return bool(self.turns) and self.turns[-1].parts[-1].finish_reason == "abort"
 
     @property

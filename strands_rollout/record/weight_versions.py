@@ -95,9 +95,9 @@ def sample_staleness(samples: Sequence[LastWeights], known: KnownVersions = KNOW
     version, so the true staleness may be larger, but never smaller.
 
     Returns:
-        One number per sample: None for a sample without a version that is a number, and `NOT_COMPARABLE` for a sample
-        from before a restart. If no version of this process's numbering is known, for example in training on saved
-        samples, each numbering has its own newest version.
+        One value per sample: its staleness; None for a sample without a version that is a number; `NOT_COMPARABLE` for
+        a sample from before a restart. If no version of this process's numbering is known, for example in training on
+        saved samples, each numbering has its own newest version.
     """
     newest: dict[str, int] = {} if known.newest is None else {known.numbering: known.newest}
     numberings = [last.numbering or known.numbering for last in samples]
@@ -134,7 +134,7 @@ def stale_spans(spans: Sequence[WeightSpan], max_staleness: int) -> list[WeightS
 
     Args:
         spans: The spans in order.
-        max_staleness: Spans of at most this staleness are not returned; with 0, only spans of the last version are not.
+        max_staleness: Spans of at most this staleness are left out; 0 leaves out only the spans of the last version.
     """
     numbering = spans[-1].numbering if spans else ""
     staleness = _staleness_by_version([span for span in spans if span.numbering == numbering])

@@ -1,4 +1,4 @@
-"""The conditions of an episode: digests of the settings, code and limits that must be the same to continue it.
+"""The conditions of an episode: digests of settings, code, limits and more that must be the same to continue it.
 
 An episode is continued, from a journal or as an aborted sample, only if its conditions have not changed since it began;
 otherwise it starts from scratch. For an aborted sample, `resume` allows some conditions to change.
@@ -45,7 +45,8 @@ _IGNORED_SETTINGS: Final = frozenset(
         "row_tools",
     }
 )
-# keys that an attempt writes to metadata: facts, slime's mark of a collected sample, and turns for `--log-multi-turn`
+# keys of metadata that do not belong to the row: an attempt's facts, slime's mark of a collected sample, and the number
+# of turns for `--log-multi-turn`
 _ATTEMPT_KEYS: Final = frozenset({METADATA_KEY, "start_rollout_id", "round_number"})
 _CODE_SETTINGS: Final = (
     "agent_factory",
@@ -88,7 +89,7 @@ def episode_conditions(call: GenerateCall, settings: RolloutSettings) -> dict[st
 
 
 def row_values(sample: SampleLike) -> list[object]:
-    """Return a data set's row as plain values: prompt, label, and metadata without the keys that attempts write."""
+    """Return a data set's row as plain values: prompt, label, and metadata without `_ATTEMPT_KEYS`."""
     metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
     row_metadata = {str(name): value for name, value in metadata.items() if name not in _ATTEMPT_KEYS}
     return [sample.prompt, sample.label, row_metadata]
@@ -148,7 +149,7 @@ def _tokenizer_digest(tokenizer: Any) -> str:  # noqa: ANN401 - a foreign class
 
 @functools.lru_cache(maxsize=256)
 def _code_digest(path: str) -> str:
-    """Return the digest of the file with the code at a path; "" if it can't be found.
+    """Return the digest of the file with the code at a path; "" if there is no such file or it can't be read.
 
     The file is read once per process, since the process runs the code as it was then.
     """

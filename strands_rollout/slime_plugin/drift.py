@@ -199,7 +199,8 @@ class RenderCheck:
     def _turn_difference(self, context: Sequence[int], turn: Sequence[int]) -> _Difference | None:
         """Compare the context after a turn with each rendering that is possible there.
 
-        If none fits, return the difference from the first; otherwise, or if none is known, compare the encoding alone.
+        If renderings are known and none fits, return the difference from the first. Otherwise, compare the encoding
+        alone.
         """
         differences = []
         for results, users in self._possible_messages(turn):
@@ -221,7 +222,10 @@ class RenderCheck:
         return [(count, users) for count in counts for users in range(0 if count else 1, _MAX_USER_TURNS + 1)]
 
     def _prompt_difference(self, context: Sequence[int], episode: SampledEpisode) -> _Difference | None:
-        """Compare the end of the prompt (the context before the first turn) with the row's question as rendered."""
+        """Compare the end of the prompt (the context before the first turn) with the row's question as rendered.
+
+        If they are equal, or the prompt is not the row's, compare the encoding of the prompt alone.
+        """
         is_rewritten = (episode.facts.segments or 1) > 1
         if is_rewritten or fan_out_part(episode.sample) not in (None, 0):  # the prompt is not the row's
             return self._encoding_difference(context)
@@ -392,12 +396,13 @@ class EpisodeDrift:
     Attributes:
         number: The episode's position among the measured episodes, or in its dump, from 0.
         index: The sample's own index.
-        turn_drift: Sampled tokens that would differ if each turn were encoded again by itself.
-        text_drift: Sampled tokens that would differ if the whole conversation were encoded again.
-        off_policy: Sampled tokens from the first difference of the whole text on. A trainer that gets text would train
-            them after a history that the policy did not read or write.
-        classes: Drifted tokens by kind: sampled tokens when each turn is encoded again by itself; under "template",
-            context tokens when the whole text is encoded again.
+        sampled_tokens: Number of sampled tokens.
+        turn_drift: Number of sampled tokens that would differ if each turn were encoded again by itself.
+        text_drift: Number of sampled tokens that would differ if the whole conversation were encoded again.
+        off_policy: Number of sampled tokens from the first difference of the whole text on. A trainer that gets text
+            would train them after a history that the policy did not read or write.
+        classes: Numbers of drifted tokens by kind: sampled tokens when each turn is encoded again by itself; under
+            "template", context tokens when the whole text is encoded again.
         first: The first difference of the whole text; None without one.
         mismatches: Context that differs from the template's rendering; None if it was not compared.
     """
@@ -461,7 +466,7 @@ class DriftMeter:
 
     Attributes:
         template_fault: The last reason why the template can't be used with a sample's arguments; None while no fault is
-            known. The contexts of such samples are not compared, and their tool calls count as text.
+            known. With such arguments, contexts are not compared, and tool calls count as text.
     """
 
     def __init__(
@@ -565,7 +570,7 @@ class DriftMeter:
 def measure_some(samples: Sequence[FinishedSample], meter: DriftMeter) -> list[EpisodeDrift]:
     """Measure at most `MAX_SAMPLES` samples of a step with about `MAX_TOKENS` tokens, evenly spread.
 
-    Samples that do not record their turns, or have invalid token ids, are left out.
+    Samples without recorded turns, and samples whose measurement fails, are left out.
     """
     episodes = [
         SampledEpisode(sample.sample, sample.facts, turns) for sample in samples if (turns := sample.turn_bounds)

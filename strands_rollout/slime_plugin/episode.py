@@ -62,7 +62,7 @@ async def play_sample(
     Args:
         call: slime's call, or the call that a worker was sent.
         sink: Stores the episode's journal records, and has those of an earlier attempt whose process died. Default: the
-            journal in the folder of the setting `journal_dir`, or none without that setting.
+            result of `open_journal`, which may be None.
         settings: The settings of the run, if the caller has read them from `call.args` already.
 
     Returns:
@@ -128,9 +128,10 @@ def fail_sample(call: GenerateCall, error: Exception) -> SampleLike | list[Sampl
 
 
 def _fans_out(call: GenerateCall, settings: RolloutSettings) -> bool:
-    """Return whether slime gets a list of samples; the settings of the run decide this, not the row's.
+    """Return whether slime gets a list of samples unless the episode is aborted.
 
-    slime takes lists from all episodes or from no episode.
+    The settings of the run decide this, not the row's, since slime takes lists either from all such episodes or from
+    none.
     """
     return settings.fan_out and sample_writer.may_fan_out(call.args, call.sample, evaluation=call.evaluation)
 
@@ -402,8 +403,8 @@ def log_failure(sample: SampleLike, error: Exception) -> None:
 def _engine_grace_s(args: SlimeArgs, settings: RolloutSettings, sent_at: float) -> float:
     """Return the seconds to wait for the answer to an aborted request.
 
-    slime aborts all requests, from 0.3.1 on every 3 s until the engines are idle. An episode worker learns of an abort
-    later than the engines. The abort may miss a request that the worker sends in between; then only closing its
+    slime aborts all requests, from 0.3.1 on every 3 s until the engines are idle. An episode worker may learn of an
+    abort later than the engines. The abort may miss a request that the worker sends in between; then only closing its
     connection ends that request, so the wait for it is short.
     """
     are_samples_collected = getattr(args, "partial_rollout", False) or settings.should_abort is not None
@@ -419,7 +420,8 @@ class RolloutJob:
 
     Attributes:
         settings: The settings of this episode, the row's included.
-        fans_out: True if slime gets a list of samples: `fan_out` is on, and slime can take a list.
+        fans_out: True if slime gets a list of samples unless the episode is aborted: `fan_out` is on, and slime can
+            take a list.
         routing_key: Makes a router send all requests of the episode to one engine.
         sink: Stores the episode's journal records.
     """
@@ -450,7 +452,7 @@ class RolloutJob:
             freeze_long_lived()
 
     def build_model(self, agent: str = "") -> SGLangModel:
-        """Return the policy for one agent; `agent` is "" for the main agent, else the sub-agent's name."""
+        """Return the model of one agent; `agent` is "" for the main agent, else the sub-agent's name."""
         args, sample, settings = self.call.args, self.call.sample, self.settings
         params = dict(self.call.sampling_params)
         if agent and params.get("sampling_seed") is not None:

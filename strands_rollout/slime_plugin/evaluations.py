@@ -1,8 +1,9 @@
-"""Metrics that slime can't log: pass rates of problems with missing samples, and evaluations of one checkpoint.
+"""Metrics that slime can't log: pass rates if samples are missing, and a checkpoint's scores in its training's run.
 
 slime computes pass@k from blocks of `--n-samples-per-eval-prompt` rewards (`compute_pass_rate` in
 slime/observability/metric_utils.py). If rewards are missing, or a data set has its own number of samples per prompt,
-slime raises an error or mixes problems. Therefore `metrics.log_eval` computes pass@k, under slime's names.
+slime raises an error or mixes the rewards of several problems. Therefore `metrics.log_eval` computes pass@k, under
+slime's names. A job that only evaluates a checkpoint can log to the wandb run of the checkpoint's training.
 """
 
 from __future__ import annotations
@@ -16,13 +17,17 @@ from typing import Any, Final
 from strands_rollout.samples import SlimeArgs, finite_number, run_metric
 
 STEP_VARIABLE: Final = "STRANDS_ROLLOUT_EVAL_STEP"
-"""Environment variable with the step of the checkpoint that a job only evaluates; `eval_aime.sh --watch` sets it."""
+"""Environment variable of a job that only evaluates a checkpoint: the checkpoint's step, for instance from
+`eval_aime.sh --watch`."""
 _SHARED_VARIABLE: Final = "STRANDS_ROLLOUT_EVAL_SHARED"  # "1" if the wandb run belongs to a training run
 _LOG_PASSRATE_ATTR: Final = "strands_rollout_log_passrate"  # attribute of args: the original `log_passrate`
 
 
 def checkpoint_step() -> int | None:
-    """Return the step of the checkpoint that this job only evaluates; None without `STEP_VARIABLE`, as in training."""
+    """Return the step of the checkpoint that this job only evaluates.
+
+    Return None if `STEP_VARIABLE` is not set to a number, as in training.
+    """
     given = os.environ.get(STEP_VARIABLE) or ""
     return int(given) if given.isdecimal() else None
 
@@ -83,7 +88,7 @@ def pass_rates(rewards: Iterable[tuple[int, Any]], size: int) -> dict[str, float
 def mean_metrics(data: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Return the mean reward and the share of truncated samples of each data set, under slime's names.
 
-    Values that are not finite numbers or bools are left out.
+    Values other than finite numbers and bools are left out.
     """
     numbers = {}
     for name, result in data.items():
@@ -98,13 +103,14 @@ def mean_metrics(data: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 
 @contextmanager
 def wandb_run_of_training() -> Iterator[Callable[[Mapping[str, Any]], object] | None]:
-    """Yield wandb's `log` for the run `WANDB_RUN_ID`, which gets the evaluations of a training's checkpoints.
+    """Yield a function that logs to the wandb run `WANDB_RUN_ID`, which gets the scores of a training's checkpoints.
 
     Yield None in a job that trains, and without the environment variable `WANDB_RUN_ID`.
 
-    The training's own run (`_SHARED_VARIABLE`), to which the training may still write, is joined as slime's secondary
-    processes join it (`init_wandb_secondary` in slime/observability/wandb_utils.py), and stays open afterwards. In any
-    run, the numbers are shown over the step in `eval/step`.
+    If `_SHARED_VARIABLE` is "1", this is the training's own run, to which the training may still write. Unless wandb is
+    offline, that run is joined as slime's secondary processes join it (`init_wandb_secondary` in
+    slime/observability/wandb_utils.py), and is not marked as finished afterwards. In any run, the numbers are shown
+    over the step in `eval/step`.
     """
     if checkpoint_step() is None or not os.environ.get("WANDB_RUN_ID"):
         yield None

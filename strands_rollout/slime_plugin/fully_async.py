@@ -34,7 +34,8 @@ def generate_rollout_fully_async(
 ) -> object:
     """Collect the groups of a step from slime's worker; slime's `--rollout-function-path`.
 
-    Without the setting `max_sample_staleness`, the worker is slime's own.
+    The worker is slime's own without the setting `max_sample_staleness`, and if this slime's worker has an unexpected
+    structure.
 
     Raises:
         ConfigError: slime has no such rollout (before 0.3.0), or a setting is invalid.

@@ -81,8 +81,7 @@ async def read_checked_config(path: Path | None, changes: Sequence[str] | None =
         changes: Changes from the command line, as `setting=value`.
 
     Raises:
-        ConfigError: The file or a change can't be used, or code that the settings name can't be loaded; in the second
-            case, the message has a line for each such setting.
+        ConfigError: The file or a change can't be used, or `check_loadable` raises.
     """
     settings = read_config_file(path, changes)
     if path is not None or changes:

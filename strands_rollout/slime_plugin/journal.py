@@ -1,8 +1,8 @@
-"""The journal of an episode: one journal record per step. From it, another process can continue the episode.
+"""The journal of an episode: one journal record per step, so that another process can continue the episode.
 
 `record.saved` defines the content of a record and rebuilds an episode from its records. The records outlive the process
-in a `RecordStore` in `journal_dir`, or in the driver of an episode worker. An episode is continued from its last
-finished turn, in the same way as an aborted episode is resumed.
+in a `RecordStore` in `journal_dir`; those of an episode worker outlive it in its driver, and in a file on its node. An
+episode is continued from its last recorded step, in the same way as an aborted episode is resumed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RecordSink(Protocol):
     """Keeps an episode's journal records where they outlive its process.
 
     Attributes:
-        records: The records of an earlier attempt whose process died; empty in the first attempt.
+        records: The records of an earlier attempt whose process died; empty if there are none.
         may_have_acted: True if tool calls of the last recorded turn that have no result may have begun.
         is_latest: True if `records` are known to be from this sample's latest attempt. Otherwise, the sample itself may
             hold a newer state.
@@ -151,7 +151,10 @@ def _check_unfinished_calls(progress: EpisodeProgress, settings: RolloutSettings
 
 
 def continue_from_journal(start: EpisodeStart, sink: RecordSink | None, settings: RolloutSettings) -> EpisodeStart:
-    """Begin an attempt in the sink, and return its start: the state of the sink's records if usable, else `start`.
+    """Begin an attempt in the sink, and return its start: the state of the sink's records, or `start`.
+
+    `start` is returned if the sink is None or has no records, if an aborted sample's own state is newer, or if the
+    records can't be used.
 
     Raises:
         LostEpisodeError: A tool may have acted (see `_check_unfinished_calls`), or the records are known to be this
@@ -162,7 +165,7 @@ def continue_from_journal(start: EpisodeStart, sink: RecordSink | None, settings
     records = sink.records
     sink.begin()
     if not records or (start.resume is not None and not sink.is_latest):
-        return start  # an aborted sample has its own state, which is newer
+        return start  # there are no records, or the aborted sample's own state is newer
     try:
         loaded = load_steps(records)
     except ResumeError as e:
@@ -184,12 +187,13 @@ async def open_journal(
 ) -> EpisodeRecords | None:
     """Open the journal records of this sample in the folder `journal_dir`.
 
-    Return None without that setting, without the setting `resume_aborted`, and if the folder can't be used.
+    Return None without that setting, without the setting `resume_aborted`, if the folder can't be used, and while
+    another episode of the same sample has its records open.
 
-    Records are found by the sample's index, its row and the conditions of the episode: records of an episode on another
-    row or under other conditions are not this sample's. If the sample is aborted, such records of its index are
-    removed, since the sample itself holds a newer state. Each process reads the records of dead processes only once,
-    in a thread. Records that another episode of the same sample has open are not shared.
+    Records are found by the sample's index, its row, the conditions of the episode and `evaluation`: records of an
+    episode in which one of these differs are not this sample's. If the sample is aborted, such records of its index
+    are removed, since the sample itself holds a newer state. Each process reads the records of dead processes only
+    once, in a thread.
 
     Raises:
         ConfigError: `conditions` finds no usable tokenizer.
@@ -205,7 +209,7 @@ async def open_journal(
             store.end_others(f"{sample.index}-", name)
         return store.open(name)
     except OSError as e:
-        message = "episodes have no journal in journal_dir=%s, which can't be used: %s: %s"
+        message = "episodes may have no journal in journal_dir=%s: %s: %s"
         log_once(logger, logging.WARNING, message, folder, type(e).__name__, e)
         return None
 

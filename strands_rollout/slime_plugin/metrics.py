@@ -77,7 +77,8 @@ def log_rollout(
 ) -> bool:
     """Log a training rollout under `rollout/agent/`; slime's `--custom-rollout-log-function-path`.
 
-    With the setting `dump_dir`, also write the rollout's first samples to a file (see `write_step_dump`).
+    With the setting `dump_dir`, also write the rollout's first samples to a file (see `write_step_dump`). A rollout
+    that slime replays from a file (`--load-debug-rollout-data`) is neither logged nor written.
 
     Returns:
         False, so that slime logs its own metrics as well.
@@ -143,10 +144,10 @@ def _samples_by_prefix(data: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _prepare_for_slime(args: SlimeArgs, data: MutableMapping[str, dict[str, Any]]) -> Metrics:
-    """Remove samples without a graded answer, and turn rewards into the numbers that slime's own metrics need.
+    """Remove samples without a graded answer, and replace rewards by numbers where slime's own metrics need this.
 
     Returns:
-        The pass rates of all data sets under slime's names, if slime's `--log-passrate` is set.
+        The pass rates of all data sets under slime's names, if slime's `--log-passrate` is set; otherwise {}.
     """
     has_pass_rates, rates = evaluations.take_over_pass_rates(args), dict[str, float]()
     for name in list(data):
@@ -394,7 +395,7 @@ def code_metrics(samples: Samples) -> Metrics:
 
 
 def gateway_metrics(samples: Samples) -> Metrics:
-    """Return the distributions of requests, repeats, forks and refusals at the endpoints of agent programs."""
+    """Return the distributions of requests, repeats, forks and refusals of programs at their endpoints."""
     facts = [gateway for sample in samples if (gateway := sample.facts.gateway) is not None]
     counts = {name: [gateway.get(name) for gateway in facts] for name in ("requests", "repeats", "forks")}
     refused = [sum(gateway["refused"].values()) for gateway in facts if isinstance(gateway.get("refused"), Mapping)]
@@ -516,7 +517,7 @@ GROUPS: Final[Mapping[str, Callable[[Samples], Metrics]]] = {
     "parts": part_metrics,
     "workers": worker_metrics,
 }
-"""Groups of metrics that need only the samples; a failure in one group does not affect the others."""
+"""Groups of metrics whose functions take only the samples; a failure in one group does not affect the others."""
 
 
 def _all_keys(mappings: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -203,7 +203,11 @@ async def _call_function(path: str, answer: AnswerToGrade) -> RewardResult:
 
 
 def _choose_arguments(function: Callable[..., object], path: str, answer: AnswerToGrade) -> tuple[Any, ...]:
-    """Return the arguments to call a reward function with, chosen by the number and the names of its parameters."""
+    """Return the arguments to call a reward function with, chosen by the number and the names of its parameters.
+
+    Raises:
+        ConfigError: The function has none of the supported signatures.
+    """
     parameters = _positional_parameters(function)
     required = sum(parameters.values())
     if required <= 2 and takes_args_and_sample(function):
@@ -478,7 +482,7 @@ def _limit_model(model: Model, judge: Judge) -> Model:
 
 
 _MISSING_FIELD_REMEDIES: Final = {
-    "actual_trajectory": "its history was rewritten and lacks calls, or it is a swarm's or graph's; use an evaluator "
+    "actual_trajectory": "its history was rewritten and lacks calls, or a swarm or graph played it; use an evaluator "
     "of the answer or the state",
     "actual_environment_state": "give the environment a method `state()`",
     "actual_interactions": "the messages of a swarm's or graph's agents are not kept; use an evaluator of the answer",

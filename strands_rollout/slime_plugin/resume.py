@@ -1,4 +1,4 @@
-"""Partial rollouts: prepare a sample for `generate`, resuming the episode that an abort left unfinished."""
+"""Partial rollouts: prepare a sample for an episode, and load the state of an episode that an abort left unfinished."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -101,7 +101,7 @@ def _load_resume_state(sample: SampleLike, facts: EpisodeFacts, conditions: Mapp
 
 
 def reset_sample(sample: SampleLike) -> None:
-    """Make a sample PENDING; remove the tokens, response and facts that an earlier attempt may have written to it."""
+    """Make a sample PENDING; remove the tokens, response, reward, counts and facts that an earlier attempt has left."""
     for name, new_value in _NEW_FIELDS.items():
         if hasattr(sample, name):
             setattr(sample, name, new_value())

@@ -79,14 +79,13 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
     Run slime with `--reward-key score --eval-reward-key acc`. Without these arguments, slime gets the score alone.
 
     Args:
-        args: slime's args. `strands_rollout["reward"]` (see `RewardSettings`), `reward_key` and `eval_reward_key` are
-            read.
+        args: slime's args. `strands_rollout["reward"]` (see `RewardSettings`), `reward_key` and `eval_reward_key`
+            determine the result.
         sample: slime's Sample, or any object with some of its fields; or a list of these, nested as slime's groups are.
             The answer is taken from the fact `final_text` in `metadata["strands_rollout"]`, together with the facts
             `final_in_reasoning` and `tool_parser`; without that fact, from the end of `response`. An answer at the end
-            of a cut turn does not count (see `grading.extract_answer`): a turn is cut if the fact `final_is_cut` says
-            so or, without facts, if the status is TRUNCATED or ABORTED. `label` may be any value that
-            `grading.label_texts` takes. `metadata["strands_rollout_grading"]` may choose a grading other than
+            of a cut turn (see `is_cut_answer`) does not count (see `grading.extract_answer`). `label` may be any value
+            that `grading.label_texts` takes. `metadata["strands_rollout_grading"]` may choose a grading other than
             mathematics; see `Grading`.
         kwargs: Ignored; slime may pass more.
 
@@ -394,7 +393,7 @@ def answer_text(sample: object) -> str:
 def _remove_reasoning(turn: str, tool_parser: str | None, *, in_reasoning: bool) -> str:
     """Return a turn's text without reasoning and calls.
 
-    `spoken_text` finds the text, or the turn's parser if its reasoning has tags other than `<think>`.
+    `spoken_text` finds the text; if the turn's parser has reasoning tags other than `<think>`, the parser finds it.
     """
     parser = get_parser(tool_parser) if tool_parser in parser_names() else None
     if parser is None or getattr(parser, "open_reasoning", "") == "<think>":
@@ -427,7 +426,7 @@ def _reward_dict(score: float, verdict: Grade, error: str) -> RewardDict:
 
 
 def _shorten(text: str) -> str:
-    """Cut a text to the length of a log line, and replace lone surrogates, which would break a JSON dump."""
+    """Cut a text to `_MAX_SHOWN_CHARS`, and replace lone surrogates, which would break a JSON dump."""
     return text[:_MAX_SHOWN_CHARS].encode("utf-8", "replace").decode("utf-8")
 
 
@@ -436,7 +435,7 @@ def _text(value: object) -> str:
 
 
 def _display_text(value: object) -> str:
-    """Return a value as a short text for a message: "" for None, its type if `repr` fails."""
+    """Return a string as it is, an exception's message, or a short `repr`; "" for None, the type if a method fails."""
     if value is None or isinstance(value, str):
         return value or ""
     try:

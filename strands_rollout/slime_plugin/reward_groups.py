@@ -314,7 +314,7 @@ def keep_informative_groups_with_fallback(args: SlimeArgs, samples: Sequence[Any
         return verdict
     if hasattr(verdict, "keep_when_insufficient"):
         return type(verdict)(keep=False, reason=verdict.reason, keep_when_insufficient=True)
-    # slime draws further prompts when the remaining groups can't fill a batch
+    # slime draws more prompts when the remaining groups can't fill a batch
     remaining = getattr(slime_state(args), "remaining_batch_size", None)
     would_draw = remaining is not None and remaining <= getattr(args, "rollout_batch_size", 0)
     return type(verdict)(keep=would_draw, reason=verdict.reason)
@@ -570,7 +570,10 @@ def _add_failed(
 
 
 def _max_failed_groups(args: SlimeArgs) -> int:
-    """Return the setting `max_failed_groups`, read without validating the other settings; 0 never ends a run."""
+    """Return the setting `max_failed_groups`, read without validating the other settings.
+
+    0 (also for null) never ends a run; an invalid value counts as the default.
+    """
     settings = getattr(args, "strands_rollout", None)
     limit = settings.get("max_failed_groups", MAX_FAILED_GROUPS) if isinstance(settings, Mapping) else MAX_FAILED_GROUPS
     if limit is None:

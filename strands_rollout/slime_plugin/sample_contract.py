@@ -1,4 +1,4 @@
-"""Check whether slime's trainer can take a finished sample, and list its faults.
+"""List the faults for which slime's trainer, or any trainer, can't take a finished sample.
 
 slime 0.3's requirements are in slime/rollout/sglang_rollout.py and slime/ray/rollout.py. This module shares no
 code with the modules that fill samples, so that it can check their work.
@@ -48,8 +48,8 @@ def export_violations(sample: SampleLike, *, reward_key: str | None) -> list[str
     """Return the faults that make a sample unusable for any trainer; empty if it has none.
 
     Such faults are an unfinished status, a missing or unusable reward, and tokens, mask or logprobs that are invalid or
-    differ in number. The rules hold for samples of any generate function; `contract_violations` checks more, such as
-    this package's own facts.
+    do not fit `response_length`. The rules hold for samples of any generate function; `contract_violations` checks
+    more, such as this package's own facts.
     """
     status = str(sample.status.value)
     if status not in _FINISHED_STATUSES:
@@ -136,7 +136,7 @@ def _bad_extras(sample: SampleLike) -> Iterator[str]:
             "only the fields of its class, and other values in metadata"
         )
     if not _is_finite_number(sample.non_generation_time) or sample.non_generation_time < 0:
-        yield f"non_generation_time is {sample.non_generation_time!r}; expected seconds of at least 0"
+        yield f"non_generation_time is {sample.non_generation_time!r}; expected a number of seconds, at least 0"
     if not isinstance(sample.metadata, dict) or not isinstance(sample.metadata.get(METADATA_KEY), dict):
         yield f"metadata[{METADATA_KEY!r}] is missing or not a dict; expected the facts of the episode"
         return

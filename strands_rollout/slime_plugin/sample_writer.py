@@ -89,7 +89,8 @@ class WritingRules:
 
     Attributes:
         may_abort: True if slime can take an ABORTED sample now; otherwise an aborted episode becomes a FAILED sample.
-        fans_out: True if slime gets a list of samples: `fan_out` is on, and slime can take a list.
+        fans_out: True if slime gets a list of samples unless the episode is aborted: `fan_out` is on, and slime can
+            take a list.
         max_staleness: Weight versions by which a trained token may be older than the last token; None for no limit.
         resume_conditions: Returns the conditions under which an aborted episode may be resumed; None if it can't be
             resumed.
@@ -218,7 +219,7 @@ def _engine_aborts(ended: EndedEpisode) -> int:
 
 
 def write_untrained(sample: SampleLike, prompt_ids: Sequence[int], filler_id: int) -> None:
-    """Fill a sample without sampled tokens: the prompt, then a masked filler token as response.
+    """Fill a sample for which no token was sampled, with the prompt and a masked filler token as response.
 
     slime's trainer needs at least one prompt token and one response token; `filler_id` also stands for an empty prompt.
     """
@@ -442,7 +443,7 @@ def warn_about_dropped_tokens(sample: SampleLike, segments: Sequence[SiblingSegm
 
 
 _DROP_REASONS: Final = {
-    "agent": "the policy played sub-agents",
+    "agent": "sub-agents sampled from the policy",
     "aside": "the policy answered a side conversation, such as a conversation manager's request for a summary",
     "segment": "the history was rewritten",
 }

@@ -137,7 +137,7 @@ def _load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
 def hub_unreachable_reason() -> str | None:
     """Return the reason why Hugging Face's hub can't be used, or None.
 
-    Tries one request through the environment's proxies, since transformers would retry for a minute.
+    This sends one request, through the environment's proxies, since transformers would retry for a minute.
     """
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return "HF_HUB_OFFLINE is set"
@@ -234,7 +234,7 @@ def watch_aborts(args: SlimeArgs, sample: object) -> None:
     After setting the flag, slime aborts the engines' requests; from 0.3.1 on, again every 3 s while an engine has any.
     Processes that send requests must know of the abort first, or they would send new requests after slime's first
     attempt. slime has no event for the abort: its flag is an attribute of one object, whose class is replaced here by a
-    subclass with a property.
+    subclass with a property. Where `slime_state` returns None, and in an episode worker, nothing is done.
     """
     state = None if hasattr(args, DRIVER_STATE_ATTR) else slime_state(args, sample)
     if state is not None and not hasattr(type(state), _CALLS_LISTENERS):
@@ -263,8 +263,8 @@ def _with_abort_listeners(state_class: type) -> type:
 def was_sent_before_abort(args: SlimeArgs, sent_at: float) -> bool:
     """Return whether a request sent at this time of `time.monotonic` was certainly sent before the current abort.
 
-    Always True in slime's own process, where the flag is read before each request. An episode worker learns of an abort
-    late, and knows only the latest time at which there was none.
+    Always True in slime's own process, where the flag is read before each request. An episode worker may learn of an
+    abort late, and knows only the latest time at which there was none.
     """
     driver_state = getattr(args, DRIVER_STATE_ATTR, None)
     return driver_state is None or sent_at <= driver_state.last_clear_at
@@ -312,7 +312,7 @@ def is_fully_async(args: SlimeArgs) -> bool:
 
 
 def engine_patience_s(args: SlimeArgs, setting: float | None) -> float:
-    """Return the seconds for which requests are retried: the setting, or a longer default in a job of slime.
+    """Return the seconds for which requests are retried: the setting; without it, a default, longer for jobs of slime.
 
     In a step of slime, an episode that gives up costs training data; a command without slime should report a wrong URL
     soon. Jobs of slime are recognized by an argument that only slime's parser has.
@@ -365,7 +365,7 @@ def _record_answer(record: Any, meta_info: Mapping[str, Any]) -> None:  # noqa: 
 
 
 def current_spans(sample: object) -> object:
-    """Return the spans of slime's trace that are open here, for `within_spans` in another process."""
+    """Return the open spans of slime's trace, for `within_spans` in another process; None without slime's trace."""
     spans: object = None
     if is_slime_sample(sample):
         with _ignoring_trace_errors("read the open spans"):

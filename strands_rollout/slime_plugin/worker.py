@@ -1,4 +1,4 @@
-"""One episode worker: a Ray actor that plays episodes as `generate` does, and the messages between it and the driver.
+"""One episode worker: a Ray actor that plays episodes as `generate` does, and what its driver needs to use it.
 
 Samples are pickled, with their large arrays in separate buffers that Ray shares without a copy. The tokens, mask and
 logprobs of a filled sample are sent as arrays. Journal records of an episode's steps are sent to the driver in batches.
@@ -301,7 +301,7 @@ class _WorkerRecordSink:
         self.file.write(record)
 
     def close(self, *, keep: bool) -> None:  # noqa: ARG002 - the driver keeps records
-        """Remove the file; the driver gets the records and the sample from the outbox."""
+        """End the episode's records in the file; the driver gets the records and the sample from the outbox."""
         self.file.close(keep=False)
 
 
@@ -429,7 +429,7 @@ class EpisodeWorker:
         return {int(key): records for key, records in leftover.items()}
 
     async def close(self) -> None:
-        """Remove the journal records of all episodes."""
+        """Remove the journal records of this worker's episodes."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

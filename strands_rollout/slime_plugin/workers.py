@@ -91,7 +91,8 @@ async def play_on_worker(call: GenerateCall, settings: RolloutSettings) -> Sampl
         The sample or a list of samples, as for `generate`.
 
     Raises:
-        RolloutError: No worker can play the episode.
+        RolloutError: No worker can play the episode; or the rollout was aborted before a worker was free, and slime
+            can't take an ABORTED sample.
         WorkersLostError: A worker keeps dying; the run must end.
     """
     if settings.freeze_gc:
@@ -154,7 +155,8 @@ class _EpisodeJob:
         args: slime's args as its worker gets them.
         packed_call: The packed `worker.RemoteCall`.
         journal: The journal records of this sample in `journal_dir`; None where `open_journal` returns None.
-        done: Receives the result; None if the episode was aborted while it waited without journal records.
+        done: Future of the result, whose result is None if the episode was aborted while it waited without journal
+            records; None instead of a future before `WorkerPool.play`.
         worker: The worker that plays it; None while it waits.
         waits_or_plays_since: Time of `time.monotonic` since which it has waited for a worker or, once assigned, been
             played.
@@ -186,7 +188,7 @@ class _EpisodeJob:
 
     @property
     def is_over(self) -> bool:
-        """True if the caller has got its result or error, or no longer waits for it."""
+        """True if the caller has got its result or error, or does not wait for it: not yet, or no longer."""
         return self.done is None or self.done.done()
 
     def read_aborts(self) -> AbortSignals:
@@ -419,8 +421,8 @@ class WorkerPool:
         """Start all workers.
 
         Raises:
-            ConfigError: The cluster has too few free resources, a node has other versions of Ray or this package, or
-                code that the settings name can't be loaded there.
+            ConfigError: The cluster has too few free resources, or a node has other versions of Ray or this package, or
+                can't use the settings, for example because it lacks code that they name.
             RolloutError: A worker did not start.
         """
         try:
@@ -445,8 +447,8 @@ class WorkerPool:
         """Create the worker's actor and start it.
 
         Raises:
-            RolloutError: The actor did not start, has other versions of Ray or this package, or can't load code that
-                the settings name.
+            RolloutError: The actor did not start, has other versions of Ray or this package, or can't use the settings,
+                for example because it lacks code that they name.
         """
         with self._args_lock:
             snapshot = next(reversed(self._args.values()))

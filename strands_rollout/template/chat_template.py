@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 _ENCODERS: weakref.WeakKeyDictionary[Any, TokenEncoder] = weakref.WeakKeyDictionary()
 # by tokenizer, then by template and its arguments, since each sample builds a ChatTemplate on the event loop
 _SHARED_STATES: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], _SharedState]] = weakref.WeakKeyDictionary()
-# limits of the caches of a template: prompts, which the samples of a group share, and shapes of turns
+# limits of the caches: prompts, which the samples of a group share, shapes of turns, and a tokenizer's `_SharedState`s
 _MAX_PROMPTS: Final = 64
 _MAX_PROMPT_TOKENS: Final = 8192
 _MAX_SHAPES: Final = 256
@@ -114,9 +114,9 @@ class ChatTemplate:
             **template_kwargs: Arguments for each rendering of the template, such as `enable_thinking=False`.
 
         Raises:
-            TemplateError: The tokenizer is not a fast tokenizer or has no template, or the template fails or is not
-                append-only even without tools and system messages; if tokens differ, the message names the first that
-                does.
+            TemplateError: The tokenizer is not a fast tokenizer, has no template, or does not keep control tokens and
+                text apart; or the template fails or is not append-only, even without tools and system messages. If
+                tokens differ, the message names the first that does.
         """
         self._tokenizer = tokenizer
         self._renderer = make_renderer(tokenizer, template_kwargs)
@@ -279,7 +279,10 @@ class ChatTemplate:
             )
 
     def _find_shape(self, messages: Messages, tools: Tools) -> TurnShape | None:
-        """Return the shape of these messages; None if some are not plain tool results, or the template has no shape."""
+        """Return the shape of these messages.
+
+        None if some are not tool results of text or are longer than the tested texts, or if the template has no shape.
+        """
         for message in messages:
             content = message["content"]
             if message["role"] != "tool" or message.keys() != _TOOL_RESULT_KEYS or isinstance(content, list):
@@ -309,7 +312,8 @@ def make_renderer(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[s
     """Make a renderer of a tokenizer's template, without probing it.
 
     Raises:
-        TemplateError: The tokenizer has no chat template, is not a fast tokenizer, or is only given by its name.
+        TemplateError: The tokenizer has no chat template, is not a fast tokenizer, is only given by its name, or
+            encodes ordinary text to control tokens.
     """
     if isinstance(tokenizer, str):
         expected = f"transformers.AutoTokenizer.from_pretrained({tokenizer!r})"
@@ -422,7 +426,7 @@ def trial_texts(source: object) -> list[str] | None:
 
     Args:
         source: The template's source, whose string literals are included. A template can't be tested if it is not a
-            text, depends on the time, or has too many literals.
+            text, can't be split into Jinja's tokens, depends on the time, or has too many literals.
     """
     if not isinstance(source, str) or not is_time_independent(source):
         return None

@@ -129,7 +129,11 @@ def take_images(message: ChatMessage) -> list[tuple[dict[str, Any], bytes]]:
 
 
 def tool_result_text(content: Iterable[Mapping[str, Any]]) -> str:
-    """Return all blocks of a tool result as text, in order, joined by line breaks; "" if there are none."""
+    """Return all blocks of a tool result as text, in order, joined by line breaks; "" if there are none.
+
+    Raises:
+        PromptError: A block has neither text nor JSON nor citations.
+    """
     return "\n".join(map(_block_text, content))
 
 
@@ -279,8 +283,8 @@ def normalize_tool_result(returned: object, call_id: str) -> dict[str, Any]:
 
     Any value except a result (`{"status": "success" or "error", "content": [blocks]}`) becomes text: a string
     unchanged, other values as `json_text` writes them. A JSON block with values that are not JSON becomes text too. A
-    value that can't be shown to the policy (it can't be converted, or is a document, a video or an image without its
-    bytes) becomes an error result with the reason.
+    value that can't be shown to the policy (it can't be converted, or has a document, a video or an image without its
+    bytes as a block) becomes an error result with the reason.
     """
     try:
         if _is_text_result(returned):  # a shortcut, since nearly all results are text

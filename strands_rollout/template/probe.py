@@ -1,4 +1,4 @@
-"""Probe a chat template once: find how it ends an assistant's turn, and check that it is append-only.
+"""Probe a chat template once: find how it ends turns, opens reasoning and writes calls; check that it is append-only.
 
 Prompts that grow turn by turn are compared with whole prompts, token by token. A template that later changes text
 outside the assistant's turns is refused, because the trainer would see tokens that the policy has not read. Text
@@ -281,8 +281,8 @@ def probe(template: TemplateRenderer) -> ProbedTemplate:
     """Probe a template; faults that occur only with tools or a system message are returned, not raised.
 
     Raises:
-        TemplateError: The template fails or is not append-only without tools and system messages; a
-            `TemplateDifferenceError` if tokens differ.
+        TemplateError: The template fails or is not append-only without tools and system messages, or the tokenizer
+            encodes a prompt in another way than `TokenEncoder`; a `TemplateDifferenceError` if tokens differ.
     """
     end_of_turn = find_end_of_turn(template)
     tools_error = next((fault for _, fault in tool_faults(template) if fault), None)
@@ -455,7 +455,8 @@ def find_end_of_turn(template: TemplateRenderer) -> str:
     """Return the text of the token that ends an assistant's turn without calls.
 
     Raises:
-        TemplateError: The token is not a control token, or an assistant's text is not rendered exactly once.
+        TemplateError: The token is not a control token, an assistant's text is not rendered exactly once, or the
+            template fails.
     """
     turn = [user("question"), assistant(0)]
     followed = template.render([*turn, user("next")])
@@ -497,7 +498,7 @@ def find_ends(template: TemplateRenderer, end_of_turn: str) -> TurnEnds:
             template.render(answered, TOOLS, generation_prompt=is_prompted) for is_prompted in (True, False)
         )
         if not prompted.startswith(bare) or prompted == bare:
-            raise TemplateError("it can't write several calls in a turn, nor results without a generation prompt")
+            raise TemplateError("it can write neither several calls in a turn nor results without a generation prompt")
     if end_of_turn in followed:
         return TurnEnds(end_of_turn, end_of_turn, one_by_one, silent)
     own = _own_control_tokens(template, turn, followed, [_CALL])

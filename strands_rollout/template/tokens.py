@@ -242,7 +242,7 @@ def _encode(backend: Tokenizer, text: str) -> list[int]:
 
 
 def _control_pattern(added_tokens: Iterable[Any]) -> re.Pattern[str]:
-    """Make a pattern for a control token and the white space that it swallows; the last group is the token."""
+    """Make a pattern for a control token and the white space that it swallows; the group that matches is the token."""
     by_flags: dict[tuple[bool, bool], list[str]] = {}
     for token in added_tokens:
         by_flags.setdefault((token.lstrip, token.rstrip), []).append(token.content)
@@ -286,7 +286,7 @@ class _TokenBytes(dict[int, bytes]):
 
 
 def bytes_of_token(token: str) -> bytes:
-    """Return the bytes of a token of a byte-level vocabulary; an added token is its own text."""
+    """Return the bytes of a token of a byte-level vocabulary; those of an added token are its text."""
     try:
         return bytes([_BYTE_OF[char] for char in token])
     except KeyError:

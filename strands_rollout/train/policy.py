@@ -199,7 +199,7 @@ class Policy:
     def update(
         self, sequences: Sequence[TrainingSequence], before: Sequence[TokenStats], *, progress: float = 0.0
     ) -> UpdateMetrics:
-        """Take the optimizer steps of a batch; skip steps without an advantage, unless KL or entropy are in the loss.
+        """Take the optimizer steps of a batch; skip steps whose advantages are all 0 if KL and entropy are off.
 
         Args:
             sequences: The batch.
@@ -220,7 +220,8 @@ class Policy:
                 count = sum(map(_trained_token_count, batch))
             else:
                 count = len({sequence.rollout for sequence in batch})
-            # a sequence without an advantage has no gradient, the usual case once the policy is nearly always right
+            # without KL and entropy, a sequence with the advantage 0 has no gradient; once the policy is nearly always
+            # right, this holds for most sequences
             uses_all = self.settings.kl or self.settings.entropy
             learned = [(sequences[index], before[index]) for index in indices if sequences[index].advantage or uses_all]
             if learned:
@@ -228,7 +229,7 @@ class Policy:
         return metrics
 
     def write_weights(self, folder: Path) -> None:
-        """Write a model folder that an engine can load, with weights in single precision and without subfolders.
+        """Write a model folder without subfolders that an engine can load, with weights in single precision.
 
         Raises:
             RolloutError: The folder can't be written.

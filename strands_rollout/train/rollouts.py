@@ -225,7 +225,7 @@ class RolloutCollector:
 
 
 def held_out_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Return accuracy, mean reward and its parts, and the number of episodes that the user's reward failed to grade.
+    """Return accuracy, mean reward and its parts, and, if any, the number of episodes that got no verdict.
 
     The means exclude these episodes, because the reward would fail for them again. An outage raises an error:
     a failed episode is not a wrong answer, and the remaining rows are not the held-out set.
@@ -301,7 +301,7 @@ class TrainingSequence:
 
     @property
     def trained_log_probs(self) -> list[float] | None:
-        """The behavior policy's logprobs of the trained tokens."""
+        """The behavior policy's logprobs of the trained tokens; None if they are unknown."""
         if self.log_probs is None:
             return None
         return [logprob for logprob, mask in zip(self.log_probs, self.loss_mask, strict=True) if mask]
@@ -451,8 +451,8 @@ class TrainingMethod:
     Attributes:
         rollout: The name of the method in options.json and in the summary.
         ablation: The name of the deliberate fault in options.json and in the summary; "none" without a fault.
-        is_exact: True if the trainer's logprobs must equal the rollout's, which is checked.
-        follows_contract: True if samples follow slime's contract, which is checked.
+        is_exact: True if the trainer's logprobs must equal the rollout's; checked with `TrainOptions.checks`.
+        follows_contract: True if samples must follow slime's contract; checked with `TrainOptions.checks`.
         trains_aborted: See `RolloutCollector`.
         generate: The function that plays an episode; None for `strands_rollout.generate`.
     """

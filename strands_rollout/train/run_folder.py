@@ -70,8 +70,8 @@ class StepLog:
         self.records = existing[:first_step]
         if len(self.records) != first_step:
             raise ConfigError(
-                f"{path} ends before step {len(self.records)}; expected all steps before {first_step}, at which the "
-                "checkpoint resumes; restore the log, or choose another --out"
+                f"{path} ends before step {len(self.records)}; expected all steps before {first_step}, where the "
+                "run resumes from its checkpoint; restore the log, or choose another --out"
             )
         self._log = JsonLog(path, remedy="free disk space and resume the run")
         self._log.keep_first(first_step)
@@ -133,7 +133,7 @@ def nulls_for_nonfinite(record: Mapping[str, float | int | str | None]) -> StepR
 
 
 def with_final_evaluation(steps: Sequence[StepRecord], summary: Mapping[str, Any] | None) -> list[StepRecord]:
-    """Return the records of a run and, if its summary has them, a record of the last weights' held-out results.
+    """Return the records of a run; if its summary has held-out results of the last weights, add a record of these.
 
     A step's own record has the results of the weights before its update. `summary` is None for an unfinished run.
     """
@@ -330,7 +330,7 @@ class TrainingProgress:
         self._refresh()
 
     def show_step(self, record: Mapping[str, float | int | str | None]) -> None:
-        """Show a finished step's reward with its parts, and its accuracies."""
+        """Show a finished step's reward with its parts, its accuracy, and its held-out results, if any."""
         self._done += 1
         formats = {**_STEP_FORMATS, **{key: _part_format(key) for key in record if key.startswith(PART_PREFIX)}}
         texts = [

@@ -334,7 +334,7 @@ class Trainer:
     Attributes:
         held_out: The rows on which accuracy is measured.
         on_phase: Called with the name of each phase that begins.
-        first_step: 0, or the step at which a checkpoint resumes.
+        first_step: 0, or the step at which the run resumes from a checkpoint.
         facts: Facts of single steps for the summary, by name.
     """
 

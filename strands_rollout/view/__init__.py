@@ -1,1 +1,1 @@
-"""The viewer of dumps: a page for the browser, which follows a running job, or text for the terminal."""
+"""The viewer of dumps: a page for the browser, which can follow a running job, or text for the terminal."""

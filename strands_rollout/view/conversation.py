@@ -140,7 +140,7 @@ def _begins_in_thought(text: str, parser: ToolParser) -> bool:
 
 
 def _result_parts(ids: Sequence[int], texts: Mapping[int, bytes], calls: Sequence[str]) -> list[Part]:
-    """Return the results in a context as parts; results are in the order of the calls."""
+    """Return the results in a context as parts, assigned to the calls in their order."""
     tokens = [_bytes_of(token, texts) for token in ids]
     whole = b"".join(tokens)
     # if the template writes tags as control tokens, a tag in the text of a tool is just text

@@ -1,5 +1,7 @@
 """Build the page of a dump: one HTML file with styles, script and data, which needs no network.
 
+A live page holds no data; it requests the data from its server.
+
 The content security policy admits the script by its hash alone. Data of a dump enters the page as base64, or as JSON
 with `<` escaped.
 """
@@ -117,7 +119,7 @@ class DumpView:
 def set_and_step(file: str) -> tuple[str, int | None]:
     """Return set and step from a file's name: `rollout_000003.jsonl.gz` holds step 3 of the set `rollout`.
 
-    A name that is only a number is a step of the set `rollout`; a name of neither form is the set's, and has no step.
+    A name that is only a number is a step of the set `rollout`; any other name is the name of the set, without a step.
     """
     stem = Path(file).name.removesuffix(".gz").rpartition(".")[0]
     found = _STEP.fullmatch(stem)

@@ -114,7 +114,7 @@ def _mask_problems(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
     ]
     for fault, start, end in equal_runs(disagree):
         if fault:
-            yield Problem("mask", f"{fault}: the mask disagrees with the turn's span", offset + start, offset + end)
+            yield Problem("mask", f"{fault}: the mask disagrees with the turns' spans", offset + start, offset + end)
     count = record.facts.sampled_tokens
     if count is not None and count != sum(sampled):
         yield Problem("spans", f"spans cover {sum(sampled)} tokens; the episode's facts count {count} sampled tokens")
@@ -135,7 +135,7 @@ def _logprob_problems(lists: TokenLists) -> Iterator[Problem]:
 
 
 def _response_problems(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
-    """Compare the response with the text of its tokens, if all their texts are known."""
+    """Find a difference between the response of a trained sample and the text of its tokens, if all texts are known."""
     response, texts = record.values.get("response"), record.token_texts
     ids = lists.ids[lists.prompt_length :]
     if not isinstance(response, str) or not texts or not all(token in texts for token in ids):

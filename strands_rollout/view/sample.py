@@ -207,7 +207,7 @@ def _evaluated_problem(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _group(values: Mapping[str, Any]) -> Json:
-    """Return slime's group, or an evaluation's problem, whose samples are shown side by side."""
+    """Return slime's group, else an evaluation's problem, else None; samples of one group are shown side by side."""
     evaluated = _evaluated_problem(values)
     if values.get("group_index") is None and evaluated:
         return f"{evaluated['data_set']}/{evaluated['problem']}"

@@ -30,11 +30,13 @@ _STOP_TIMEOUT_S: Final = 0.1
 
 
 class LiveDump:
-    """The current state of a dump, or of several dumps by name; samples whose line is unchanged are not read again.
+    """The current state of a dump, or of several dumps by name.
+
+    A sample whose line is unchanged is not parsed again, unless the habits of its dump have changed.
 
     Attributes:
-        latest: Result of the last `refresh`: the view, and a tag that changes with it.
-        read_count: Number of samples that the current refresh has read so far.
+        latest: Result of the last `refresh`: the view, and a tag that changes with it. None before the first.
+        read_count: Number of samples that the current or last refresh has gone through.
     """
 
     def __init__(self, path: Path | Mapping[str, Path], retokenizer: Retokenizer | None) -> None:
@@ -50,7 +52,7 @@ class LiveDump:
         """Return the view with its tag; read the dumps again if a file has changed.
 
         Raises:
-            DumpError: A file can't be read.
+            DumpError: A dump can't be read; see `read_dump`.
         """
         with self._lock:
             try:
@@ -107,7 +109,7 @@ async def live_server(dump: LiveDump, title: str, port: int = 0) -> AsyncIterato
 
 
 def _refuse_foreign_requests(root: str, port: int) -> Middleware:
-    """Return a middleware that refuses requests outside of `root`, from other hosts or from other pages."""
+    """Return a middleware that reports errors, and refuses requests outside `root` or with a foreign Host or Origin."""
     hosts = {*_HOSTS, *(f"{name}:{port}" for name in _HOSTS)}
 
     @web.middleware

@@ -1,4 +1,4 @@
-"""Classify a sample's tokens by kind and turn, and infer the rules that most turns of a dump follow.
+"""Classify a sample's tokens by kind and turn, infer the rules that most turns of a dump follow, and mark drift.
 
 Nothing in a dump is trusted: people look at dumps when something is wrong.
 """
@@ -142,7 +142,7 @@ def _version_text(version: object = None) -> str | None:
 
 
 def _masked_spans(mask: Sequence[int], prompt_length: int, versions: object) -> list[TurnSpan]:
-    """Return the trained tokens as spans; slime's versions, one per request, are used if their number matches."""
+    """Return the trained tokens as spans, with slime's versions (one per request) if there are as many as spans."""
     runs = [(start, end) for is_trained, start, end in equal_runs([bool(value) for value in mask]) if is_trained]
     by_run = versions if isinstance(versions, list) and len(versions) == len(runs) else [None] * len(runs)
     return [
@@ -225,7 +225,10 @@ def _ends_of_turn(turns: Sequence[list[int]], controls: frozenset[int]) -> froze
 
 
 def _message_opening(contexts: Sequence[list[int]], controls: frozenset[int]) -> tuple[int, int] | None:
-    """Return the last control token of a context that another token follows, and that token, if most contexts agree."""
+    """Return the last control token that another token of its context follows, and that other token.
+
+    Return None unless most of the contexts with such a token agree.
+    """
     openings = Counter(
         next(pair for pair in reversed(list(pairwise(context))) if pair[0] in controls)
         for context in contexts

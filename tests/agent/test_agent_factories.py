@@ -120,7 +120,7 @@ async def test_agent_factory_refuses_unusable_results(shipped_tokenizer: Any, na
 
 
 def by_system_prompt(tokenizer: Any, said: dict[str, list[str]], sampled: list[int]) -> Any:
-    """Return a reply function that picks each agent's turns by its system prompt."""
+    """Return a reply function that picks each agent's turns by its system prompt, and adds their ids to `sampled`."""
 
     def reply(body: dict[str, Any], _number: int) -> Reply:
         text = tokenizer.decode(body["input_ids"])

@@ -1,4 +1,4 @@
-"""`admit_to_loop` and `shared_result`, which space steps out in the event loop, and `run_once`: once per process."""
+"""`admit_to_loop` and `shared_result`, which space steps out in the event loop; `run_once`, for work done only once."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""`Control`: polling for aborts, refusing steps after an abort, and the episode's clock."""
+"""`Control`: polling for aborts, refusing steps after an abort, the episode's clock, and nested tool calls."""
 
 import asyncio
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""`DirectLoop` against Strands' own loop: both give the same messages, requests, hooks and metrics."""
+"""`DirectLoop` against Strands' own loop: both give the same messages, requests, hook events and metrics."""
 
 import copy
 import json
@@ -115,7 +115,10 @@ async def play(
     plugins: Any = (),
     ends: Any = None,
 ) -> tuple[Agent, FakeSGLang]:
-    """Play an episode; `DirectLoop` also gets the hooks in `listeners`, and `ends` receives how the episode ended."""
+    """Play an episode, in `DirectLoop` if `flat`; `ends`, if given, receives how it ended, exceptions included.
+
+    Both loops call the hooks in `listeners`, of which `DirectLoop` is also told.
+    """
     hooks = [*hooks, *(listeners or ())]
     async with FakeSGLang([_reply(tokenizer, turn) for turn in script], context_length=100_000) as fake:
         cycles = DirectLoop(listeners)
@@ -136,7 +139,7 @@ async def play(
         except Exception as e:
             if ends is None:
                 raise
-            error = getattr(e, "original_exception", e)  # Strands wraps the error in one place
+            error = getattr(e, "original_exception", e)  # at one place, Strands wraps the error in its own
             ends.append(type(error) if isinstance(error, MaxTokensReachedException) else _plain(error))
         else:
             (ends if ends is not None else []).append(_plain(result))
@@ -313,7 +316,7 @@ async def test_direct_loop_hooks_match_strands_own_loop(
     script, *hears = case
     found: list[list[Any]] = [[], []]
     for flat, ends in enumerate(found):
-        if flat:  # Strands' own loop would call this
+        if flat:  # only Strands' own loop calls this function
             monkeypatch.setattr("strands.agent.agent.event_loop_cycle", None)
         listener = Listener(*hears)
         agent, fake = await play(

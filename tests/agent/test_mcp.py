@@ -1,4 +1,4 @@
-"""MCP servers in the settings, run as real processes: started, shared, filtered, lost."""
+"""MCP servers in the settings, run as real processes: started, shared, filtered, lost; tools with other names."""
 
 import asyncio
 import gc
@@ -40,7 +40,7 @@ END = TOOL_CALL.format(name="end", arguments="{}")
 
 @pytest.fixture(scope="module")
 def _leftovers() -> Iterator[None]:
-    """Collect clients left over by these tests here rather than during another test."""
+    """Collect the garbage of these tests' clients here rather than during another test."""
     yield
     gc.collect()
 
@@ -51,7 +51,7 @@ def servers(**server: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[str]:
-    """Start a server that all tests share and return its URL."""
+    """Start a server that the tests of this module share, and yield its URL."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

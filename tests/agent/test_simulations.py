@@ -44,7 +44,8 @@ class Simulating(Model):
 
 @pytest.fixture
 def page(tmp_path: Path, request: pytest.FixtureRequest) -> str:
-    """Write the page's examples to a module that uses the `Simulating` model, and return its path.
+    """Write the page's examples to a module that uses the `Simulating` model, and return the module's path.
+
     A parametrized test may replace a text in the examples.
     """
     section = PAGE.read_text(encoding="utf-8").split("## Simulated users, tools and faults")[1]

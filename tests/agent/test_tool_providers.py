@@ -86,7 +86,7 @@ async def test_tool_provider_start_counts_towards_the_episode_timeout(
 
 async def test_tool_provider_is_not_released_by_the_finalizer(shipped_tokenizer: Any, settings: dict[str, Any]) -> None:
     """The finalizer may run at any time, without the lock, while another episode starts the provider."""
-    gc.collect()  # agents of other tests
+    gc.collect()  # so that agents of other tests release nothing later
     provider.released.clear()
     await run(shipped_tokenizer, [CALL, ANSWER], settings=settings)
     gc.collect()

@@ -15,7 +15,7 @@ SHIPPED_TOKENIZER = Path(strands_rollout.__file__).parent / "engine" / "checkpoi
 
 @dataclass(frozen=True)
 class Stage:
-    """A running engine and its script."""
+    """A running engine and its scripts."""
 
     port: int
     scripts: list[Script]

@@ -13,7 +13,7 @@ from benchmarks.peer import PEER, find_python, peer_python
 
 @pytest.fixture
 def no_peer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Neither this environment nor another has strands-sglang."""
+    """Make strands-sglang missing, here and in the environment that the benchmarks create for it."""
     monkeypatch.setattr(peer, "find_spec", lambda _name: None)
     monkeypatch.setattr(peer, "PEER_ENVIRONMENT", tmp_path / ".venv-peer")
     (tmp_path / "scripts").symlink_to(Path(__file__).parents[2] / "scripts")

@@ -49,7 +49,7 @@ def test_plan_omits_skipped_steps_and_finished_rows() -> None:
 
 def test_row_has_the_median_and_quartiles_of_the_rounds_ratios() -> None:
     rounds = [{OURS: {"ms": ms}, OTHER: {"ms": 2.0}} for ms in (1.0, 2.0, 4.0)]
-    run = run_of(measured=[*rounds, {OURS: {"ms": 9.0}}])  # interrupted in the fourth
+    run = run_of(measured=[*rounds, {OURS: {"ms": 9.0}}])  # interrupted in the fourth round
     row, other = run.result()["rows"]
     assert row == {
         "group": "a",

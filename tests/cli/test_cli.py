@@ -23,7 +23,7 @@ REPOSITORY = str(Path(__file__).parents[2])
 
 
 def test_help_shows_examples_and_imports_nothing_heavy() -> None:
-    """Invoke all commands in one process. The doctor, too, must not import packages that may be broken."""
+    """Show the help of all commands in one process. The doctor, too, must not import packages that may be broken."""
     code = """if True:
         import re, sys
         from typer.testing import CliRunner

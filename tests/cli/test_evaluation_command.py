@@ -84,7 +84,7 @@ async def test_eval_embedded_engine_on_the_shipped_problems(tmp_path: Path) -> N
 async def test_eval_sigint_and_sigterm_exit_with_130(
     signum: signal.Signals, in_background: bool, shipped_tokenizer: Any, tmp_path: Path
 ) -> None:
-    """The signal comes when two samples are answered and the others wait. A background job ignores SIGINT."""
+    """The signal comes when two samples are answered and others wait. A background job begins with SIGINT ignored."""
     waiting = asyncio.Event()
 
     async def reply(request: dict[str, Any], number: int) -> Reply:

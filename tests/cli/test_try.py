@@ -185,7 +185,7 @@ def test_try_with_turns_typed_by_a_person(folder: Path) -> None:
 
 @asynccontextmanager
 async def chat_api(seen: list[Any], arguments: str = '{"item": "apple"}') -> AsyncIterator[str]:
-    """Serve an OpenAI-compatible API that calls a tool with `arguments`, then answers, and demands the key."""
+    """Serve an OpenAI-compatible API that calls a tool with `arguments`, then answers; it demands the key `k`."""
 
     async def complete(request: web.Request) -> web.Response:
         seen.append(await request.json())

@@ -1,4 +1,4 @@
-"""The client's requests, and the answers of engines that it accepts and refuses."""
+"""The client's requests, the answers of engines that it accepts and refuses, and its cache of the server's info."""
 
 import asyncio
 from typing import Any
@@ -126,7 +126,7 @@ async def test_generate_rejects_contradictory_answer_without_retry(reply: Reply,
     "reply",
     [
         Reply.abort(),
-        Reply.abort([5], prompt_tokens=None, cached_tokens=None),  # was put back into the queue
+        Reply.abort([5], prompt_tokens=None, cached_tokens=None),  # aborted after it was put back into the queue
         Reply.abort(prompt_tokens=1),  # aborted for an error, before its first token
         Reply.tokens([5], id=None, prompt_tokens=None),
         Reply.tokens([5] * 8, "length"),

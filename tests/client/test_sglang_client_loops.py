@@ -1,4 +1,4 @@
-"""Cancellation, event loops, and connections: the client's own, shared ones, and the caller's."""
+"""Cancellation, event loops, URLs, and connections: the client's own, shared ones, and the caller's."""
 
 import asyncio
 import gc

@@ -17,7 +17,7 @@ MAX_FILES: Final = 512
 MAX_THREADS: Final = 32
 
 
-# Calls without a function in libc. The numbers from 424 on are the same on every architecture.
+# System calls without a function in libc. The numbers from 424 on are the same on every architecture.
 _COMMON_SYSCALLS: Final = {"io_uring_setup": 425, "fsopen": 430}
 _MACHINE_SYSCALLS: Final = {
     "x86_64": {"exit": 60, "tgkill": 234, "perf_event_open": 298, "bpf": 321, "execveat": 322, "userfaultfd": 323},

@@ -1,4 +1,4 @@
-"""Targets of attacks: files and folders, and the host's checks for damage. What an attack prints is no evidence.
+"""Targets of attacks: files and folders, and the host's checks for damage. Of an attack's output, only a secret counts.
 
 A target is created just before an attack and closed after it, and leaves nothing behind.
 """
@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from strands_rollout.code_tool import CodeExecutor, ExecutionResult
 
-_NAMED_LEVELS: Final = 5  # executor, slot, and paths that code creates there with names that the host searches
+_NAMED_LEVELS: Final = 5  # executor, slot, and three levels of the code's own paths, whose names the host searches
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Stage:
 
 
 class Target:
-    """An object outside of the sandbox, which an attack tries to read or damage.
+    """What an attack tries to read, damage or obtain, with the checks that show its success.
 
     Attributes:
         name: Unique name, short enough for a process (15 bytes).
@@ -56,7 +56,7 @@ class Target:
         self.facts: dict[str, Any] = {"name": self.name}
 
     def check_damage(self) -> bool:
-        """Return whether the host sees damage; called repeatedly during the attack and once after `finish`."""
+        """Return whether the host sees damage: polled during the attack, and after `finish` if there was none."""
         return False
 
     def reveals_secret(self, result: ExecutionResult) -> bool:
@@ -101,7 +101,7 @@ class FileFact(SecretFile):
         if fact == "link":
             (path.parent / "link").symlink_to(self.secret)
         elif fact == "attribute":
-            with contextlib.suppress(OSError):  # the file system has no attributes
+            with contextlib.suppress(OSError):  # some file systems have no attributes
                 os.setxattr(path, "user.label", self.secret.encode())
         elif fact == "name":
             (path.parent / self.secret).touch()

@@ -74,7 +74,7 @@ ALL: Final = (
         Attack(
             f"new-namespace-{name}",
             f"take_name()\ntime.sleep(0.3)\nchecked(libc.unshare({flag:#x}))\nhold()",
-            # compared with its first value, because runs of an ordinary user have their own user namespaces
+            # compared with the link's first target, because runs of an ordinary user have user namespaces of their own
             partial(ObservedProcesses, sign=changes(f"ns/{name}")),
             may_fail_on_plain=_NO_RIGHT,
         )

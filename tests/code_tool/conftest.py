@@ -1,4 +1,4 @@
-"""Fixtures of the attack suite: attacked executors, and folders for attacks."""
+"""Fixtures of the attack suite (attacked executors, folders for attacks), and confined children."""
 
 import asyncio
 import json
@@ -71,7 +71,7 @@ def attack_folder(attack_secret: str, tmp_path_factory: pytest.TempPathFactory) 
         before = _leftovers(folder / "isolated")
         yield folder
         deadline = time.monotonic() + _CLEANUP_TIMEOUT_S
-        # processes of earlier tests may end at this time
+        # processes of earlier tests may still be ending
         while (left := _leftovers(folder / "isolated") - before) and time.monotonic() < deadline:
             time.sleep(0.05)
         remove_tree(folder)

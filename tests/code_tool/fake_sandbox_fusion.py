@@ -1,4 +1,4 @@
-"""A fake SandboxFusion server on a loopback socket: runs the Python code it receives, and answers in its schema.
+"""A fake SandboxFusion server on a loopback socket: runs the Python code it receives, and answers as SandboxFusion.
 
     async with FakeSandboxFusion([Trouble(code=503), None]) as fake:
         ...  # the first request to fake.url gets a 503, the others run

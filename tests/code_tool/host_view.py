@@ -1,6 +1,7 @@
 """The host's view of sandboxed processes while they run, from /proc; independent of executors.
 
-A process belongs to the sandbox if it has the attack's name or descends from this process.
+A sandboxed process is recognized by the attack's name, by an argument (`StartedProgram`), or as this process's
+descendant.
 """
 
 import contextlib
@@ -191,7 +192,7 @@ _MEMINFO_FIELDS: Final = (
 
 
 class MachineMemory(Target):
-    """Memory of the machine that belongs to no process, damaged if it grows beyond the limit of a run.
+    """Memory of the machine that belongs to no process, damaged if it grows by more than `mebibytes`.
 
     Args:
         stage: Environment of the attack.
@@ -229,7 +230,7 @@ class MachineMemory(Target):
 
 
 class StartedProgram(ObservedProcesses):
-    """A started program with `nap` among its arguments."""
+    """A program that the attack starts, recognized by `nap` among the program's arguments."""
 
     def __init__(self, stage: Stage) -> None:
         self._nap = f"9.{secrets.randbelow(10**9):09}"

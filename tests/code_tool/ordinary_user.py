@@ -1,4 +1,4 @@
-"""An environment in which tests run as an ordinary user: a Python, libraries, this package and its tests.
+"""An environment in which tests run as an ordinary user: Python, libraries, this package, and its sandbox's tests.
 
 The tests may run as root, with a Python in root's home that other users can't reach. Files are hard links where
 possible, to save time and space; directories and the project's files belong to the user.
@@ -41,7 +41,7 @@ class OrdinaryUser:
         self._copy_project()
         for place, folders, files in os.walk(folder):
             for path in (Path(place), *(Path(place, file) for file in files)):
-                if path.lstat().st_nlink == 1 or path.is_dir():  # never files to which root has other links
+                if path.lstat().st_nlink == 1 or path.is_dir():  # files with other links stay root's
                     os.chown(path, USER_ID, USER_ID, follow_symlinks=False)
             del folders
 

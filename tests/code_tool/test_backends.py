@@ -45,7 +45,7 @@ ALL = [*PLAIN, CAMEL]
 @pytest.fixture(scope="module")
 def make_backend() -> Iterator[Callable[..., Any]]:
     with served() as url, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")  # camel's Python
+        patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")  # camel's `python`
         backends: dict[str, Callable[..., CodeExecutor]] = {
             "local": LocalExecutor,
             "subprocess": SubprocessExecutor,

@@ -31,7 +31,7 @@ class Disturbance:
 
 
 def ends(exit_code: int | None = 0, stdout: str | None = None, stderr: str = "") -> Callable[[ExecutionResult], bool]:
-    """Return a check: the code ended by itself with this exit code and output."""
+    """Return a check: the code ended by itself with this exit code and output; None accepts any."""
 
     def is_correct(result: ExecutionResult) -> bool:
         return (

@@ -1,4 +1,4 @@
-"""Ten thousand calls of all kinds on one executor leave nothing behind, and no usage grows with their number."""
+"""About ten thousand calls of all kinds on one executor leave nothing behind, and no usage grows with their number."""
 
 import asyncio
 import os
@@ -53,7 +53,7 @@ async def check_call(executor: LocalExecutor, chance: random.Random) -> str:
 
 
 async def check_interrupted_call(executor: LocalExecutor, chance: random.Random) -> str:
-    """Cancel a session's call while it waits, starts or runs, or let it crash; return an unexpected result."""
+    """Cancel a session's call while it waits, starts or runs, or let it crash; return its result like `check_call`."""
     name, end = str(chance.random()), chance.choice([0, 0.01, 0.3, None])
     code = "import time; time.sleep(60)" if end is not None else "import os; os.abort()"
     await executor.run("n = 1; open('f', 'w').close()", session=name)

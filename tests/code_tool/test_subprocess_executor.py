@@ -1,4 +1,4 @@
-"""`SubprocessExecutor`: limits and cleanup."""
+"""`SubprocessExecutor`: limits, escaped processes, forged reports, and faults of the machine."""
 
 import asyncio
 import base64

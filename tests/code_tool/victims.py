@@ -195,7 +195,7 @@ class EarlierRuns(Target):
 
 
 class LaterRun(Target):
-    """Run after the attack: it must find no change by the attack, in memory or in files."""
+    """Three runs after the attack: they must find no change by the attack, in memory or in files."""
 
     _INSPECTION_CODE = """
 import builtins, glob, importlib, json, os, random, sys, warnings

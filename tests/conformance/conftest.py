@@ -1,8 +1,8 @@
 """Fixtures of the conformance suite: each engine in turn with the shipped model, shared by all tests.
 
-The real SGLang is started with the shipped model, or is the one at --sglang-base-url; there, tests that compare numbers
-or load other weights are skipped unless it serves this checkout's folder of the shipped model. They need single
-precision.
+The real SGLang is started with the shipped model, or is the server at `--sglang-base-url`. Tests that compare numbers
+or load other weights are skipped unless the server has loaded this checkout's folder of the shipped model; they need
+single precision.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The shipped model in double precision and without a cache: the reference for both engines.
 
-It shares no code with the embedded engine except the reading of weights.
+It shares no code with the embedded engine except the reading of the configuration and the weights.
 """
 
 from collections.abc import Sequence

@@ -48,7 +48,7 @@ def drawn_before() -> dict[tuple[str, str], list[Draw]]:
 
 @pytest.fixture(params=WAYS)
 async def draws(shipped, request, drawn_before) -> tuple[Sampling, list[Draw]]:
-    """Return an engine's draws in one way, drawn in a batch with all other ways."""
+    """Return the parameters of one way, and an engine's draws in it, made in a batch with all other ways."""
     if (shipped.base_url, request.param) not in drawn_before:
         for way, found in (await _drawn(shipped)).items():
             drawn_before[shipped.base_url, way] = found

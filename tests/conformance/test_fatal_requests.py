@@ -25,7 +25,7 @@ def broken_weights(tmp_path):
 
 @pytest.fixture
 def fatal(broken_weights):
-    """Return path and body by the name of the difference."""
+    """Return the path and body of each fatal request, by the name of its difference."""
     return {
         "ids outside the vocabulary": ("/generate", {"input_ids": [5, 10**6], "sampling_params": ONE}),
         "an empty text": ("/generate", {"text": "", "sampling_params": ONE}),

@@ -26,7 +26,7 @@ def own_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def prepare(tmp_path: Path) -> Prepare:
-    """Return a function that prepares rows, a file or a folder by fields of `Request` into `tmp_path/out.jsonl`."""
+    """Return a function that prepares rows, a file or a folder into `out.jsonl`; options are fields of `Request`."""
     from preparation.prepare import prepare as prepare_request
     from preparation.request import Request
 
@@ -42,7 +42,7 @@ def prepare(tmp_path: Path) -> Prepare:
 
 @pytest.fixture
 def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
-    """Return a function that runs a script as the main program in this process: exit code, stdout, stderr."""
+    """Return a function that runs a script as `__main__` in this process, and returns exit code, stdout and stderr."""
 
     def run(script: str, *arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", [script, *arguments])

@@ -1,4 +1,4 @@
-"""`doctor --training` with a command: planted mistakes are found, and the summary has the run's own numbers."""
+"""`doctor --training` with a command: memory arithmetic, planted mistakes, and a summary with the run's own numbers."""
 
 import inspect
 import json

@@ -82,7 +82,7 @@ def test_rescore_does_not_compare_with_failed_rewards(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("reward", "why"),
     [
-        ("raising", "ValueError: \u241b[31munlucky"),  # the escape sequence has no effect on a terminal
+        ("raising", "ValueError: \u241b[31munlucky"),  # a symbol replaces the escape character
         ("exiting", "RuntimeError: the reward raised SystemExit('no 13')"),
         ("text", "got the reward 'good'; expected a number, or a dict with one under 'score' or 'acc' (--reward-key)"),
     ],
@@ -174,7 +174,7 @@ EXACT = ("--reward", "test_rewards.is_exactly", "--answer", "It is {label}.")
          ["the reward gives {'value': 1.0, 'acc': 0.5} for 'It is 7.'; expected 1 or more"]),
         ([{"label": "7"}], ("--reward", "test_rewards.of_text"), []),
         ([{"label": "7"}], ("--reward", "test_rewards.of_text", "--answer", "seven{label}"),
-         ["the reward gives 0, acc 0, for 'seven7'; change the text with --answer"]),
+         ["the reward gives 0, acc 0, for 'seven7'; expected 1 or more; to try another form, give --answer"]),
         ([{"label": "12"}, {"label": "13"}], ("--reward", "test_rewards.raising"),
          ["the reward raises ValueError: \x1b[31munlucky for '\\\\boxed{13}'"]),
     ],
@@ -214,7 +214,7 @@ def test_validate_fails_nested_list_labels(tmp_path: Path) -> None:
 def test_validate_merges_equal_reasons(tmp_path: Path) -> None:
     path = data(tmp_path, *({"label": str(number)} for number in range(40)), {"label": ""})
     lines = validate(path, "--reward", "test_rewards.never", "--answer", "It is {label}.").stdout.splitlines()
-    why = "the reward gives 0, acc 0, for 'It is 0.'; change the text with --answer"
+    why = "the reward gives 0, acc 0, for 'It is 0.'; expected 1 or more; to try another form, give --answer"
     assert lines == [f"{path}: 41 rows (lines 1, 2, 3, ...); the first: {why}", "0 of 41 ground truths are right"]
 
 

@@ -87,7 +87,7 @@ def test_check_model_names_missing_files(tmp_path: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "model-1.safetensors").write_bytes(bytes(2000))
     (folder / "model-2.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
-    remedy = f"remove model-2.safetensors from the folder, then run: {PREPARE}"  # which keeps files that exist
+    remedy = f"remove model-2.safetensors from the folder, then run: {PREPARE}"  # the script keeps files that exist
     assert_fault(check_model(asked), "model", "error", "lacks weights: model-2.safetensors", remedy=remedy)
     (folder / "model-2.safetensors").write_bytes(bytes(2000))
     assert find_only(check_model(asked), "model").status == "ok"
@@ -267,7 +267,7 @@ def test_check_data_missing_is_an_error_for_training(training: bool, status: str
 
 @pytest.mark.parametrize(
     ("key", "status", "words"),
-    [("temperature", "ok", "train, each with its data"), ("temprature", "error", "did you mean 'temperature'?")],
+    [("temperature", "ok", "all data files can be read"), ("temprature", "error", "did you mean 'temperature'?")],
 )
 def test_check_data_checks_the_eval_configs_data_sets(key: str, status: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "eval.yaml"

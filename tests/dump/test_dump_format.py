@@ -129,7 +129,7 @@ def test_record_line_masks_only_secrets() -> None:
 
 @pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.gz"])
 def test_read_dump_returns_what_write_dump_wrote(name: str, tmp_path: Path) -> None:
-    long_label = hashlib.sha512().hexdigest() * 5000  # more than one read of the file
+    long_label = hashlib.sha512().hexdigest() * 5000  # longer than one read of the file
     written = [sample(index=index, label=long_label if index == 2 else None) for index in range(5)]
     write_dump(tmp_path / name, written)
     found = list(read_dump(tmp_path / name))

@@ -57,7 +57,7 @@ async def test_engine_random_seed_repeats_results(start, tiny_dir):
 
 @cache
 def _bits_are_promised() -> bool:
-    """Return whether logits must match bit for bit: x86-64 with OpenBLAS, as measured.
+    """Return whether logits must match bit for bit: they do on x86-64 with OpenBLAS, where this was measured.
 
     Another BLAS may order its sums differently. So may an OpenBLAS older than the processor (as in NumPy 1.26), which
     falls back to Prescott kernels.

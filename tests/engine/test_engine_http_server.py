@@ -1,4 +1,7 @@
-"""Requests that only the embedded engine refuses: they would kill SGLang, or the engine does not support them."""
+"""Requests that only the embedded engine refuses: they would kill SGLang, are unsupported, or come from other sites.
+
+Also extreme sampling values, which the engine accepts.
+"""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Writes a tiny Qwen3 folder: seeded random weights with the shipped model's tokenizer and chat template.
+"""Write a tiny Qwen3 folder: seeded random weights with the shipped model's tokenizer and chat template.
 
 The model's text is meaningless, but the same in every implementation.
 """

@@ -124,7 +124,7 @@ Main = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
-    """Return a function that runs the script as the main program in this process: exit code, stdout, stderr."""
+    """Return a function that runs the script as `__main__` in this process; it returns exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(SCRIPT.parent)])
 

@@ -1,4 +1,4 @@
-"""`generate` with bad input and faulty engines: an untrained sample that slime can take, with the reason."""
+"""`generate` with bad input and faulty engines: untrained samples with the reason; outages that episodes survive."""
 
 import asyncio
 from types import SimpleNamespace

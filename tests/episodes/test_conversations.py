@@ -193,7 +193,7 @@ async def test_sglang_model_conversations_one_or_many(shipped_tokenizer, choice)
         await asyncio.gather(*(agent.invoke_async("Two") for agent in agents))
         assert [len(conversation.branch.trajectory.turns) for conversation in model.record] == [2, 2, 2]
         assert len({turn.parts[0].rid for entry in model.record for turn in entry.branch.trajectory.turns}) == 6
-        # an unknown agent is recognized by its history
+        # a request without an agent is recognized by its history
         answers = [await model.answer([_user("Three")]) for _ in range(2)]
         await model.answer([_user("Three"), answers[0].message, _user("Four")])
         assert [conversation.kind for conversation in model.record] == ["main", "agent", "agent", "aside", "aside"]

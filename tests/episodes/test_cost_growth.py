@@ -1,4 +1,4 @@
-"""Costs of a turn: they do not grow with the number of earlier turns, and stay at what they were counted to be.
+"""Costs of a turn: they do not grow with the number of earlier turns, and stay near the recorded counts, or below.
 
 The costs are counts between two model calls, not times: function calls, bytes encoded, ids read.
 """
@@ -18,7 +18,7 @@ from strands_rollout import SGLangModel, Task
 from strands_rollout.agent.loop import HAS_MIDDLEWARE
 
 TURNS = TURNS_OF_PROGRAM
-# Calls of a turn. A change that saves or adds calls changes these numbers; if it adds, its commit says what they buy.
+# Calls of a turn. A change that saves or adds calls changes these numbers; if it adds calls, its commit says what for.
 OWN_CALLS = {"agent": 619, "hook": 770, "factory": 708, "gateway": 895}
 if sys.version_info >= (3, 12):  # a tool that does not wait runs without a switch of tasks
     OWN_CALLS |= {"agent": 603, "hook": 750, "factory": 690}

@@ -22,7 +22,7 @@ def keep_three() -> SlidingWindowConversationManager:
 
 
 def drop_on_overflow() -> SlidingWindowConversationManager:
-    """Return a manager that drops messages only if the context is full."""
+    """Return a manager that, during an invocation of the agent, drops messages only if the context is full."""
     return SlidingWindowConversationManager(window_size=3)
 
 

@@ -24,7 +24,7 @@ from strands_rollout.settings import ENVIRONMENT_LIBRARIES
 
 
 class _Abort:
-    """The rollout's abort; `seen` is set once it has been polled."""
+    """The rollout's abort flag; `seen` is set when the flag is polled while it is up."""
 
     def __init__(self) -> None:
         self.is_up, self.seen = False, asyncio.Event()
@@ -225,7 +225,7 @@ async def test_environment_stop_reason_of_several_causes(
 async def test_environment_timeout_in_an_older_strands_names_it(
     shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without middleware, the agent's turns can't be ended by themselves, so that the environment gives no score."""
+    """Without middleware, a timeout can't end the agent's turns alone: it ends the environment without a score."""
     monkeypatch.setattr(environment_player, "HAS_MIDDLEWARE", False)
     monkeypatch.setitem(ENVIRONMENT_LIBRARIES, "strands_env", f"{__name__}.Environment")
     settings = {"environment": "strands_env", "environment_factory": "builtins.object"}

@@ -28,7 +28,7 @@ def runs_of(name: str) -> list[RecordedRun]:
 
 
 def drift_table() -> str:
-    """Return the table with one row per run and step."""
+    """Return the table of drift, with one row per run."""
     rows = [
         "| policy, temperature | accuracy | drifted tokens | episodes with any | KL (k3) |",
         "|---|---:|---:|---:|---:|",

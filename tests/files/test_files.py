@@ -1,4 +1,4 @@
-"""`atomic_replacement`, `JsonLog`, and the sandbox's modules, which must run without third-party libraries."""
+"""`atomic_replacement`, `JsonLog`, `encode_json`, and the code tool's modules, which need no third-party libraries."""
 
 import errno
 import fcntl
@@ -40,7 +40,7 @@ def test_json_log_appends_after_whole_lines(tmp_path: Path) -> None:
     assert [*complete_lines(path)] == [
         b'{"a": 1}\n',
         b'{"a": 2}\n',
-    ]  # the third may still be in progress
+    ]  # the writer may be in the middle of the third line
     log = JsonLog(path, remedy="make room")
     assert (log.dropped_bytes, log.is_empty) == (4, False)
     with pytest.raises(ConfigError, match="in use by another run"):

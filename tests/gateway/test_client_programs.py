@@ -156,7 +156,7 @@ async def test_node_agent_is_one_sample_with_each_token(
             "episode_timeout_s": 240,
         },
         context_length=500_000,
-        episode_of=lambda _request: None,  # found by tokens: side conversations use the same key
+        episode_of=lambda _request: None,  # episodes are found by tokens, since side conversations use the same key
     )
     facts = result.facts["gateway"]
     assert (result.facts["error"], result.facts["stop_reason"], facts["refused"]) == (None, "completed", {})

@@ -338,7 +338,10 @@ async def test_replay_restart_counts_calls_with_reused_ids(
 
 
 async def _said_again(tokenizer: Any, program: str, cut: int | None, most: int) -> tuple[Any, int]:
-    """Play at most `most` user turns, resuming once after request `cut`; return the sample and the request count."""
+    """Play at most `most` user turns; return the sample and the request count.
+
+    If `cut` is given, request number `cut` (from 1) is aborted, and the episode is resumed once.
+    """
     flag, answer, asked = _Flag(), ids_of(tokenizer, TURNS[-1]), 0
 
     def script(_body: dict[str, Any], _number: int) -> Reply:

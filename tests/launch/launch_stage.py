@@ -1,7 +1,7 @@
 """A copy of the launch scripts, a fake slime checkout, and fakes of the programs that the scripts call.
 
-The fakes are `ray` (a cluster is a file that exists while `ray start --block` runs), `python3`, `nvidia-smi`, `hf`, and
-`pkill`, which no script may call.
+The fakes are `ray` (a cluster is a file that exists while `ray start --block` runs), `python3`, `torchrun`, `hf`,
+`nvidia-smi`, `strands-rollout`, `sleep` (20 ms instead of a pause), and `pkill`, which no script may call.
 """
 
 import json
@@ -111,7 +111,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Stage:
-    """The folder in which the scripts run."""
+    """A copy of the repository, in which the scripts run, and the fake slime."""
 
     root: Path  # copy of the repository
     slime: Path  # fake slime checkout; Megatron-LM is beside it
@@ -197,7 +197,7 @@ def make_stage(root: Path) -> Stage:
     bodies = {"ray": RAY, "python3": PYTHON, "nvidia-smi": NVIDIA_SMI, "hf": HF, "pkill": "", "torchrun": PYTHON}
     bodies["strands-rollout"] = ""
     scripts = {name: FAKE.format(python=sys.executable, stage=str(root), body=body) for name, body in bodies.items()}
-    # replaces the scripts' pauses; their deadlines use the clock
+    # `sleep` shortens the scripts' pauses; their deadlines use the clock
     for name, text in {**scripts, "sleep": "#!/bin/sh\nexec /bin/sleep 0.02\n"}.items():
         (commands / name).write_text(text)
         (commands / name).chmod(0o755)

@@ -96,7 +96,7 @@ def test_train_without_row_asks_for_sizes_by_name(stage: Stage) -> None:
     shown = stage.run("train.sh", *options, MODEL="foo/Foo-14B", SLIME_MODEL="qwen3-8B", **given)
     assert shown.returncode == 0, shown.stderr
     assert "foo-14b-strands" in shown.stdout
-    assert "--sglang-attention-backend" not in shown.stdout  # belongs to the last row only
+    assert "--sglang-attention-backend" not in shown.stdout  # only rows name a backend
     assert '"STRANDS_ROLLOUT_TOOL_PARSER": "auto"' in shown.stdout
     assert "Rows: qwen2.5-0.5B" in refused.stderr
     assert stage.run("train.sh", "--help", MODEL="foo/Foo-14B").returncode == 0

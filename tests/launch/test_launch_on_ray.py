@@ -39,7 +39,7 @@ HUSH = "hush-4711-hush"
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """Return an environment without this run's Ray settings, with a mark that identifies the processes."""
+    """Write `job.sh`; return an environment without this run's Ray and wandb variables, but with LAUNCH_MARK."""
     (tmp_path / "job.sh").write_text(SCRIPT)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     base = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "WANDB_"))}

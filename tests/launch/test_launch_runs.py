@@ -39,7 +39,7 @@ def with_ray(stage: Stage) -> Stage:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Stage, CompletedProcess[str], str]:
-    """Return a run with no settings: its stage, its outcome, and the output of its dry run."""
+    """Return a run with no setting but a submission id: its stage, its outcome, and the output of its dry run."""
     stage = make_stage(tmp_path_factory.mktemp("plain"))
     stage.provide_files()
     link = stage.root.parent / "train.sh"

@@ -1,4 +1,4 @@
-"""The commands of all models of the table, parsed and checked by slime's, Megatron-LM's and SGLang's own code.
+"""The commands of the models that this slime has, parsed and checked by slime, Megatron-LM and SGLang themselves.
 
 Needs SLIME_PATH and MEGATRON_PATH, checkouts of slime and of slime's Megatron-LM, and a Python with SGLang, the router
 and torch: this one, or the Python that PARSERS_PYTHON names. slime's image has them all; its SGLang and Megatron-LM are
@@ -32,7 +32,7 @@ def refusals_of(commands: Sequence[Sequence[str]]) -> list[str | None]:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, folders)),
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # as the job
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # as in the job
         "CUDA_VISIBLE_DEVICES": "",
     }
     done = subprocess.run(

@@ -126,7 +126,7 @@ def _multiplied(found: re.Match[str]) -> str:
 
 @pytest.mark.parametrize("model", ROWS)
 def test_sizes_divide_models_heads_experts_and_layers(model: str) -> None:
-    """By Megatron's rules for its arguments, with slime's own numbers of the model."""
+    """The rules are Megatron's for its arguments; the model's numbers are slime's."""
     flags = flags_of(command_of(model))
     tensor, pipeline = (number(flags, f"--{name}-model-parallel-size") for name in ("tensor", "pipeline"))
     heads = number(flags, "--num-attention-heads")
@@ -169,7 +169,7 @@ def expert_parameters(command: TrainingCommand) -> int:
 
 @pytest.mark.parametrize("model", ROWS)
 def test_concurrent_episodes_fit_cache_of_engine(model: str) -> None:
-    """At half of their context, and in the number that asynchronous training plays at once."""
+    """As many episodes as asynchronous training plays concurrently fit, each with half of its context."""
     words = command_of(model, "async", ROLLOUT_BATCH_SIZE="512")
     command = TrainingCommand(tuple(words))
     tokens = cache_tokens(model, command)
@@ -180,7 +180,7 @@ def test_concurrent_episodes_fit_cache_of_engine(model: str) -> None:
 
 @pytest.mark.parametrize("model", ROWS)
 def test_conversion_fits_gpus_of_80_gb(model: str) -> None:
-    """By the rule of slime's converter for its pipeline, which splits no experts by itself."""
+    """The pipeline stages follow the rule of slime's converter, which splits no experts by itself."""
     row, command = ROWS[model], TrainingCommand(tuple(command_of(model)))
     layers, gpus = command.int_value("--num-layers"), int(row["conversion_nodes"]) * int(row["conversion_gpus"])
     assert gpus <= layers

@@ -1,4 +1,4 @@
-"""Staleness of samples and spans, within one version numbering and across a restart."""
+"""`KnownVersions`; staleness of samples and spans, within one version numbering and across a restart."""
 
 import pytest
 

@@ -39,7 +39,7 @@ class EpisodeStage:
     args_more: dict[str, Any] = field(default_factory=dict)  # attributes of slime's args besides those of `args_for`
 
     async def play(self, samples, params=GREEDY, *, at_once=64, **settings):
-        """Play samples through `generate` and, if finished, `reward_func`; check and return them."""
+        """Play samples through `generate` and, unless they are aborted, `reward_func`; check and return them."""
         args = args_for(self.recorder.url, self.tokenizer, reward_key="score", **self.args_more)
         args.strands_rollout = {"executor": _EXECUTOR, **settings}
         places = asyncio.Semaphore(at_once)

@@ -1,4 +1,4 @@
-"""Logprobs of a sample's tokens under the weights in a folder, computed without the engine."""
+"""Logprobs of a sample's tokens under the weights in a folder, computed with the embedded engine's model."""
 
 import shutil
 from pathlib import Path

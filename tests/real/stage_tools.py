@@ -1,4 +1,4 @@
-"""Tools with the name of the code tool, so that the shipped model calls them: one fails first, one hangs.
+"""Tools with the name of the code tool, so that the shipped model calls them: one fails first, one hangs on demand.
 
 Settings name them by their dotted paths.
 """

@@ -107,7 +107,7 @@ async def test_generate_abort_reaches_queued_requests(stage, report_row) -> None
 
 async def aborted_when_one_waits(stage: EpisodeStage, report_row: ReportRow) -> list[Sample]:
     """Abort more episodes than the engine runs at once, while some sample and some wait; return their samples."""
-    # SGLang reserves most of each request's max_new_tokens, and queues the others
+    # SGLang reserves most of each request's max_new_tokens, and queues the requests for which nothing is left
     new = new_samples((await load_of(stage.engine_url))["max_total_num_tokens"] // 1024)
     flag, begun = asyncio.Event(), len(stage.recorder.episodes)
     await stage.control("/pause_generation", mode="retract")

@@ -90,7 +90,7 @@ async def test_generate_learns_context_length_from_refusal(sglang, shipped_token
 
 
 def asking(tokens: int) -> Sample:
-    """Return a question of so many tokens, without the chat template."""
+    """Return a question of `tokens` tokens, to which the chat template adds more."""
     (sample,) = new_samples(1)
     sample.prompt = "a" + " a" * (tokens - 1)
     return sample

@@ -14,14 +14,14 @@ from harness import args_for
 pytestmark = pytest.mark.real
 
 EPISODES = 24
-# 15 s of work for the engine; SGLang checks every 4 s whether a client is still connected
+# about 15 s of work for the engine; SGLang checks every 4 s whether a client is still connected
 ENDLESS = {**LONG_TURN, "max_new_tokens": 1700}
 ALL_TOKENS = EPISODES * 1700
 ReportRow = Callable[..., None]
 
 
 async def left_behind(stage: EpisodeStage, report_row: ReportRow, client: str) -> int:
-    """Return the maximum number of tokens at the engine until it was idle."""
+    """Wait until the engine is idle; return and report the maximum number of tokens that it held."""
     clock = asyncio.get_running_loop().time
     began = clock()
     most = await stage.most_tokens_until_idle()

@@ -48,7 +48,7 @@ OF_SGLANG = {
     "watermark": {},
     "custom_params": {"a": 1},
 }
-# it affects text only, and the package uses no text of an engine
+# this parameter affects text only, and the package uses no text of an engine
 NEVER_PASSED_ON = {"spaces_between_special_tokens"}
 DROPPED_BY_BOTH = {"beam_width", "logit_bias", "stop_regex", "stream_interval", "structural_tag", "watermark"}
 DROPPED = {"smg": DROPPED_BY_BOTH, "sglang-router": DROPPED_BY_BOTH | {"custom_params"}}

@@ -45,7 +45,7 @@ def requests_of(front: WorkerFront, count: int) -> list[list[Passage]]:
 
 
 def missed_tokens(requests: Sequence[Passage]) -> list[int]:
-    """Return the number of tokens of the request before that each later request did not find in the cache."""
+    """Return for each request but the first how many tokens of the preceding request and its answer were not cached."""
     return [
         len(before.body["input_ids"]) + before.meta_info["completion_tokens"] - later.meta_info["cached_tokens"]
         for before, later in pairwise(requests)

@@ -1,4 +1,4 @@
-"""`RecordStore`: the records that remain when a process is killed, and the limits on the size of their files."""
+"""`RecordStore`: records that remain when a process is killed, who takes them over, and damaged or large files."""
 
 import os
 import shutil

@@ -38,7 +38,7 @@ def slime_package() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def fresh_slime(slime_package: Path) -> Iterator[None]:
-    """Reset slime's process-wide state: generation state, event loop, HTTP client, dataset cache."""
+    """Reset slime's process-wide state after a test: generation state, event loop, HTTP client, caches."""
     from slime.rollout import sglang_rollout
     from slime.utils import async_utils, http_utils
     from slime.utils.misc import load_function
@@ -74,7 +74,7 @@ def _end_loop(loop_thread: Any, http_client: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def new_tool_records() -> Iterator[None]:
-    """Clear the records of the tools."""
+    """Clear the records of the tools after each test."""
     yield
     recorded_tools.clear_calls()
 

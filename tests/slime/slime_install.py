@@ -1,4 +1,4 @@
-"""Find a checkout of THUDM/slime, and names that moved between its releases."""
+"""Find THUDM's slime and names that moved between its releases, and run programs beside its tests."""
 
 import importlib.util
 import inspect

@@ -35,7 +35,7 @@ class Scene:
         return kept
 
     async def update_weights(self, version: str, *, mode: str = "abort", for_s: float = 0.0) -> None:
-        """Update the weights as slime does between or during training steps."""
+        """Update the weights as slime does between or during training steps; the pause lasts at least `for_s`."""
         async with aiohttp.ClientSession() as http:
             for path, body in (
                 ("pause_generation", {"mode": mode}),

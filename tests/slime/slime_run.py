@@ -104,7 +104,8 @@ class Rollouts:
     raised: list[BaseException] = field(default_factory=list)  # by `generate`
     returned: list[tuple[str, Any]] = field(default_factory=list)  # status at the return, and the sample
     invalid: list[str] = field(default_factory=list)  # messages for faults in samples that were returned ABORTED
-    masked: dict[int, int] = field(default_factory=dict)  # tokens that slime masked before the last call, by index
+    # by index of a sample: its length when slime had masked all of it before a resume
+    masked: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         from slime.ray.rollout import RolloutManager

@@ -1,4 +1,4 @@
-"""Run the same tests with episode workers on Ray: `STRANDS_ROLLOUT_TEST_WORKERS=2`."""
+"""Run the tests of this folder with episode workers on Ray: `STRANDS_ROLLOUT_TEST_WORKERS=2`."""
 
 import asyncio
 import functools
@@ -20,7 +20,7 @@ async def _sleep_at_most(most_s: float, seconds: float) -> None:
 
 
 def give_up_soon(set_item: Callable[[Any, Any, Any], object]) -> None:
-    """After a second or two instead of 90 s, give up engines that abort or are unavailable."""
+    """Shorten waits between requests to 0.1 s, so that engines that abort or are unavailable are soon given up."""
     from strands_rollout.client.client import SGLangClient
 
     # still long enough to be interrupted

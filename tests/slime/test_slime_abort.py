@@ -21,7 +21,7 @@ CAUGHT = {
     "intool": [turn(call("wait", seconds=60)), ANSWER],
     "insynctool": [turn(call("block", seconds=20)), ANSWER],
     "inretry": [Reply.status(503, "busy")],
-    # no abort reaches it
+    # no abort reaches this reply
     "deaf": [Reply.tokens(PARTIAL).after(60)],
 }
 SAMPLED = {"generating": 3, "queued": 0, "inretry": 0, "deaf": 0}

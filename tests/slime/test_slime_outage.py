@@ -23,7 +23,7 @@ BATCH = {"rollout_batch_size": 4, "over_sampling_batch_size": 6}
 
 @pytest.fixture(autouse=True)
 def _no_waits(retry_waits: list[float]) -> None:
-    """End the patience with the engine immediately."""
+    """Make retries wait no time, so that the patience with an engine is soon used up."""
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ class Cuts:
     """Script that holds slow tasks at the named points, where slime's abort interrupts them.
 
     Args:
-        at: By turn, the number of tokens after which the engine holds it, or another reply or change.
+        at: By turn, the number of tokens after which the engine holds the turn, or another reply or change.
         only_first: Hold only the first sample of a group.
         quick_s: Seconds after which a quick task is answered; the slow tasks must have arrived by then.
     """

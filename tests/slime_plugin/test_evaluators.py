@@ -123,7 +123,7 @@ def needs_model(model: Any) -> OutputEvaluator:
 
 
 class InteractionsEvaluator(Evaluator):
-    """Read `actual_interactions`, which an episode of one agent lacks."""
+    """An evaluator that reads `actual_interactions`, which an episode of one agent lacks."""
 
     def evaluate(self, case: Any) -> list[EvaluationOutput]:
         return [EvaluationOutput(score=float(bool(case.actual_interactions)), test_pass=False)]
@@ -142,7 +142,7 @@ async def scored(
     label: Any = "\\boxed{34}",
     **more: Any,
 ) -> tuple[dict[str, Any], Any]:
-    """Return the reward and sample of an episode that buys an apple and answers; `more` has settings or metadata."""
+    """Return the reward and sample of an episode that buys an apple and answers; of `more`, only settings are used."""
     settings = {name: value for name, value in more.items() if name in RolloutSettings.model_fields}
     sample = Sample(prompt="What is 17 * 2?", label=label, index=0, metadata=dict(metadata or {}))
     options = {"tools": [], "environment": f"{HERE}.Shop", "reward": reward, **settings}
@@ -213,7 +213,7 @@ NO_VERDICT: dict[str, tuple[str, Any, str]] = {
         DROPPED_CALLS,
         "reads actual_trajectory, which this episode lacks: its",
     ),
-    "calls of a graph's agents": ("called", GRAPH, "or it is a swarm's or graph's; use an evaluator of"),
+    "calls of a graph's agents": ("called", GRAPH, "or a swarm or graph played it; use an evaluator of"),
 }
 
 

@@ -1,4 +1,4 @@
-"""`keep_informative_groups`: keeps groups whose trained rollouts differ in reward.
+"""`keep_informative_groups`, with and without fallback: it keeps groups whose trained rollouts differ in reward.
 
 `tests/slime` checks that slime accepts the result and that its own filter agrees.
 """

@@ -17,5 +17,5 @@ def one_byte_tokens(tokenizer: Any) -> dict[bytes, int]:
 
 
 def byte_ids(tokenizer: Any, text: str) -> list[int]:
-    """Return one token for each byte of the text; encoding the text again gives other tokens."""
+    """Return one token for each byte of the text; encoding the text again usually gives other tokens."""
     return [one_byte_tokens(tokenizer)[bytes([value])] for value in text.encode()]

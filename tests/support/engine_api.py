@@ -1,4 +1,4 @@
-"""HTTP client for one engine, and helpers that bring the engine to a known load."""
+"""HTTP client for one engine, and helpers that run the embedded engine or bring an engine to a known load."""
 
 import asyncio
 import json
@@ -102,7 +102,7 @@ async def serve_engine(model_dir: Path | None, **options: Any) -> AsyncIterator[
 
 
 async def wait_for_load(api: Api, running: int, waiting: int = 0, *, falling: bool = False) -> None:
-    """Wait for a load of running and queued generations; with `falling`, fail as soon as the load is lower."""
+    """Wait until `running` generations run and `waiting` are queued; with `falling`, fail once the total is lower."""
     wanted, seen = (running, waiting), [await api.load()]
     with suppress(TimeoutError):
         async with asyncio.timeout(_PATIENCE_S):
@@ -114,7 +114,7 @@ async def wait_for_load(api: Api, running: int, waiting: int = 0, *, falling: bo
 
 
 async def start_stream(api: Api, tokens: int = 3, **fields: Any) -> asyncio.Task[dict[str, Any]]:
-    """Start a streamed generation and return its task after `tokens` tokens; the task returns the last event."""
+    """Start a stream and return its task after `tokens` tokens; the task returns the last event before `[DONE]`."""
     has_enough_tokens = asyncio.Event()
     rid = fields.pop("rid", None)
     body = {"input_ids": IDS, "sampling_params": fields, "stream": True, "return_logprob": True, "rid": rid}

@@ -1,4 +1,4 @@
-"""Run an evaluation in this process on the fake SGLang, with a policy whose answers depend on the seed."""
+"""Run an evaluation in this process on the fake SGLang, by default with a policy whose answers depend on the seed."""
 
 import asyncio
 import json
@@ -26,7 +26,10 @@ def write_problems(folder: Path, problems: int = PROBLEMS, name: str = "sums.jso
 
 
 def options_for(folder: Path, base_url: str | None, tokenizer: Any, **changes: Any) -> EvalOptions:
-    """Return options for three problems, four samples each, without tools; no URL means the embedded engine."""
+    """Return options for three problems with four samples each; no URL means the embedded engine.
+
+    Writes a `rollout.yaml` without tools to the folder, unless the folder has one.
+    """
     config = folder / "rollout.yaml"
     if not config.exists():
         config.write_text("strands_rollout:\n  tools: []\n")

@@ -61,16 +61,18 @@ class FakeSGLang:
             An object with a method `reply` gets the whole `Received` in place of the body.
         context_length: Context length that `/server_info` reports; a longer request gets SGLang's 400.
         vocab_size: Vocabulary size; an id outside it is a violation (it would kill a real server).
-        episode_of: Function that names a request's episode. Default: its routing-key header, else the episode whose
-            tokens it extends.
-        router: Act as a router: answer 404 to `/abort_request`, to the info endpoints and to engine control. The
+        episode_of: Function that names a request's episode. Default: the request's routing-key header; without one, the
+            episode whose tokens the request extends, or a new one.
+        router: Act as a router: answer 404 to `/abort_request`, `/v1/loads`, the info endpoints and engine control. The
             router's only worker, which does answer these, is at `worker_url`.
-        keeps_requests: Record every request; turn it off for long runs.
+        keeps_requests: Record every `/generate` request; False in long runs.
 
     Attributes:
         requests: Recorded requests, in order.
-        disconnects: rids of requests whose client disconnected.
+        requests_seen: Number of `/generate` requests, recorded or not.
+        disconnects: rids of requests whose client disconnected before the answer.
         aborts: Bodies of `/abort_request`.
+        info_requests: Paths of the requests to the info endpoints.
         outage: While set, the reply (a status or a reset) to every request on every path.
         refused_paths: Paths of the requests that got the `outage` reply.
     """
@@ -158,7 +160,7 @@ class FakeSGLang:
                 self.requests.append(received)
             self._arrived.notify_all()
         episode = self._enter(received, number)
-        # the prefix cache holds all ids of earlier requests and answers; the last id of a request is always read again
+        # the prefix cache holds the episode's last answered request and its answer; a request's last id is always read
         cached_tokens = min(len(episode.sequence), len(received.input_ids) - 1) if episode.sampled_length else 0
         sampled = None
         try:
@@ -339,7 +341,8 @@ def _spans(versions: Iterable[str]) -> list[dict[str, Any]]:
 def _experts(request: Mapping[str, Any], sampled: Sampled, facts: Any) -> Iterable[int]:
     """Yield the expert rows from the requested start to the last token but one.
 
-    The row at a position belongs to the weights that read the token there, when they sampled the next token.
+    The rows of the prompt's tokens except the last come from the weights of the prefill; each later row comes from the
+    weights that sampled the token after it.
     """
     first = len(request["input_ids"])
     for position in range(request.get("routed_experts_start_len") or 0, first + len(sampled.versions) - 1):

@@ -1,7 +1,7 @@
 """The token-in/token-out check of the fake SGLang.
 
-Each request must extend the last request's input and output, or repeat the last or the first request. Tests also
-compare an episode's sample with the recorded token ids.
+Each request of an episode must extend the input and output of the last answered request, or repeat the episode's last
+or first request. Tests also compare an episode's sample with the recorded token ids.
 """
 
 import itertools
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Episode:
-    """Token ids that the engine has seen of one conversation."""
+    """Token ids of an episode that the engine has read or sampled, and the weight versions that sampled them."""
 
     first: list[int]  # the first request's ids
     last_input: list[int]  # the last request's ids
-    sequence: list[int]  # the last answered request's ids and its output
+    sequence: list[int]  # the last answered request's ids and its output; before an answer, the first request's ids
     # the weight version that sampled each id of the sequence; None for an id of the context
     versions: list[str | None] = field(default_factory=list)
     restarts: int = 0  # number of times that the episode began again after tokens had been sampled
@@ -36,8 +36,8 @@ class Episodes:
     """The episodes of one fake server, by key.
 
     Attributes:
-        violations: Messages for requests that neither extend the last input and output nor repeat the last or the first
-            request, and for ids outside the vocabulary.
+        violations: Messages for requests that neither extend the last answered request and its output nor repeat the
+            last or the first request, and for ids outside the vocabulary.
         dropped: Messages for requests that were repeated after an answer with tokens. A client that never received
             that answer has no choice, so this is no violation.
     """
@@ -81,7 +81,10 @@ class Episodes:
             self.dropped.append(f"request {number} repeats the last request, whose answer had {count} tokens")
 
     def _extended_by(self, ids: list[int]) -> Hashable:
-        """Return the key of the episode that the ids extend furthest; without one, a new key."""
+        """Return the key of the episode that shares most leading ids, of those whose first request the ids extend.
+
+        Without such an episode, return a new key.
+        """
         began = [k for k, e in self._by_key.items() if ids != e.first and ids[: len(e.first)] == e.first]
         if not began:
             return ("episode", next(self._anonymous))

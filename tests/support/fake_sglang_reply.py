@@ -40,9 +40,10 @@ class Reply:
         text: str = "",
         **meta: Any,
     ) -> Self:
-        """Return a generation. `matched` defaults to the last id; `meta` overrides meta_info (None drops a key).
+        """Return a generation; `meta` overrides meta_info (None drops a key).
 
-        `logprobs` (default -0.5 each) and `logprob_ids` (default `ids`) may disagree with `ids`.
+        `matched` is used with the finish "stop", and defaults to the last id. `logprobs` (default: those of `facts`,
+        else -0.5 each) and `logprob_ids` (default: `ids`) may disagree with `ids`.
         """
         reason: dict[str, Any] = {"type": finish}
         if finish == "stop":
@@ -90,7 +91,7 @@ class Reply:
 
     @classmethod
     def hang(cls, partial: Sequence[int] = ()) -> Self:
-        """Return a reply that comes only when the request is aborted by its rid: an abort with the `partial` ids."""
+        """Return a reply that comes only when the request is aborted: an abort with the `partial` ids."""
         return cls("hang", ids=tuple(partial))
 
     def after(self, delay_s: float) -> Self:

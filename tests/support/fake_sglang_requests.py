@@ -1,7 +1,8 @@
 """Running requests of the fake SGLang: their progress, and the effect of aborts, pauses and new weights on them.
 
-Pauses work as in SGLang 0.5. Mode "abort" ends all running and queued requests; new requests wait until the
-engine continues, and can't be aborted meanwhile. In the other modes generations freeze and continue with new weights.
+Pauses work as in SGLang 0.5. Mode "abort" ends all running and queued requests; in the other modes they freeze, and
+continue with the weights loaded by then. In every mode, new requests wait until the engine continues, and can't be
+aborted meanwhile.
 """
 
 import asyncio
@@ -72,13 +73,13 @@ class Requests:
             seconds -= 0.0 if was_frozen else time.monotonic() - began_s
 
     def abort(self, rid: str) -> None:
-        """Abort all requests whose ids begin with `rid`."""
+        """Abort all running and queued requests whose rids begin with `rid`."""
         for request in self._running:
             request.is_aborted = request.is_aborted or request.rid.startswith(rid)
         self._notify()
 
     async def pause(self, mode: str) -> None:
-        """Pause the engine; in mode "abort", return when no request runs."""
+        """Pause the engine; in mode "abort", also abort all requests, and return when none runs or is queued."""
         self.is_paused = True
         if mode == "abort":
             self.abort("")
@@ -97,7 +98,7 @@ class Requests:
         self.weight_version = version
 
     def load(self) -> tuple[int, int]:
-        """Return the numbers of running and queued requests; a request that waits out a pause is neither."""
+        """Return the numbers of running and queued requests; new requests that wait out a pause are neither."""
         queued = sum(request.is_queued for request in self._running)
         return len(self._running) - queued, queued
 

@@ -70,9 +70,9 @@ def random_episode(family: str, tokenizer: Any, seed: int) -> RandomEpisode:
 def expected_context(
     tokenizer: Any, messages: Sequence[Any], ending: Ending, number: int, tools: Sequence[Any]
 ) -> list[int]:
-    """Return the ids that a template renders for messages, from the end of assistant turn `number` - 1 if there is one.
+    """Return the ids that a template renders for messages, from the end token of assistant turn `number` - 1 on.
 
-    Control tokens in the text of messages are escaped, as in the package.
+    If `number` is 0, return all ids. Control tokens in the text of messages are escaped, as in the package.
     """
     encoder = ChatTemplate(tokenizer).encoder
     shown = [{**message, "content": encoder.escape(message["content"])} for message in messages]

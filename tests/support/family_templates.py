@@ -1,8 +1,9 @@
 # ruff: noqa: RUF001 - DeepSeek's own characters
 """Short chat templates in each model family's published format: role tokens, tools, calls, results and end tokens.
 
-They leave out default prompts, dates and images. They keep what is difficult: text and reasoning that later turns drop
-or rewrite, turns that end with several tokens or none, refused histories. The modules of the parsers name the sources.
+They leave out dates, images and most default prompts. They keep what is difficult: text and reasoning that later turns
+drop or rewrite, turns that end with several tokens or none, refused histories. The modules of the parsers name the
+sources.
 """
 
 import copy
@@ -214,7 +215,7 @@ MISTRAL = """<s>
 {%- elif message.role == 'assistant' %}{{ message.content }}CALLS</s>
 {%- endif %}
 {%- endfor %}"""
-# tools stand before the last user turn; so does the system message if that turn is the last message
+# tools stand before the last user turn; if that turn is the last message, it begins with the system message
 MISTRAL_NEMO = """<s>
 {%- set users = messages | selectattr('role', 'equalto', 'user') | list %}
 {%- for message in messages %}
@@ -328,7 +329,7 @@ KIMI_K3 = """
 {%- if add_generation_prompt %}<|open|>message role="assistant"<|sep|><|open|>think<|sep|>{% endif %}"""
 # the variable of the tools is `xml_tools`, and calls are not written
 SMOLLM3 = CHATML.replace("tools", "xml_tools").replace("tool | tojson", "tool | string").replace("CALL", "")
-# with a thinking budget of 0, the generation prompt holds a whole thought, which later renderings leave out
+# as with a thinking budget of 0: the generation prompt holds a whole thought, which later renderings leave out
 SEED_OSS = (
     QWEN3_CODER.replace("tool_call>", "seed:tool_call>")
     .replace(">\n{{ value", ">{{ value")
@@ -340,7 +341,7 @@ SEED_OSS = (
         "assistant\n<seed:think><seed:cot_budget_reflect>I answer.</seed:cot_budget_reflect></seed:think>{% endif %}",
     )
 )
-# the generation prompt holds an empty thought; later renderings have the start of the response in its place
+# without `reasoning`, the generation prompt holds an empty thought; later renderings start the response in its place
 COMMAND_R7B = """<BOS_TOKEN>
 {%- if tools %}{{ tools | tojson }}{% endif %}
 {%- for message in messages %}<|START_OF_TURN_TOKEN|>
@@ -434,7 +435,7 @@ CONTEXT_ONLY_TEMPLATES: dict[str, str] = {
     "deepseek_r1_tools": shipped_template("deepseek_r1_tools"),
     "hermes_tools": shipped_template("hermes_tools"),
 }
-"""Templates whose context alone is compared: without calls, without a parser, or with another family's parser."""
+"""Templates of which only the context is compared: they write no calls, have no parser, or use another family's."""
 
 _CONTROL = re.compile(
     r"<\|?[a-z_]+\|>|<\|[a-z_]+>|<\|[A-Z_]+\|>|<｜[^｜<>]+｜>|\[/?[A-Z_]{4,}\]|\[gMASK\]|<sop>|</?s>|</?seed:\w+>|<\|\"\|>"

@@ -1,4 +1,4 @@
-"""Samples of a training step in groups: plain, fanned out, or excluded from training."""
+"""Samples of a training step in groups (plain, fanned out, excluded from training), and slime's args for rewards."""
 
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -1,8 +1,8 @@
-"""A scripted policy that can be interrupted at any token: it always answers with the rest of the current turn.
+"""A scripted policy that can be interrupted at any token: it answers with the rest of the current turn.
 
 It reads the state from the ids of the request: the task (a mark like `[[sums/3]]` in the prompt), the turn, and how
-many tokens of that turn exist already. Logprobs, experts and top-p ids are functions of task, position and weight
-version, so a sample can be checked token by token. It uses the chat markup of Qwen3.
+many tokens of that turn exist already. Logprobs, experts and top-p ids depend only on task, position, weight version
+and sampled id, so a sample can be checked token by token. The policy uses the chat markup of Qwen3.
 """
 
 import json
@@ -87,17 +87,17 @@ Disturb = Callable[[PolicyRequest], "Reply | Change | None"]
 
 
 def abort_after(count: int) -> Change:
-    """Abort the request at the engine after `count` tokens, but before its last token."""
+    """Return a change: the engine aborts the request after `count` tokens, but before its last token."""
     return lambda rest: rest.aborted_after(min(count, len(rest.ids) - 1))
 
 
 def hold_after(count: int) -> Change:
-    """Sample `count` tokens, but not the last one; then none until the request is aborted."""
+    """Return a change: the engine samples `count` tokens, but never the last, and then waits for an abort."""
     return lambda rest: rest.held(min(count, len(rest.ids) - 1))
 
 
 def paced(token_s: float, *, queued_s: float = 0.0) -> Change:
-    """Sample with a delay per token, after a wait in the queue."""
+    """Return a change: the engine samples with a delay per token, after a wait in the queue."""
     return lambda rest: rest.paced(token_s, queued_s=queued_s)
 
 
@@ -144,7 +144,7 @@ class InterruptiblePolicy:
         planned = self._turn_ids(key, name, len(starts) - 1)
         done = self._sampled_count(ids[starts[-1] + len(self._assistant) :], planned)
         if done is None:
-            return self._refuse(f"turn {len(starts) - 1} of {name}/{number} is open with ids that it never sampled")
+            return self._refuse(f"turn {len(starts) - 1} of {name}/{number} has ids that do not begin the planned turn")
         request = self._note(received, key, name, number, len(starts) - 1, done, len(planned) - done)
         rest = Reply.tokens(planned[done:])
         rest = _add_facts(rest, TaskFacts(request.task)).limited(received.body["sampling_params"]["max_new_tokens"])
@@ -172,7 +172,10 @@ class InterruptiblePolicy:
         return self._planned[key, name, turn]
 
     def _sampled_count(self, opened: tuple[int, ...], planned: tuple[int, ...]) -> int | None:
-        """Return the number of planned tokens in `opened` after the template's opening; None if others follow it."""
+        """Return how many tokens of `planned` are in `opened` after the template's opening.
+
+        Return None if other tokens are there, or all of `planned`.
+        """
         for opening in self._openings:
             done = len(opened) - len(opening)
             if 0 <= done < len(planned) and opened == opening + planned[:done]:

@@ -29,7 +29,7 @@ def model_rows() -> dict[str, dict[str, str]]:
 def training_command(
     *arguments: str, scripts: Path = REPOSITORY / "scripts", script: str = "train.sh", **environment: str
 ) -> str:
-    """Return what a launch script prints in a dry run. The model's tool parser is `hermes` if its row names none."""
+    """Return what a launch script prints in a dry run, with `hermes` as the tool parser unless another one is given."""
     base = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     done = subprocess.run(
         ["bash", str(scripts / script), *arguments, "--dry-run"],

@@ -26,7 +26,7 @@ _SPARSE_ATTENTION = "GlmMoeDsaForCausalLM"  # slime allows --allgather-cp for mo
 
 
 def make_engine_arguments(args: object) -> None:
-    """Make the arguments of an engine as slime does, and let SGLang check their sizes.
+    """Make the arguments of an engine as slime does, and let SGLang check them.
 
     The model's name `dummy` skips SGLang's checks of the model's files and of the machine.
     """

@@ -68,7 +68,10 @@ class Family:
         return thought + (self.text(text) if text else "") + (self.calls(calls) if calls else "")
 
     def make(self, calls: Sequence[Call] = ()) -> ToolParser:
-        """Return the parser for the tools of these calls, with call ids c0, c1 ..."""
+        """Return the parser, with call ids c0, c1 ...
+
+        If the format's values are bare text, the parser knows the schemas of these calls' tools.
+        """
         numbers = itertools.count()
         parser = get_parser(self.parser, new_id=lambda: f"c{next(numbers)}")
         return parser.for_tools(schemas_of(calls)) if self.is_xml and calls else parser  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_ACCEL
 
 @contextlib.contextmanager
 def ray_cluster(cpus: Mapping[str, int], *folders: Path) -> Iterator[SimpleNamespace]:
-    """Start a node for each name in `cpus`, with that many CPUs; its processes can import modules from `folders`."""
+    """Connect to a new cluster of nodes with the names and numbers of CPUs in `cpus`; all can import from `folders`."""
     if sys.platform != "linux":
         pytest.skip("Ray clusters of several nodes on one machine need Linux")
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install ray")

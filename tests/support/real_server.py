@@ -32,7 +32,7 @@ class RealServer:
 
 
 def start_sglang(model: Path | None = None, *flags: str, port: int = 0) -> RealServer:
-    """Start the real SGLang with a model, by default the shipped model, and return it; the first call installs it."""
+    """Install SGLang if it is missing, start it with a model (default: the shipped one), and return the server."""
     chosen = [] if model is None else ["--model", str(model)]
     return _start(SGLANG, "--port", str(port), *chosen, "--", *flags)
 

@@ -1,4 +1,4 @@
-"""Folders of finished training runs, as `strands-rollout train` writes them, with given values."""
+"""Folders of training runs, as `strands-rollout train` writes them, with given values."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ def step_records(count: int = 3, **values: Any) -> list[StepRecord]:
 
 
 def write_run(folder: Path, done: Sequence[StepRecord], *, summary=None, commit: str = "4d1c", **options) -> Path:
-    """Write the folder of a run, and return it."""
+    """Write the folder of a run, finished if there is a `summary`, and return it."""
     folder.mkdir()
     contents = {"options": {"out": str(folder), **options}, "versions": {"torch": "2.9"}, "commit": commit}
     (folder / "options.json").write_text(json.dumps(contents))

@@ -1,4 +1,4 @@
-"""A scripted policy that marks each sampled token with a unique logprob, and an episode on it with a test's factory."""
+"""A scripted policy that marks each sampled token with a unique logprob; `play_agent` plays a test's agent on it."""
 
 import asyncio
 import json

@@ -12,7 +12,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
 # `-c` and `-m real_engines.` run in the real Python;
-# `-m venv DIR` creates DIR with this Python and a `strands-rollout` that prints its arguments
+# `-m venv DIR` creates DIR with this fake Python and a `strands-rollout` that prints its arguments
 FAKE_PYTHON = """#!/usr/bin/env bash
 echo "$*" >>"$PYTHON_LOG"
 case "$*" in

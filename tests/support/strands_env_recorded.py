@@ -15,7 +15,7 @@ class Boxed(RewardFunction):
 
 
 class RecordedEnv(Environment):
-    """An environment with the tools that note their calls."""
+    """An environment with tools that record their calls."""
 
     def get_tools(self) -> list[Any]:
         return [recorded_tools.work, recorded_tools.fail]

@@ -60,7 +60,7 @@ PROGRAM = {"agent_program": f"{__name__}.{call_tools_in_a_thread.__name__}"}
 
 @dataclass
 class TurnCosts:
-    """Costs of an episode's turns; entry n covers the time between model calls n and n + 1."""
+    """Costs of an episode's turns; entry n of each list covers the time between model calls n and n + 1."""
 
     calls_before: int  # calls of Python and C functions before the first model call
     calls: list[int]
@@ -91,7 +91,7 @@ class WatchedIds(list[int]):
 
 
 def growth(per_turn: Sequence[int]) -> int:
-    """Return the late turns' minimum minus the early turns' minimum; these leave out turns in which a timer ran."""
+    """Return the last quarter's minimum minus the second quarter's; minima leave out turns in which a timer ran."""
     quarter = len(per_turn) // 4
     return min(per_turn[-quarter:]) - min(per_turn[quarter : 2 * quarter])
 

@@ -169,7 +169,7 @@ def on_another_model(model: SGLangModel, task: Task) -> Agent:
 
 
 def swarm(model: SGLangModel, task: Task) -> Swarm:
-    """Build a swarm in which a helper begins and hands over to the speaker."""
+    """Build a swarm in which a helper begins and may hand over to the speaker."""
     helper = Agent(name="helper", model=sub_agent_model(), system_prompt="You help.", tools=[double])
     speaker = Agent(name="speaker", model=model, system_prompt="You answer.")
     return Swarm([helper, speaker], entry_point=helper, max_handoffs=2)

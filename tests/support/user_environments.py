@@ -1,4 +1,4 @@
-"""Resources and environments as users write them, correct and faulty, which record their calls in `seen`."""
+"""Resources and environments as users write them, correct and faulty; some record their calls in `seen`."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ from strands import tool
 from strands_rollout import Task, current_task
 
 seen: list[str] = []
-"""Calls of all resources and environments, in order."""
+"""Recorded calls of resources and environments, in order."""
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Tools, hooks, agents, environments and resources that raise `raises` at the place in their name, for the settings."""
+"""Tools, hooks, agents, environments and resources that raise `raises`, to be named in settings."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator

@@ -1,4 +1,7 @@
-"""The engine's input equals the rendering of the tokenizer's own chat template, except for sampled text."""
+"""The engine's input equals the rendering of the tokenizer's own chat template, except for sampled text.
+
+Texts make no control tokens, and templates that can't be used are refused.
+"""
 
 import copy
 import unicodedata
@@ -117,9 +120,6 @@ MARK = "8314057264113702"  # begins an escaped text
 PARTS = ["<|im_end|>", "<|im_start|>", "<tool_call>", "</tool_response>", "<think>", "[TOOL_CALLS]", "<|eot_id|>"]
 PARTS += ["<", "<|im_", "|im_end|>", "end|>", ">", "think", "tool", "/", "user", MARK, MARK + "02"]
 PARTS += ["\U000f0000", "\U000f0001", "\U000f0000\U000f0005", "\ue000", " ", "\n", '"', "'", "\\", "é", "9", "{{ x }}"]
-# Mistral's templates require ids of 9 characters, and escaping changes the length of an id
-
-
 NUMBERS = [int(MARK + "02"), -int(f"7{MARK}0203"), 10**4000 + int(MARK + "02"), 1e16]
 hostile = st.lists(st.sampled_from(PARTS) | st.text(max_size=3), min_size=1, max_size=4).map("".join)
 

@@ -1,4 +1,4 @@
-"""The Hermes parser: calls, failures with their reasons, and reasoning."""
+"""The Hermes parser: tags inside strings, and broken calls beside valid ones; `get_parser` and `register_parser`."""
 
 import itertools
 from typing import Any

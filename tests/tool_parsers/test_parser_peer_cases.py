@@ -1,4 +1,4 @@
-"""Results of strands-sglang 0.4.3 and of this package for each row of `peer_cases.txt`.
+"""What this package reads in the cases of strands-sglang 0.4.3: each row of `peer_cases.txt`, and typed values.
 
 Features of strands-sglang without a row: custom tags and reading drafts as calls (here, a custom format is a class with
 `register_parser`); ids that sort as text (here, a rollout names calls by turn and position); the id that Kimi writes as

@@ -1,6 +1,6 @@
 """`RolloutCollector` and batches: order, seeds, aborted episodes. The player is scripted; no engine runs.
 
-Then a step's samples as training sequences: the tokens and the advantage of each kind of rollout.
+The later tests make training sequences of a step's samples: the tokens and the advantage of each kind of rollout.
 """
 
 import asyncio

@@ -136,7 +136,7 @@ def test_claim_refuses_folder_of_another_run(tmp_path: Path) -> None:
     assert recorded["options"]["update"]["learning_rate"] == OPTIONS.update.learning_rate
     saved(folder, 2)
     folder.claim(replace(OPTIONS, threads=1), {})  # `threads` does not identify a run
-    with pytest.raises(ConfigError, match="steps was 5 and is 9"):  # the schedule of the learning rate depends on it
+    with pytest.raises(ConfigError, match="steps was 5 and is 9"):  # the learning rate's schedule depends on `steps`
         folder.claim(replace(OPTIONS, steps=9), {})
     other = replace(OPTIONS, seed=1, update=replace(FALLING, learning_rate=1.0))
     with pytest.raises(ConfigError, match=r"holds another run: seed was 0 and is 1; update\.learning_rate was .* 1\.0"):

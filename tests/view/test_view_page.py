@@ -1,4 +1,4 @@
-"""The page holds every sample and executes nothing of it; the server answers only at its secret URL."""
+"""The page holds every sample and executes nothing of it; the server follows runs, and answers only at a secret URL."""
 
 import asyncio
 import base64
@@ -332,7 +332,7 @@ HOSTS |= {"localhost.evil.example:{port}": 404}
 ORIGINS = {f"http://{OWN}": 200, "http://evil.example": 404, "null": 404}
 REQUESTS = [
     *(("/", {}, 404), ("/index.json", {}, 404), ("{root}sample/99", {}, 404), ("{root}../secrets", {}, 404)),
-    ("index.json", {}, 400),  # no absolute path
+    ("index.json", {}, 400),  # not an absolute path
     *(("{root}index.json", {"Host": host}, status) for host, status in HOSTS.items()),
     *(("{root}index.json", {"Host": OWN, "Origin": origin}, status) for origin, status in ORIGINS.items()),
 ]

@@ -27,13 +27,13 @@ class RunningChild:
         loop = asyncio.get_running_loop()
         self.slot = slot
         self.pid: int | None = None  # None until it has been forked
-        self.user: int | None = None  # None if it runs as the supervisor's user
+        self.user: int | None = None  # None until it has been forked, or if it runs as the supervisor's user
         self._pidfd: int | None = None
         self.is_ending = False  # it has been killed, but the kernel may need some time
-        self.thread_limit = 0  # RLIMIT_NPROC, if it runs as the supervisor's user
+        self.thread_limit = 0  # the soft RLIMIT_NPROC that the supervisor last set; 0 if it has set none
         self.is_broken = False  # the code has written to the control socket, which is not trusted any more
         self.ready: asyncio.Future[None] = loop.create_future()  # the child waits for code; an exception if it failed
-        self.ended: asyncio.Future[int] = loop.create_future()  # the process has ended, with this exit code
+        self.ended: asyncio.Future[int] = loop.create_future()  # the ended process's exit code; -1 without a process
         self.alarm: asyncio.Future[None] = loop.create_future()  # the child is broken, or has printed too much
         self._max_output_chars = max_output_chars
         self._max_output_bytes = max_output_bytes

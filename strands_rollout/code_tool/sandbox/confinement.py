@@ -1,8 +1,9 @@
 """The layers that confine model-written code: which layers this machine supports, and how a child applies them.
 
-The fork server decides once which layers to use; a forked child calls `apply`, which can't be undone. The layers are
-`limits` (rlimits), `user` (a separate user, if the fork server is root), `files` (Landlock; or a change of root, if the
-kernel has no Landlock and the fork server is root), and `syscalls` (seccomp), or `programs` if code may start programs.
+The fork server decides at its start which layers to use; a forked child calls `apply`, which can't be undone. The
+layers are `limits` (rlimits), `user` (a separate user, if the fork server is root), `files` (Landlock; or a change of
+root, if Landlock can't be used and the fork server is root), and `syscalls` (seccomp), or `programs` if code may start
+programs.
 
 Confined code can read the standard library, the chosen libraries, shared objects, locales and time zones; never a whole
 site-packages folder, where this package with its labels and rewards lies. If the sandbox's user can't reach Python's
@@ -225,7 +226,7 @@ class Confinement:
 
     @property
     def changes_root(self) -> bool:
-        """Return whether files are confined by a change of root, after which no new module can be imported."""
+        """Return whether a change of root confines files; code then imports only loaded modules and its own."""
         return "files" in self.enforced and not self._landlock_abi
 
     def mark_missing(self, layer: str, reason: str) -> None:
@@ -343,8 +344,8 @@ class Confinement:
     def _separate_thread_count(self, workspace: Workspace) -> bool:
         """Make the kernel count this child's threads separately, if possible; return whether it does.
 
-        Without a user of its own, the child enters a user namespace, unless code may start programs: these would find
-        themselves running as a user without a name.
+        Without a user of its own, the child enters a user namespace, but only with the layer `syscalls`: programs,
+        which this layer excludes, would find themselves running as a user without a name.
         """
         if workspace.user is not None:
             return True

@@ -11,7 +11,8 @@ If a library can't be imported, the fork server sends `{"is": "broken", "reason"
 sends `{"is": "up", ...}`, then `{"is": "forked", "slot": 3, "pid": 4711, "user": null}`, `{"is": "ended", "slot": 3,
 "exit_code": -9}`, and `{"is": "failed", "slot": 3, "reason": ...}`, and exits when the supervisor does.
 
-Before it is up, it tests the layers of confinement in a real child; a layer that fails is reported as missing.
+Before it is up, it tests the layers of confinement in a real child; a layer that fails is reported as missing. If the
+test can't be completed, the fork server exits without a message.
 
 A forked child sets up its descriptors, confines itself, and runs the code that it receives. On its control socket it
 writes to the supervisor:
@@ -497,7 +498,7 @@ class ForkServer:
         self._supervisor = os.getppid()
 
     def serve(self, facts: Mapping[str, Any]) -> None:
-        """Send `facts`, and fork and reap children until the supervisor has ended; then kill the remaining children."""
+        """Send `facts` and execute commands until the supervisor ends or closes the socket; then kill the children."""
         wakeup, wake = os.pipe()
         for end in (wakeup, wake):
             os.set_blocking(end, False)
@@ -559,7 +560,7 @@ class ForkServer:
                         resource.prlimit(pid, resource.RLIMIT_NPROC, (command["threads"], hard))
 
     def _reap(self) -> None:
-        """Report the children that have ended, kill processes that they left behind, and retire their workspaces."""
+        """Report the children that have ended, kill all orphans, and retire the workspaces of these children."""
         while (ended := _reap_child()) is not None:
             pid, exit_code = ended
             slot = self._children.pop(pid, None)
@@ -569,7 +570,7 @@ class ForkServer:
                 self._send({"is": "ended", "slot": slot, "exit_code": exit_code})
 
     def _kill_orphans(self) -> None:
-        """Kill processes that left their group and lost their parent; this process, a subreaper, has adopted them."""
+        """Kill all processes, of any run, that lost their parent: this process, a subreaper, has adopted them."""
         with contextlib.suppress(OSError):
             listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
             for pid in set(map(int, listed)) - self._children.keys():

@@ -163,14 +163,14 @@ class ChildLimits:
 
     memory_mb: int  # address space; macOS ignores it
     file_mb: int  # largest file
-    max_threads: int  # for a process with a user of its own; otherwise see `shared_thread_limit`
+    max_threads: int  # for a process whose threads are counted alone; otherwise see `shared_thread_limit`
     cpu_s: int  # last resort: the supervisor enforces wall-clock limits
 
     def apply(self, *, own_user: bool) -> None:
         """Set soft and hard limits of the calling process.
 
         Args:
-            own_user: The process has a user of its own, by which the kernel counts its threads.
+            own_user: The kernel counts the process's threads alone, since it has a user or a user namespace of its own.
         """
         wanted = {
             resource.RLIMIT_AS: self.memory_mb * _MEBIBYTE,
@@ -190,7 +190,7 @@ class ChildLimits:
         for kind, value in wanted.items():
             ceiling = resource.getrlimit(kind)[1]
             limit = value if ceiling == resource.RLIM_INFINITY else min(value, ceiling)
-            # macOS refuses some of these, and enforces nothing that depends on them
+            # macOS refuses some of these; the fork server's probe finds out whether memory is limited
             with contextlib.nullcontext() if sys.platform == "linux" else contextlib.suppress(ValueError, OSError):
                 resource.setrlimit(kind, (limit, limit))
 

@@ -63,11 +63,11 @@ def is_scarce(free: tuple[int, int]) -> bool:
 
 
 def measure(folder: str, max_bytes: int, max_entries: int) -> Generator[Usage, None, None]:
-    """Measure a directory in slices; stops soon after a limit is exceeded.
+    """Measure a directory in slices, and stop soon after a limit is exceeded.
 
     Yields:
-        The same `Usage` after each slice; at the end it is complete, unless a limit or a fault stopped the measurement.
-        Close the iterator if it is not exhausted: it holds descriptors.
+        The same `Usage` after each slice; at the end it is complete, unless `is_incomplete` is set, or a limit or a
+        fault stopped the measurement. Close the iterator if it is not exhausted: it holds descriptors.
 
     Raises:
         OSError: This process lacks descriptors or memory.
@@ -203,7 +203,8 @@ def refresh_access_times(paths: Iterable[str]) -> float:
 
     A run must not leave a message in the access times of files that all code can read. With `relatime`, Linux's
     default, reading a file changes its access time only if that is a day old, or older than the file's last change.
-    After this function has read all such files, nothing that code reads changes an access time for a day.
+    After this function has read all such files, nothing that code reads changes an access time until the next call is
+    due.
 
     Args:
         paths: Files and directories.

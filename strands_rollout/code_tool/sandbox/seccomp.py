@@ -298,7 +298,7 @@ def is_supported() -> bool:
 
 
 def install(program: bytes) -> None:
-    """Apply a program irrevocably to the calling thread and to all threads and processes that it starts.
+    """Apply a filter, as `SyscallFilter.program` returns it, to the calling thread and all that it starts, irrevocably.
 
     Other threads of the process stay unrestricted: the caller should have none. A program's set-user-id bit has no
     effect afterwards.

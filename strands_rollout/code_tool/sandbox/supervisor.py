@@ -6,9 +6,10 @@ It reads requests from the executor's socket, in frames:
 - `{"do": "cancel", "id": 7}`
 - `{"do": "close_session", "id": 8, "session": ...}`
 
-Its first message is `{"facts": {...}}` or `{"failure": ...}`. Then it answers each `run` and `close_session` with
-`{"id": 7, "result": {...}}`, except a `run` that is cancelled; `{"warning": ...}` is for the executor's log. When the
-socket closes or the executor's process ends, it kills all children, deletes all files and exits.
+Its first message is `{"facts": {...}}` or `{"failure": ...}`. Then it answers each `run` that is not cancelled with
+`{"id": 7, "result": {...}}`, and each `close_session` with `{"id": 8, "result": null}`, or with an `infra_error` in the
+result; `{"warning": ...}` is for the executor's log. When the socket closes or the executor's process ends, the
+supervisor kills all children, deletes all files and exits.
 """
 
 import asyncio
@@ -135,7 +136,7 @@ class Supervisor:
                 result = await self._watch.follow(child, time.monotonic(), timeout_s, start)
             self._fork_server.signal(child, signal.SIGSTOP)
             session.calls += 1
-        except BaseException:  # cancelled, or no child could be made: the next call reports the loss
+        except BaseException:  # such as a cancellation: if the session had a child, the next call reports the loss
             if session.child is not None:
                 self._lost_sessions.add(name)
             self._end_session(name, session)

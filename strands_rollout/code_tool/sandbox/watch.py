@@ -168,7 +168,7 @@ def _has_user(pid: int, user: int) -> bool:
 _MEBIBYTE: Final = 1024 * 1024
 _TICK_S: Final = 0.004
 _SLICE_S: Final = 0.0005
-_MIN_GROWTH: Final = (_MEBIBYTE // 2, 2048)  # least growth in bytes and files to measure; other programs write too
+_MIN_GROWTH: Final = (_MEBIBYTE // 2, 2048)  # less growth (bytes, files) is ignored, since other programs write too
 _MEASURE_S: Final = 0.0005  # approximate cost of a measurement, and of each file in it
 _MEASURE_FILE_S: Final = 0.000005
 _PAUSE_FACTOR: Final = 2  # pause after a measurement without growth, as a multiple of the cost of measuring all slots
@@ -230,7 +230,7 @@ class DiskWatch:
         self._slots.pop(slot, None)
 
     def usage(self, slot: int) -> tuple[int, int]:
-        """Return the bytes and files of a slot at the last measurement."""
+        """Return the bytes and files of a slot at the last measurement; zeros before the first."""
         state = self._slots.get(slot)
         return (0, 0) if state is None else state.usage
 
@@ -546,7 +546,10 @@ class RunWatch:
         return None
 
     def allow_threads(self, child: RunningChild) -> None:
-        """Set the thread limit of a child that has no user of its own: existing threads plus `max_threads` per call."""
+        """Set the thread limit of a child that has no user of its own, if the limit has changed noticeably.
+
+        The limit is the number of existing threads plus `max_threads` for each of `max_concurrency` calls.
+        """
         if child.user is not None:
             return
         max_threads = self._limits["max_threads"]

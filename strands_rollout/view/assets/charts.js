@@ -1,4 +1,4 @@
-// Charts of plain elements: bars, histograms and lines, with a color for each run; a click filters the list.
+// Charts without a library: bars, histograms and lines, with a color for each run; a click filters the list.
 
 const MAX_BINS = 16;
 const MAX_BARS = 8;

@@ -1,6 +1,6 @@
 "use strict";
 // The page's state, its data and helpers for elements. Rows come with the page or from the server; the details of a
-// sample are read when it is opened. Text of a dump enters the page by textContent only, never as markup.
+// sample are read when it is opened. Text of a dump is never parsed as HTML.
 
 const state = { rows: [], shown: [], title: "", live: false, picked: null, view: "talk", token: null, onlyProblems: false,
   runs: [], parts: new Set(), ofAnyStep: [], pane: "overview", place: null, metric: null, isPlain: false };
@@ -56,7 +56,7 @@ async function embeddedDetail(position) {
   for (;;) {
     const element = byId("d" + position);
     if (element && (element.nextElementSibling || document.readyState !== "loading")) return element;
-    if (document.readyState !== "loading") throw new Error("the page is incomplete");
+    if (document.readyState !== "loading") throw new Error("the page's file is incomplete; create it again");
     await new Promise((next) => setTimeout(next, 50));
   }
 }

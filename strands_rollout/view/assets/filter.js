@@ -104,7 +104,7 @@ function applyFilters() {
   drawRows();
 }
 
-// Add a field's words to the query, or remove them if all are present.
+// Replace a field's words in the query by the given words; if all of these are present, only remove the field's words.
 function toggleWords(name, words) {
   const before = byId("query").value.match(WORD) || [];
   const hasWords = words.every((word) => before.includes(word));

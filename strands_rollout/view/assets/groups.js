@@ -3,7 +3,7 @@
 // each file of a dump numbers its groups from 0
 function groupKey(row) { return `${row.run}:${row.file}:${row.group}`; }
 
-// Draw the groups of all samples that match the filters.
+// Draw the groups (for several runs, the questions) of all samples that match the filters.
 function drawGroups() {
   const isCompared = state.runs.length > 0;
   const rows = state.shown.map((position) => state.rows[position]).filter((row) => (isCompared ? row.question : row.group !== null));

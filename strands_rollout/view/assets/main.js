@@ -14,7 +14,8 @@ function writeHash() {
   }
   for (const id of CONTROLS) if (byId(id).value) parts.set(id, byId(id).value);
   if (state.onlyProblems) parts.set("problems", "1");
-  // opening another pane adds a history entry, and the old one keeps its scroll position; a phone shows only the list
+  // opening another pane adds a history entry, and the old entry keeps its scroll position; the list counts as a pane
+  // on a phone, which shows either the list or a pane
   const place = byId("sample").offsetParent ? state.pane : "list";
   const here = { list: place === "list" };
   if (state.place && state.place !== place) {
@@ -140,7 +141,7 @@ function toggleTheme() {
 
 function initTheme() {
   let stored = null;
-  try { stored = localStorage.getItem("theme"); } catch { /* as above */ }
+  try { stored = localStorage.getItem("theme"); } catch { /* no storage, as in toggleTheme */ }
   const prefers = matchMedia("(prefers-color-scheme: dark)");
   setTheme(stored || (prefers.matches ? "dark" : "light"));
   prefers.addEventListener("change", () => { if (!stored) setTheme(prefers.matches ? "dark" : "light"); });

@@ -180,7 +180,7 @@ function driftPanel(byRun) {
   const words = drifted.map((values, run) => {
     const tokens = values.reduce((sum, value) => sum + value, 0);
     const sampled = knownValues(byRun[run], (row) => row.trained).reduce((sum, value) => sum + value, 0);
-    return `${tokens} of ${sampled} trained tokens, in ${values.filter(Boolean).length} of ${pluralize(values.length, "sample")}`;
+    return `${tokens} tokens, in ${values.filter(Boolean).length} of ${pluralize(values.length, "sample")}; ${sampled} tokens are trained`;
   });
   const some = drifted.flat().some(Boolean);
   return panel("drift", make("p", some ? "" : "note dim", words.join(" | ")), some ? button("", "samples with drift", () => toggleWords("drift", ["drift>0"])) : null);

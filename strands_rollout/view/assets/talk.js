@@ -9,7 +9,7 @@ function talkView(detail, target) {
   if (!detail.ids.length || !detail.bytes.size) {
     const response = makeCard("turn", ["response"]);
     const text = detail.response.replace(LAST_CONTROL, "") || "(no text in this dump; open it with --tokenizer)";
-    // without token texts, calls and results can't be told apart in the response, so it is shown raw
+    // without token texts, calls and results can't be told apart: a response with control tokens or calls is shown raw
     const isProse = !/<\|[^|<>\s]{1,60}\|>|<tool_call>/.test(text);
     const thought = isProse ? /^\s*(?:<think>)?([^]*)<\/think>/.exec(text) : null;
     if (thought) response.append(thoughtBox(thought[1]));

@@ -77,7 +77,7 @@ function legend(detail) {
   }
   if (detail.problems.some(([kind, , start]) => start !== null && problemTone(kind) === "problem")) shown.push(make("span", "t flagged", "a problem"));
   if (detail.problems.some(([kind]) => problemTone(kind) === "older")) shown.push(make("span", "t old", "older weights"));
-  if (detail.drift) shown.push(make("span", "t drift", `would be re-encoded ${detail.drift.reduce((sum, [s, e]) => sum + e - s, 0)}`));
+  if (detail.drift) shown.push(make("span", "t drift", `drift, would change if encoded again ${detail.drift.reduce((sum, [s, e]) => sum + e - s, 0)}`));
   else shown.push(make("span", "dim", "drift: not measured; open the dump with --tokenizer"));
   return make("div", "legend", "", ...shown);
 }

@@ -109,7 +109,7 @@ class Sample:
 
     @dataclass
     class SpecInfo:
-        """Counts of speculative decoding, summed over an episode's requests."""
+        """Counts of speculative decoding, summed over the requests whose answers the sample holds."""
 
         spec_accept_token_num: int = 0
         spec_draft_token_num: int = 0
@@ -124,7 +124,7 @@ class Sample:
 
     @dataclass
     class PrefixCacheInfo:
-        """Sums over an episode's requests: tokens read from the engine's prefix cache, and all prompt tokens."""
+        """Tokens read from the engine's prefix cache, and all prompt tokens, summed as in `SpecInfo`."""
 
         cached_tokens: int = 0
         total_prompt_tokens: int = 0

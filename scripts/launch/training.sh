@@ -29,7 +29,8 @@ training_settings() {
 # default in a smoke run, whose responses are too short for right answers, so that dynamic sampling would draw prompts forever.
 sampling_settings() {
   setting DYNAMIC_SAMPLING "$(smoke_or_full 0 1)" "drop groups whose rewards are all equal, and draw others" switch
-  setting OVER_SAMPLING_BATCH_SIZE "$(((ROLLOUT_BATCH_SIZE * 3 + 1) / 2))" "prompts to start at once, with DYNAMIC_SAMPLING or PARTIAL_ROLLOUT" count
+  setting OVER_SAMPLING_BATCH_SIZE "$(((ROLLOUT_BATCH_SIZE * 3 + 1) / 2))" \
+    "prompts that slime draws at a time if DYNAMIC_SAMPLING or PARTIAL_ROLLOUT is 1; at least ROLLOUT_BATCH_SIZE" count
   setting PARTIAL_ROLLOUT 0 "keep unfinished episodes at the end of a step, and resume them in the next step" switch
 }
 

@@ -88,8 +88,8 @@ async def factory_team(path: str, model: SGLangModel, task: Task) -> AsyncIterat
 
     Raises:
         ConfigError: The factory raised an exception (the message names file, line and sample); returned no agent, swarm
-            or graph; put no agent that can answer on the model; returned agents of another episode; or left an agent
-            without model. Or an agent has checkpoints, or a router with other models.
+            or graph; gave the model to no agent that can answer; returned agents of another episode; or left an agent
+            without a model. Or an agent has checkpoints, or a router with models other than the policy.
         ToolError: The path can't be loaded, or an agent's conversation manager blocks the event loop.
         SandboxError: An MCP server of the agents failed.
         RolloutError: The factory raised one that is no ToolError.

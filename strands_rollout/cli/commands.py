@@ -191,7 +191,9 @@ def gateway(
     idle: Annotated[
         float,
         typer.Option(
-            help="Seconds without a request after which a session ends; checked when a new session begins.", min=1
+            help="Seconds without a request for a turn or for the samples, after which a session ends; checked when a "
+            "new session begins.",
+            min=1,
         ),
     ] = 3600,
     key: Annotated[

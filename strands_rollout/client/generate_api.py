@@ -353,7 +353,7 @@ def read_generation(
     logprobs = _check_logprobs(logprobs, logprob_ids, ids) if request.return_logprob else []
     _check_matches_request(request, meta, finish, len(ids))
     text = answer["text"] if isinstance(answer.get("text"), str) else ""
-    # slime's samples sum these fields over an episode's requests, so a value that is not an int is dropped
+    # slime's samples sum these fields over requests, so a value that is not an int is dropped
     facts = {
         key: value for key, value in meta.items() if value is not None and (key not in _SUMMED or type(value) is int)
     }

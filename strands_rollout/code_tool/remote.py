@@ -167,7 +167,7 @@ class RemoteProgram:
     code: str
     timeout_s: float
     max_output_chars: int
-    max_report_bytes: int  # the sandbox's limit on stdout; a larger report is cut to fit
+    max_report_bytes: int  # must be below the sandbox's limit on stdout; the streams in a larger report are shortened
     memory_mb: int | None = None
     file_mb: int | None = None  # the largest file that the code may write
     max_output_mb: int = MAX_OUTPUT_MB  # the code is killed when it writes more

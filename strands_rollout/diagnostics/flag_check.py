@@ -80,7 +80,7 @@ def read_script(script: Path, slime_dir: Path | None) -> Arguments:
     try:
         text = script.read_text(encoding="utf-8", errors="replace")
     except OSError as e:
-        raise ConfigError(f"got the script {script}; expected a file that can be read: {e}") from e
+        raise ConfigError(f"got the script {script}; expected a file that can be read: {e.strerror}") from e
     if not _has_dry_run(script, text):
         return read_arguments(text, str(script))
     environment = {**os.environ, **({} if slime_dir is None else {"SLIME_DIR": str(slime_dir)})}

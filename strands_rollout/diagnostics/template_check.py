@@ -62,8 +62,10 @@ def load_tokenizer_folder(folder: Path) -> PreTrainedTokenizerBase:
         )
     try:
         orjson.loads(read_regular(file, MAX_JSON_BYTES))
-    except (OSError, orjson.JSONDecodeError) as e:
-        raise ConfigError(f"{file} can't be read: {e}") from e
+    except OSError as e:
+        raise ConfigError(f"can't read {file}: {e.strerror}") from e
+    except orjson.JSONDecodeError as e:
+        raise ConfigError(f"{file} is not valid JSON: {e}") from e
     try:
         return load_tokenizer(str(folder))
     except RolloutError:

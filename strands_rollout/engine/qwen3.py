@@ -252,7 +252,7 @@ def _stored_tensor(body: npt.NDArray[np.uint8], spec: dict[str, Any], path: Path
     def read() -> Floats:
         try:
             data = np.frombuffer(body[start:end].tobytes(), _DTYPES[dtype]).reshape(shape)
-        except ValueError as e:  # too many dimensions
+        except ValueError as e:  # too many dimensions, or an empty tensor with one that is too large for NumPy
             raise ConfigError(f"{path} has a tensor of shape {shape!r:.80}: {e}") from e
         if dtype == "BF16":
             # bf16 is the upper half of an fp32.

@@ -92,7 +92,7 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        """True if logits depend on the generated tokens."""
+        """True if a penalty or `min_new_tokens` may change the model's logits."""
         additive = self.frequency_penalty or self.presence_penalty
         return bool(additive) or self.repetition_penalty != 1.0 or self.min_new_tokens > 0
 

@@ -319,8 +319,10 @@ def _load(path: Path, split: str | None) -> _Source:
 def _load_once(path: Path, split: str | None) -> _Source:
     try:
         given = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise errors.ConfigError(f"environment_config {path} can't be read: {e}; expected TOML") from e
+    except OSError as e:
+        raise errors.ConfigError(f"can't read environment_config {path}: {e.strerror}") from e
+    except ValueError as e:
+        raise errors.ConfigError(f"environment_config {path} is not valid TOML: {e}") from e
     given = given.get("env", given)  # files of vf-eval have the environment in the table [env]
     if split is not None:
         given = given | {"taskset": {**given.get("taskset", {}), "split": split}}

@@ -83,8 +83,8 @@ class SessionServer:
         base_url: The URL of the engine or router.
         owner_key: The bearer token of the owner's requests; None accepts requests without a token, which
             `serve_sessions` allows on a local host only.
-        idle_s: Seconds after which a session is idle if it got no request and its samples were not read. Each
-            `POST /sessions` ends the idle sessions.
+        idle_s: Seconds after which a session is idle if it got no request for a turn and its samples were not read.
+            Each `POST /sessions` ends the idle sessions.
         **model: More arguments of `SGLangModel`.
 
     Raises:

@@ -241,7 +241,7 @@ class RenderCheck:
     def _template_difference(
         self, context: Sequence[int], expected: Sequence[Piece], *, has_free_start: bool = False
     ) -> _Difference | None:
-        """Find where the context leaves the template's pieces; `has_free_start` allows any text before the first."""
+        """Find the first difference from `expected`; `has_free_start` allows any text before the first piece."""
         at, place, split = 0, 0, self._split(context)
         for number, piece in enumerate(expected):
             ids = split[place] if place < len(split) else []

@@ -356,7 +356,7 @@ def test_data_of_the_command_is_read_as_slime_reads_it(data: Path) -> None:
     preflight = run(f"--prompt-data {data}@[10:40] --input-key question --label-key answer")
     options = preflight.with_command_values(doctor_options(REPOSITORY, tokenizer=SHIPPED))
     (result,) = preflight.check_data(options)
-    assert "30 of 30 rows" in result.found
+    assert "30 of 30 prompts" in result.found
     assert {finding.status for finding in check_data(options)} == {"ok"}
     (empty,) = run(f"--prompt-data {data}@[300:]").check_data(options)
     assert (empty.status, "selects no rows" in empty.found) == ("error", True)

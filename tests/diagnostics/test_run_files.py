@@ -55,7 +55,7 @@ ENDS_ELSEWHERE = {
     ("changes", "name", "words", "remedy"),
     [
         ({"tokenizer.json": None}, "tokenizer", ["no tokenizer.json"], "prepare_model.sh"),
-        ({"tokenizer.json": "{ cut off"}, "tokenizer", ["tokenizer.json can't be read"], "prepare_model.sh"),
+        ({"tokenizer.json": "{ cut off"}, "tokenizer", ["tokenizer.json is not valid JSON"], "prepare_model.sh"),
         ({"tokenizer.json": json.dumps(MERGES)}, "tokenizer", ["can't be loaded"], "prepare_model.sh"),
         ({"chat_template.jinja": None}, "chat template: template", ["no chat template"], "chat_template_kwargs"),
         ({"chat_template.jinja": "{{- messages | length ~ ' messages\\n' -}}" + TEMPLATE}, "chat template: user turns",

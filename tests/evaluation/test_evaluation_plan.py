@@ -128,7 +128,7 @@ def test_load_rows_csv_error_names_line_and_remedy(tmp_path, row, words):
 def test_load_rows_empty_file_error_shows_the_format(tmp_path):
     for name, content, words in [
         ("rows.csv", "prompt,label\n", "expected a first line with the columns' names, and one line per row"),
-        ("rows.jsonl", "\n", "expected at least one row (JSONL has a JSON object per line)"),
+        ("rows.jsonl", "\n", r"expected at least one row \(JSONL has a JSON object per line\)"),
     ]:
         (tmp_path / name).write_text(content)
         with pytest.raises(PromptError, match=f"has no rows; {words}"):

@@ -19,7 +19,7 @@ ReportRow = Callable[..., None]
 
 
 async def aborted_when(stage, begun, params, report_row, when, **settings):
-    """Abort episodes once `begun` has returned, and return their samples."""
+    """Start episodes, abort them once `begun` has returned, and return their samples."""
     flag = asyncio.Event()
     running = asyncio.create_task(stage.play(new_samples(EPISODES), params, should_abort=flag.is_set, **settings))
     await begun()

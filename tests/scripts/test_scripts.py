@@ -76,7 +76,7 @@ def test_scripts_name_variable_for_unwritable_environment(checkout, given) -> No
     (checkout.root / ".venv-demo").write_text("in the way, which stops root too")
     finished = checkout.run("demo.sh", **given)
     assert finished.returncode == 1
-    assert "can't be written to" in finished.stderr
+    assert "can't be created or written to" in finished.stderr
     assert "another folder for it in STRANDS_ROLLOUT_VENV" in finished.stderr
     assert "python3-venv" not in finished.stderr
     assert (checkout.root / ".venv-demo").is_file()

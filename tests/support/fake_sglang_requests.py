@@ -41,7 +41,7 @@ class Requests:
         self._change = asyncio.Event()
 
     async def run(self, rid: str, reply: Reply) -> Sampled:
-        """Queue a request and sample its reply; return what was sampled when the request ends or is aborted."""
+        """Queue a request and sample its reply; when the request ends or is aborted, return what was sampled."""
         while self.is_paused:
             await self._wait_for_change(math.inf)
         request, prefilled_by, versions = _Request(rid), self.weight_version, list[str]()

@@ -241,7 +241,8 @@ class BoundedTool(WrappedTool):
         """
         task = start_task(self._last_event(tool_use, invocation_state, **kwargs))
         try:
-            is_done = task.done() or bool((await asyncio.wait({task}, timeout=self._timeout_s))[0])
+            if not task.done():
+                await asyncio.wait({task}, timeout=self._timeout_s)
         except asyncio.CancelledError:
             await _abandon(task)
             if task.done() and not task.cancelled():  # the call has ended, so a resumed episode must not run it again
@@ -249,7 +250,7 @@ class BoundedTool(WrappedTool):
                 result = task.result() if error is None else error_result(call.id, f"Error: {error_message(error)}")
                 self._count_result(call, result, error or getattr(result, "exception", None))
             raise
-        if not is_done:
+        if not task.done():
             await _abandon(task)
             self._stats.timeouts += 1
             call.timed_out = True

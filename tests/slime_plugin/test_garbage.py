@@ -49,10 +49,10 @@ def test_freeze_long_lived_freezes_once() -> None:
 @pytest.mark.parametrize(
     ("threshold", "expected"),
     [
-        ((700, 10, 10), (10_000, 10, 100)),
+        ((700, 10, 10), (10_000, 10, 10)),
         ((2000, 10, 0), (10_000, 10, 0)),
         ((20_000, 20, 500), (20_000, 20, 500)),
-        ((0, 10, 10), (0, 10, 100)),
+        ((0, 10, 10), (0, 10, 10)),
     ],
     ids=["Python's own", "no full collections", "already larger", "disabled"],
 )

@@ -1,7 +1,8 @@
 """slime's `Sample`: a stand-in for use without slime, and views of finished samples and their episodes' facts.
 
-Metadata is not trusted: facts may be missing, foreign or of another version. Facts of a wrong type are left out. Values
-that raise an error when they are read are left out, too, and logged once for each type of error.
+Metadata is not trusted: facts may be missing, or written by another program or another version of this package. Facts
+of a wrong type are left out. Values that raise an error when they are read are left out, too, and logged once for each
+type of error.
 """
 
 from __future__ import annotations
@@ -400,7 +401,7 @@ def _read_fact(value: object, kind: type) -> Any:  # noqa: ANN401 - an instance 
 
 
 def facts_of(sample: object) -> EpisodeFacts:
-    """Return the facts of the sample's episode; all are None for a foreign sample."""
+    """Return the facts of the sample's episode; all are None if its metadata has no facts."""
     facts = recorded_facts(getattr(sample, "metadata", None))
     return EpisodeFacts.read(facts) if facts else _NO_FACTS
 
@@ -464,7 +465,7 @@ def usable_number(value: object) -> float | None:
         return None
     try:
         number = float(value)  # type: ignore[arg-type]
-    except Exception:  # a foreign number's conversion may raise anything
+    except Exception:  # the conversion of another library's number may raise anything
         return None
     return number if abs(number) <= _MAX_FLOAT32 else None
 

@@ -24,8 +24,8 @@ path_settings() {
   setting TOOL_PARSER "${default_tool_parser:-}" "format of the model's tool calls, unless ROLLOUT_CONFIG sets tool_parser; default: the model's, else hermes"
   setting THINKING "" "1 or 0: let the chat template switch the model's reasoning on or off; default: the template decides" optional_switch
   setting REWARD strands_rollout.reward_func "dotted path of the reward function; slime's --custom-rm-path"
-  setting REWARD_KEY score "key of the reward function's result to train on, or the word none if the result is a number"
-  setting EVAL_REWARD_KEY acc "key of the reward function's result to report in evaluation"
+  setting REWARD_KEY score "key under which the reward function's result holds the reward to train on; none if the result is a number"
+  setting EVAL_REWARD_KEY acc "key under which the result holds the number to report in evaluation; has no effect if REWARD_KEY is none"
   setting EPISODE_WORKERS "" "processes on Ray that play the episodes; default: the setting episode_workers" optional_count
   setting RUN_NAME "$1" "name of the run" name
   setting SAVE_DIR "$repository/checkpoints/$RUN_NAME" "folder of the run's checkpoints and dumps" path

@@ -45,7 +45,7 @@ class StopReason(StrEnum):
     """
 
     COMPLETED = "completed"
-    """The policy answered without asking for a tool, or the user's hook, program or environment ended the episode."""
+    """The policy answered without a tool call, or the user's hook, tool, program or environment ended the episode."""
     TURN_LENGTH = "turn_length"
     """A turn reached the limit of tokens per turn."""
     RESPONSE_LENGTH = "response_length"
@@ -213,9 +213,10 @@ class ToolLimiter(HookProvider):
 class EpisodeWatch(HookProvider):
     """Hook that ends an agent's loop after an abort, or after an infrastructure fault of a tool.
 
-    It also answers calls that could not be parsed, and counts calls of unknown tools.
+    It also answers calls that could not be parsed, counts calls of unknown tools, and forgets the stored results of
+    earlier turns.
 
-    The hook notices aborts between steps; during a model call or tools, the episode's deadline notices them.
+    The hook notices an abort between steps; while the model or a tool runs, the episode's deadline notices it.
 
     Args:
         stats: Counts of the agent's tools.

@@ -55,7 +55,8 @@ def _refuse_foreign_pages(host: str) -> Middleware:
 
     On loopback, the Host header must name this machine: otherwise a site could point its own name here (DNS rebinding).
     The port may differ, as behind a tunnel. A server on the network may have any name, but browsers must use its
-    address, because a foreign name may belong to another site. Requests of another origin are refused in both cases.
+    address, because another site could point a name of its own at it. Requests from pages of another origin are always
+    refused.
     """
     is_local = host in _LOCAL_NAMES or (_is_address(host) and ip_address(host).is_loopback)
     names = {*_LOCAL_NAMES, host.lower(), f"[{host.lower()}]"}

@@ -24,7 +24,7 @@ def encode_json(value: Json) -> bytes:
         TypeError, ValueError: The value has no form in JSON, is nested too deeply, or has an integer of more than 4,300
             digits.
     """
-    import orjson  # imported on use: the local executor imports this module, and needs no third-party library
+    import orjson  # imported on use: the local executor imports this module, and must not need third-party libraries
 
     try:
         return orjson.dumps(value)
@@ -49,7 +49,7 @@ def decode_json(text: bytes | str, *, is_finite: bool = True) -> Json:
         ValueError: The text is not JSON, is nested too deeply, or has an integer of more than 4,300 digits or a number
             that `is_finite` refuses.
     """
-    import orjson  # imported on use: the local executor imports this module, and needs no third-party library
+    import orjson  # imported on use: the local executor imports this module, and must not need third-party libraries
 
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     if _LONG_INTEGER not in raw.translate(_AS_ZEROS):  # orjson would convert long integers to floats

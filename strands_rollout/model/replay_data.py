@@ -42,17 +42,17 @@ def request_fields(extra: Mapping[str, Any], *, known_tokens: int) -> dict[str, 
 def missing_replay_data(
     extra: Mapping[str, Any], sampling_params: Mapping[str, Any], meta_info: Mapping[str, Any]
 ) -> str | None:
-    """Return an error message if an answer lacks replay data that its request asked for; None otherwise."""
+    """Return what an answer lacks of the replay data that its request asked for, and the remedy; None if nothing."""
     if extra.get(RETURN_EXPERTS) and meta_info.get(EXPERTS) is None:
         return (
-            "asked for routed experts and got none: start SGLang with --enable-return-routed-experts, and use a router "
-            "that passes return_routed_experts on (sglang-router 0.3 drops it)"
+            "lacks the routed experts that the request asked for; start SGLang with --enable-return-routed-experts, "
+            "and use a router that passes return_routed_experts on (sglang-router 0.3 drops it)"
         )
     custom = sampling_params.get("custom_params")
     if isinstance(custom, Mapping) and custom.get(_RETURN_TOP_P) and not any(key in meta_info for key in _TOP_P_KEYS):
         return (
-            "asked for the kept top-p ids (custom_params) and got none: serve with slime's SGLang, and use a router "
-            "that passes custom_params on, or set --rollout-top-p 1"
+            "lacks the kept top-p ids that the request asked for (custom_params); serve with slime's SGLang, and use a "
+            "router that passes custom_params on, or set --rollout-top-p 1"
         )
     return None
 

@@ -420,7 +420,7 @@ def _check_complete(generation: Generation, extra: Mapping[str, Any], params: Ma
         )
     missing = missing_replay_data(extra, params, generation.meta_info) if extra or "custom_params" in params else None
     if missing is not None:
-        raise errors.EngineResponseError(f"{url}: {missing}")
+        raise errors.EngineResponseError(f"the answer of {url} {missing}")
 
 
 def turn_seed(seed: int, turn: int | str) -> int:

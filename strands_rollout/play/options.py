@@ -65,7 +65,7 @@ def check_data_exists(value: Path | list[Path] | None) -> Path | list[Path] | No
 
     for path in value if isinstance(value, list) else [value] if value else []:
         if not path.exists() and not is_hub_name(path):
-            raise BadParameter(f"{path} does not exist; expected a file, or OWNER/NAME of a data set on the hub")
+            raise BadParameter(f"{path} does not exist; expected a file, or OWNER/NAME on the Hugging Face Hub")
     return value
 
 
@@ -158,7 +158,12 @@ class TryOptions:
     row: Annotated[int, Option(help="Index of the row in --data, from 0.", min=0, metavar="N")] = 0
     script: Annotated[
         Path | None,
-        Option(help="YAML list of the policy's turns.", exists=True, dir_okay=False, metavar="FILE"),
+        Option(
+            help="YAML list of the policy's turns: each a text, or a mapping with `text` and `calls`.",
+            exists=True,
+            dir_okay=False,
+            metavar="FILE",
+        ),
     ] = None
     you: Annotated[bool, Option("--you", help="Type the policy's turns yourself.")] = False
     api_base: Annotated[
@@ -422,7 +427,8 @@ class TrainOptions:
     held_out: Annotated[
         Path,
         Option(
-            help="Rows to evaluate on: a file or hub name, as for --data. Default: the shipped held-out problems.",
+            help="Rows to evaluate on: a file, or OWNER/NAME of a data set on the Hugging Face Hub, as for --data. "
+            "Default: the shipped held-out problems.",
             dir_okay=False,
             callback=check_data_exists,
         ),

@@ -139,7 +139,7 @@ def _code_paths(value: object) -> list[str]:
 
 
 @functools.lru_cache(maxsize=4)
-def _tokenizer_digest(tokenizer: Any) -> str:  # noqa: ANN401 - a foreign class
+def _tokenizer_digest(tokenizer: Any) -> str:  # noqa: ANN401 - a class of transformers or of the user
     template = getattr(tokenizer, "chat_template", None)
     try:
         return digest_of([template, len(tokenizer), tokenizer.encode(_PROBE_TEXT), tokenizer.special_tokens_map])

@@ -130,8 +130,8 @@ def fail_sample(call: GenerateCall, error: Exception) -> SampleLike | list[Sampl
 def _fans_out(call: GenerateCall, settings: RolloutSettings) -> bool:
     """Return whether slime gets a list of samples unless the episode is aborted.
 
-    The settings of the run decide this, not the row's, since slime takes lists either from all such episodes or from
-    none.
+    The settings of the run decide this, not the row's, since slime takes lists either from all episodes that are not
+    aborted, or from none.
     """
     return settings.fan_out and sample_writer.may_fan_out(call.args, call.sample, evaluation=call.evaluation)
 
@@ -166,7 +166,10 @@ async def _play_and_fill(job: RolloutJob) -> SampleLike | list[SampleLike]:
 
 
 def _restarted_job(job: RolloutJob, error: Exception) -> RolloutJob:
-    """Reset the sample and return a job that starts from scratch, since the replay differs from the earlier attempt."""
+    """Reset the sample and return a job that starts from scratch, since the agent departed from its earlier attempt.
+
+    The tokens sampled in that attempt are added to the dropped tokens.
+    """
     logger.warning("resumed sample starts from scratch index=%s reason=%s", job.call.sample.index, error)
     resume = job.start.resume
     sampled = 0 if resume is None else sum(resume.trajectory.loss_mask)
@@ -175,9 +178,9 @@ def _restarted_job(job: RolloutJob, error: Exception) -> RolloutJob:
 
 
 def _start_after_divergence(job: RolloutJob, episode: Episode) -> EpisodeStart:
-    """Return the job's start; if the program departed from its earlier attempt, without the state of that attempt.
+    """Return the job's start; drop the earlier attempt's state from it if the program departed from that attempt.
 
-    In that case, reset the sample, and add the tokens that the program did not repeat to the dropped tokens.
+    A departure also resets the sample, and the tokens that the program did not repeat count as dropped tokens.
     """
     program = episode.program
     if program is None or program.dropped_tokens is None:
@@ -404,8 +407,8 @@ def _engine_grace_s(args: SlimeArgs, settings: RolloutSettings, sent_at: float) 
     """Return the seconds to wait for the answer to an aborted request.
 
     slime aborts all requests, from 0.3.1 on every 3 s until the engines are idle. An episode worker may learn of an
-    abort later than the engines. The abort may miss a request that the worker sends in between; then only closing its
-    connection ends that request, so the wait for it is short.
+    abort later than the engines. The abort may miss a request that the worker sends in between. Only closing its
+    connection ends such a request, so the wait for its answer is short.
     """
     are_samples_collected = getattr(args, "partial_rollout", False) or settings.should_abort is not None
     grace_s = _PARTIAL_GRACE_S if settings.resume_aborted and are_samples_collected else ABORT_GRACE_S

@@ -71,7 +71,7 @@ _NOT_LOGGED: Final = "%s is set, but has no effect on this package's metrics: %s
 def log_rollout(
     rollout_id: int,
     args: SlimeArgs,
-    samples: Iterable[Any],  # of slime, of this package or foreign; a fan-out's samples may be in a list of their own
+    samples: Iterable[Any],  # of slime's or any other class; a fan-out's samples may be in a list of their own
     rollout_extra_metrics: Mapping[str, Any] | None,  # noqa: ARG001 - slime's signature; slime logs them
     rollout_time: float,  # noqa: ARG001 - slime's signature; slime logs it
 ) -> bool:

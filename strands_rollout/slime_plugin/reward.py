@@ -99,7 +99,7 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
         `no_judge`) is not trained (`remove_sample`).
 
         The reward is the `score` alone, a float, if slime reads no key from a dict: its args set neither `reward_key`
-        nor `eval_reward_key`, or only the latter and the sample is for training. The dict is then kept in
+        nor `eval_reward_key`, or only `eval_reward_key` and the sample is for training. The dict is then kept in
         `metadata["strands_rollout"]["reward"]`. Args that lack both attributes are not slime's, and get the dict.
 
     Raises:
@@ -140,7 +140,7 @@ async def _grade(args: object, sample: object) -> _GradedSample:
     try:
         with exits_as_errors("the sample", RuntimeError):
             is_counted, number = not _is_evaluation(sample), take_episode_number(sample)
-    except Exception:  # a foreign sample may raise anything
+    except Exception:  # a sample's own class may raise anything
         is_counted, number = False, None
     if not is_counted:
         return _GradedSample(sample, await _compute_reward(args, sample), None)
@@ -162,7 +162,7 @@ def _count_rewards(args: object, all_graded: Sequence[_GradedSample]) -> None:
                     count_reward(args, graded.episode_number, graded.sample, failure)
         except FailedGroupsError:
             raise
-        except Exception:  # a foreign sample may raise anything
+        except Exception:  # a sample's own class may raise anything
             _LOGGER.debug("a sample can't be counted", exc_info=True)
 
 
@@ -191,7 +191,7 @@ def _to_slime_reward(args: object, sample: SampleLike, details: RewardDict) -> R
                 return details
             if isinstance(sample.metadata, dict):
                 add_facts(sample, EpisodeFacts(reward=details))
-    except Exception as e:  # a foreign sample may raise anything
+    except Exception as e:  # a sample's own class may raise anything
         _log_failure(e)
     return float(details["score"])
 
@@ -230,7 +230,7 @@ def _fan_out_key(sample: object) -> tuple[Hashable, int | None]:
             key = (getattr(sample, "group_index", None), rollout_id)
             hash(key)
             return (None, None) if rollout_id is None else (key, part)
-    except Exception:  # a foreign sample may raise anything; it is graded by itself then
+    except Exception:  # a sample's own class may raise anything; such a sample is graded by itself
         return None, None
 
 
@@ -368,8 +368,8 @@ def _grade_sample(sample: object, cpu_s: float) -> tuple[Grade, Mapping[str, flo
 def is_cut_answer(sample: object) -> bool:
     """Return whether the last turn was cut before its end.
 
-    The episode's facts record this. A foreign sample has only its status: if it is truncated or aborted, its answer is
-    not trusted, although its last turn may be whole.
+    The episode's facts record this. A sample without facts has only its status: if that is truncated or aborted, the
+    last turn counts as cut, although it may be whole.
     """
     facts = facts_of(sample)
     if facts.final_is_cut is not None:
@@ -440,7 +440,7 @@ def _display_text(value: object) -> str:
         return value or ""
     try:
         return str(value) if isinstance(value, Exception) else reprlib.repr(value)
-    except Exception:  # a foreign value's own methods may raise anything
+    except Exception:  # the methods of the value's class may raise anything
         return f"a {type(value).__name__}"
 
 

@@ -72,9 +72,9 @@ def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[flo
     A group is the rollouts with one `group_index`; without any index, every `n_samples_per_prompt` rollouts in order.
     Each rollout counts once in the mean and the unbiased standard deviation of its group, however many samples it
     became, and all of its samples get the same reward: GRPO compares draws from one prompt, and a rollout is one draw
-    with one outcome. That outcome is the reward of the main agent's sample. A foreign fan-out has no main sample; its
-    outcome is the mean of its trained samples' rewards. If all groups have the same size, and there is neither a
-    fan-out nor an excluded sample, the result equals slime's default.
+    with one outcome. That outcome is the reward of the main agent's sample. A fan-out that another generate function
+    made names no main sample; its outcome is the mean of its trained samples' rewards. If all groups have the same
+    size, and there is neither a fan-out nor an excluded sample, the result equals slime's default.
 
     The statistics exclude a sample with `remove_sample` or the status FAILED; all siblings of a FAILED main sample,
     since the policy did not cause the failure; and a rollout without a usable reward, that is, a finite number in
@@ -280,8 +280,8 @@ def keep_informative_groups(args: SlimeArgs, samples: Sequence[Any], **kwargs: o
 
     Set it as slime's `--dynamic-sampling-filter-path`. Rollouts, excluded samples and rewards are those of
     `normalize_rewards`: the siblings of a fan-out are one rollout, and a failed sample does not count as a rollout, so
-    that an outage does not make a group informative. A group to which a foreign reward function gives no number counts
-    as failed, since slime would otherwise draw prompts without end.
+    that an outage does not make a group informative. A group to which a reward function other than `reward_func` gives
+    no number counts as failed, since slime would otherwise draw prompts without end.
 
     Args:
         args: slime's args.
@@ -507,9 +507,9 @@ def count_reward(args: SlimeArgs, number: int, sample: SampleLike, failure: str 
 
 
 def _count_unrewarded_group(args: SlimeArgs, samples: Sequence[Any], rewards: Sequence[float]) -> None:
-    """Count a group in which a foreign reward function left nothing to train on; only a filter can see that.
+    """Count a group in which a reward function other than `reward_func` left nothing to train on.
 
-    A group with a reward ends the streak.
+    Only a filter can see that. A group with a reward ends the streak.
 
     Raises:
         FailedGroupsError: Too many groups failed in a row; the run must end.

@@ -413,7 +413,7 @@ def _slime_trace() -> ModuleType:
 
 
 def slime_state(args: SlimeArgs, sample: object = None) -> object:
-    """Return slime's process-wide state if its rollout has created it; None elsewhere, and for a foreign sample.
+    """Return slime's process-wide state if its rollout has created it; None elsewhere, or if `sample` is not slime's.
 
     The state is not created here, since that loads a tokenizer and needs args that a caller outside of slime's rollout
     may lack. The only exception: a state class that lacks `_instances` is called, which may create the state.

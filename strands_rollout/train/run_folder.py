@@ -119,7 +119,7 @@ def read_steps(path: Path) -> list[StepRecord]:
             )
         if not all(value is None or isinstance(value, int | float | str) for value in record.values()):
             raise ConfigError(
-                f"{path}:{step + 1} has values other than numbers and texts; expected the record of a step"
+                f"{path}:{step + 1} has values other than numbers, texts and null; expected the record of a step"
             )
         records.append(record)
     return records
@@ -165,7 +165,7 @@ class RunState:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
-        """Return the state as a line of JSON; values in metadata that JSON can't hold become text."""
+        """Return the state as a line of JSON; values that Python's `json` can't write become text."""
         waiting = [
             {
                 "position": group.position,

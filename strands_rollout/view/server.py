@@ -109,7 +109,7 @@ async def live_server(dump: LiveDump, title: str, port: int = 0) -> AsyncIterato
 
 
 def _refuse_foreign_requests(root: str, port: int) -> Middleware:
-    """Return a middleware that reports errors, and refuses requests outside `root` or with a foreign Host or Origin."""
+    """Return middleware that reports errors and refuses requests outside `root`, to other hosts or from other sites."""
     hosts = {*_HOSTS, *(f"{name}:{port}" for name in _HOSTS)}
 
     @web.middleware

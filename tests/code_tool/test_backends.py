@@ -58,7 +58,7 @@ def make_backend() -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture(scope="module")
 def shared_executors(make_backend: Callable[..., CodeExecutor]) -> Iterator[dict[str, CodeExecutor]]:
-    """Executors by backend, created on demand and shared by tests, which each have their own event loop."""
+    """Executors by backend, created on demand and shared by tests, although each test has an event loop of its own."""
 
     class OnDemand(dict[str, CodeExecutor]):
         def __missing__(self, name: str) -> CodeExecutor:

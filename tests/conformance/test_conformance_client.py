@@ -58,7 +58,7 @@ async def test_sglang_client_refuses_missing_replay_data(client):
         generation = await client.generate(IDS, {"max_new_tokens": 1, **params}, extra=extra)
         missing = missing_replay_data(extra, params, generation.meta_info)
         assert missing is not None
-        assert missing.startswith("asked for ")
+        assert missing.startswith("lacks the ")
 
 
 async def test_sglang_client_cancel_aborts_at_engine(engine, client):

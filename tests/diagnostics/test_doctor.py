@@ -1,6 +1,6 @@
 """The doctor: every check runs, no check stops another, the exit code is the verdict.
 
-Servers: dead, loading, foreign, too small a context, another vocabulary, behind a router. Machine: Python and
+Servers: dead, loading, not SGLang, too small a context, another vocabulary, behind a router. Machine: Python and
 packages, GPUs, disks, limits, proxies, Ray, wandb, sandbox.
 """
 
@@ -253,7 +253,7 @@ async def check_server_at(url: str, timeout_s: float = 15.0, **expected: Any) ->
             "length 20",
         ),
     ],
-    ids=["too old", "loading", "foreign", "failing", "context unknown", "no workers", "context too small"],
+    ids=["too old", "loading", "not SGLang", "failing", "context unknown", "no workers", "context too small"],
 )
 async def test_check_server_names_values_the_run_does_not_expect(routes, name, status, words, remedy) -> None:
     async with serve_json(routes) as url:

@@ -82,7 +82,7 @@ def test_normalize_rewards_keeps_raw_if_disabled(args: dict[str, Any]) -> None:
     ids=[
         "one group",
         "two groups",
-        "a foreign fan-out: mean of its trained samples",
+        "a fan-out without a main sample: mean of its trained samples",
         "siblings: the main agent's reward",
         "a failed main agent",
         "rollouts by index",

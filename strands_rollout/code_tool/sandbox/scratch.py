@@ -173,7 +173,7 @@ def _try_remove(name: str, parent: int) -> bool:
     """Delete a file, a link or an empty directory; return False for a directory that is not empty."""
     try:
         os.unlink(name, dir_fd=parent)
-    except (IsADirectoryError, PermissionError):  # the latter on macOS
+    except (IsADirectoryError, PermissionError):  # macOS raises PermissionError for a directory
         try:
             os.rmdir(name, dir_fd=parent)
         except OSError:

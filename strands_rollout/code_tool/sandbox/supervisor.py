@@ -158,7 +158,7 @@ class Supervisor:
             self._start_task(self._dispose(child))
 
     async def _execute(self, child: RunningChild, code: str, timeout_s: float, *, in_session: bool) -> dict[str, Any]:
-        """Run the first piece of code of a child, until it ends or exceeds a limit."""
+        """Run a child's first piece of code until the code ends or exceeds a limit; return the fields of its result."""
         for folder in (self._settings["root"], self._folder(child)):  # old times would reveal when earlier runs ended
             with contextlib.suppress(OSError):
                 os.utime(folder)

@@ -462,7 +462,7 @@ class RunWatch:
     async def follow(
         self, child: RunningChild, started: float, timeout_s: float, start: Coroutine[Any, Any, None] | None = None
     ) -> dict[str, Any]:
-        """Wait until the code has ended or exceeds a limit, and kill it in the latter case.
+        """Wait until the code has ended; kill its process as soon as it exceeds a limit.
 
         Args:
             child: The process that runs the code.
@@ -493,7 +493,7 @@ class RunWatch:
         return child.output_fields() | facts
 
     async def _kill_and_drain(self, child: RunningChild, end: asyncio.Task[int | None]) -> int | None:
-        """Kill a child and read its last output; wait a limited time, since the kernel may not end it immediately.
+        """Kill a child and read its last output; wait a limited time, since the kernel may end the child late.
 
         Returns:
             None if the child has ended, else -SIGKILL as its exit code.
@@ -509,7 +509,7 @@ class RunWatch:
     async def _wait_for_limit(
         self, child: RunningChild, started: float, timeout_s: float, end: asyncio.Task[int | None]
     ) -> tuple[str | None, bool]:
-        """Wait until the code exceeds a limit or has ended; return text for `killed_by`, or None, and `timed_out`."""
+        """Wait until the code exceeds a limit or has ended; return the result's `killed_by` and `timed_out`."""
         limits = self._limits
         pause_s = _POLL_S
         while True:

@@ -28,9 +28,9 @@ _EXECUTOR_OPTIONS: Final = ("isolation", "memory_mb", "max_concurrency", "scratc
 # the row's own answer, the scorer is at fault.
 _SCORER: Final = """
 import json
-from reasoning_gym.factory import get_score_answer_fn
 answer, entry = json.loads({given!r})
 try:
+    from reasoning_gym.factory import get_score_answer_fn
     scorer = get_score_answer_fn(entry["metadata"]["source_dataset"])
     try:
         result = float(scorer(answer=answer, entry=entry))
@@ -66,7 +66,8 @@ async def score(args: Any, sample: Any) -> dict[str, float | str]:  # noqa: ANN4
 
     Raises:
         ConfigError: reasoning-gym isn't installed.
-        EnvironmentFaultError: The scorer can't be found, or it raises an error on the row's own answer, too.
+        EnvironmentFaultError: The scorer can't be imported or found, or it raises an error on the row's own answer,
+            too.
         PromptError: The row's metadata has no entry of reasoning-gym.
         SandboxError: The sandbox failed.
     """
@@ -85,7 +86,8 @@ async def score(args: Any, sample: Any) -> dict[str, float | str]:  # noqa: ANN4
     if isinstance(found, str):
         raise EnvironmentFaultError(
             f"reasoning-gym's scorer of {entry['metadata']['source_dataset']} can't score the row: {found}. "
-            "Write the rows again with the installed version of reasoning-gym"
+            "If the library can't be imported, install reasoning-gym again; otherwise write the rows again with the "
+            "installed version"
         )
     value = min(max(found, 0.0), 1.0) if math.isfinite(found) else 0.0
     return {"score": value, "acc": float(value >= 1.0), "pred": answer}

@@ -100,6 +100,16 @@ async def test_score_broken_row_is_the_environments_fault() -> None:
         await score(ARGS, answered(row, "<answer>1</answer>"))
 
 
+async def test_score_without_the_library_in_the_sandbox_is_the_environments_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import strands_rollout.environments.reasoning_gym as module
+
+    monkeypatch.setattr(module, "_LIBRARY", "numpy")  # the only library that the sandbox can then import
+    with pytest.raises(EnvironmentFaultError, match=r"ModuleNotFoundError.*install reasoning-gym again"):
+        await score(ARGS, answered(row_of("chain_sum"), "<answer>1</answer>"))
+
+
 @pytest.mark.parametrize("metadata", [{}, {"reasoning_gym": {}}, {"reasoning_gym": {"source_dataset": 3}}])
 async def test_score_row_without_entry_names_the_script(metadata: dict[str, Any]) -> None:
     with pytest.raises(PromptError, match=r"data_prep/reasoning_gym.py.*--metadata-key metadata"):

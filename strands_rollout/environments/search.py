@@ -139,13 +139,14 @@ class _RetrievalServer:
         self._batchers: LoopCache[_Batcher] = LoopCache()
 
     async def retrieve(self, query: str) -> Sequence[Passage]:
-        """Return the passages for a query.
+        """Return the best `top_k` passages for a query, also if the server sends more.
 
         Raises:
             SandboxError: The server gave no answer within `patience_s`, refused the request, or answered in another
                 format than Search-R1's.
         """
-        return await self._batchers.get("batcher", lambda: _Batcher(self._ask)).submit(query)
+        passages = await self._batchers.get("batcher", lambda: _Batcher(self._ask)).submit(query)
+        return passages[: self._top_k]
 
     async def _ask(self, queries: Sequence[str]) -> list[Sequence[Passage]]:
         """Send queries in one request, which is retried for `patience_s`; return the passages for each query."""

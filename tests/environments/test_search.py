@@ -36,6 +36,11 @@ async def test_search_tool_reads_documents_without_scores() -> None:
     assert text.splitlines() == ["Passage 1 (title: Alfred Nobel): He was born in Stockholm.", "Passage 2: plain"]
 
 
+async def test_search_tool_shows_at_most_top_k_passages() -> None:
+    async with retrieval_server(lambda body, n: {"result": [[{"text": "best"}, {"text": "more"}]]}) as (url, _):
+        assert await search_tool(url=url, top_k=1)(query="who") == "Passage 1: best"
+
+
 async def test_search_tool_cuts_long_passages() -> None:
     async with retrieval_server(lambda body, n: {"result": [[{"text": "x" * 50}]]}) as (url, _):
         assert await search_tool(url=url, max_passage_chars=10)(query="who") == f"Passage 1: {'x' * 10} ..."

@@ -174,7 +174,7 @@ class _RetrievalServer:
             raise SandboxError(f"{e}; expected a server that speaks Search-R1's protocol") from e
         try:
             return _parse_answer(answer, len(queries))
-        except (AttributeError, ValueError, LookupError, TypeError) as e:
+        except (AttributeError, ValueError, LookupError, TypeError, RecursionError) as e:
             raise SandboxError(
                 f"{server} answered {answer.text[:200]!r} ({type(e).__name__}: {e}); expected Search-R1's format, "
                 '{"result": [[{"document": {"contents": "..."}}, ...], ...]}'
@@ -188,7 +188,7 @@ def _parse_answer(answer: httpx.Response, query_count: int) -> list[Sequence[Pas
     """Return the passages in a server's answer for each query.
 
     Raises:
-        AttributeError, LookupError, TypeError, ValueError: The answer has another format.
+        AttributeError, LookupError, RecursionError, TypeError, ValueError: The answer has another format.
     """
     results = answer.json()["result"]
     if len(results) != query_count:
@@ -305,7 +305,7 @@ def _read_corpus(path: Path) -> list[Passage]:
             if line.strip():
                 try:
                     passages.append(Passage.from_document(json.loads(line)))
-                except ValueError as e:
+                except (ValueError, RecursionError) as e:
                     raise ConfigError(f"{path}:{number} is not a document in JSON: {e}") from e
     if not passages:
         raise ConfigError(f"{path} has no documents; expected one JSON object on each line")

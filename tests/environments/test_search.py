@@ -115,6 +115,7 @@ async def test_search_tool_repeats_failed_requests() -> None:
         (lambda body, n: {"result": []}, "0 results for 1 queries"),
         (lambda body, n: {"result": [[{"document": {"id": 3}}]]}, r"got \{'id': 3\}; expected an object with"),
         (lambda body, n: web.Response(text="hello"), "answered 'hello' .*Search-R1's format"),
+        (lambda body, n: web.Response(text="[" * 100_000), r"RecursionError.*Search-R1's format"),
     ],
 )
 async def test_search_tool_wrong_answer_is_a_server_fault(answer: Answer, message: str) -> None:
@@ -173,6 +174,7 @@ async def test_search_tool_ranks_a_corpus() -> None:
         ("", "has no documents"),
         ('{"text": "a"}\n[1]', r":2 is not a document in JSON: got \[1\]"),
         ("{", ":1 is not a document in JSON: Expecting"),
+        ("[" * 100_000, ":1 is not a document in JSON: maximum recursion depth"),
     ],
 )
 async def test_search_tool_broken_corpus_names_the_line(tmp_path: Path, content: str, message: str) -> None:

@@ -347,7 +347,7 @@ class TrainingProgress:
         self._refresh()
 
     def _warn_without_spread(self, record: Mapping[str, float | int | str | None]) -> None:
-        """Warn if all rewards of each group are equal, so that the step taught nothing.
+        """Warn if all rewards of each group are equal, so that only other terms of the loss can change the policy.
 
         In a row of such steps, warn only after the numbers of steps in `_WARN_AFTER_STEPS`.
         """
@@ -357,9 +357,9 @@ class TrainingProgress:
             steps = self._steps_without_spread
             where = f"step {self._done}" if steps == 1 else f"{steps} steps in a row up to step {self._done}"
             warning = (
-                f"nothing learned in {where}: all rewards of each group are equal. Use easier or harder rows, a reward "
-                "with more values than right and wrong, more --samples-per-prompt, or a model that can do the task; "
-                "`strands-rollout try` shows an episode"
+                f"rewards taught nothing in {where}: those of each group are all equal. Use easier or harder rows, a "
+                "reward with more values than right and wrong, more --samples-per-prompt, or a model that can do the "
+                "task; `strands-rollout try` shows an episode"
             )
             self._console.print(warning, highlight=False, markup=False, soft_wrap=True)
 

@@ -58,8 +58,9 @@ def test_show_step_warns_without_reward_spread() -> None:
     with TrainingProgress(Console(file=out, width=40), total=60, groups=4) as progress:
         for dropped in (3, 4, 4, 4, 4, 0, 4):
             progress.show_step({"reward": -1.0, "dropped_groups": dropped})
-    told = [line.partition(": ")[0] for line in out.getvalue().splitlines() if line.startswith("nothing")]
-    assert told == [f"nothing learned in {words}" for words in ("step 2", "3 steps in a row up to step 4", "step 7")]
+    told = [line.partition(": ")[0] for line in out.getvalue().splitlines() if line.startswith("rewards")]
+    steps = ("step 2", "3 steps in a row up to step 4", "step 7")
+    assert told == [f"rewards taught nothing in {words}" for words in steps]
     assert "--samples-per-prompt" in out.getvalue()
 
 

@@ -51,7 +51,7 @@ class ChatCompletions(ApiProtocol):
         return TurnRequest(
             messages,
             system,
-            [] if body.get("tool_choice") == "none" else [_chat_tool(tool) for tool in tools],
+            [_chat_tool(tool) for tool in tools] if _may_call_tools(body) else [],
             sampling_params(body, "max_completion_tokens", "max_tokens"),
             str(body.get("model", "")),
             body.get("stream") is True,
@@ -107,6 +107,12 @@ def _openai_type(status: int) -> str:
 
 def _chat_head(request: TurnRequest, kind: str) -> dict[str, Any]:
     return {"id": new_id("chatcmpl-"), "object": kind, "created": int(time.time()), "model": request.model}
+
+
+def _may_call_tools(body: Item) -> bool:
+    """Return whether the policy may call tools; a `tool_choice` that is an object names a tool, which is refused."""
+    choice: str = field_of(body, "tool_choice", str, "'auto' or 'none'")
+    return choice != "none"
 
 
 def _chat_tool(tool: Item) -> dict[str, Any]:
@@ -183,7 +189,7 @@ class Responses(ApiProtocol):
             items = _join_items(self.recall("previous_response_id", earlier_id)["input"], items)
         instructions = [str(body["instructions"])] if body.get("instructions") else []
         system, messages = cache.read(items, _item_pieces, instructions)
-        tools = {} if body.get("tool_choice") == "none" else _response_tools(body)
+        tools = _response_tools(body) if _may_call_tools(body) else {}
         return TurnRequest(
             messages,
             system,

@@ -70,6 +70,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("chat", {"messages": [ASK], "logit_bias": {"5": 1}}, "logit_bias"),
     ("chat", {"messages": [ASK], "tool_choice": "required"}, "tool_choice"),
     ("chat", {"messages": [ASK], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
+    ("chat", {"messages": [ASK], "tool_choice": {"type": "none"}}, "expected 'auto' or 'none'"),
     ("chat", {"messages": [ASK], "response_format": {"type": "json_object"}}, "response_format"),
     ("chat", {"messages": [ASK], "max_tokens": 0}, "at least 1"),
     ("chat", {"messages": [ASK], "temperature": "hot"}, "expected a number"),
@@ -85,6 +86,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "'item_reference'"),
     ("responses", {"input": "Hi", "previous_response_id": "resp_x"}, "previous_response_id"),
     ("responses", {"input": "Hi", "tools": [{"type": "web_search"}]}, "of type 'function'"),
+    ("responses", {"input": "Hi", "tool_choice": {"type": "none"}}, "expected 'auto' or 'none'"),
     ("responses", {"input": "Hi", "text": {"format": {"type": "json_schema"}}}, "format"),
 ]  # fmt: skip
 

@@ -71,6 +71,11 @@ class _OpenSession:
     started: float = field(default_factory=time.monotonic)
 
 
+def _to_bytes(key: str) -> bytes:
+    """Return the bytes that were sent or typed: what is not UTF-8 was decoded with surrogates."""
+    return key.encode("utf-8", "surrogateescape")
+
+
 def _new_model(tokenizer: PreTrainedTokenizerBase, base_url: str, **more: Any) -> SGLangModel:  # noqa: ANN401 - its own
     return SGLangModel(tokenizer, base_url, conversations="many", on_rewritten_history="segment", **more)
 
@@ -128,7 +133,7 @@ class SessionServer:
 
         async def handle(request: web.Request) -> web.Response:
             key = request.headers.get("Authorization", "").removeprefix("Bearer ")
-            if self._owner_key is not None and not hmac.compare_digest(key.encode(), self._owner_key.encode()):
+            if self._owner_key is not None and not hmac.compare_digest(_to_bytes(key), _to_bytes(self._owner_key)):
                 return _error_response(401, "the owner's key is missing or wrong; send it as Authorization: Bearer KEY")
             try:
                 return await handler(request)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import httpx
 import pytest
 from fake_sglang import FakeSGLang, Reply
 from harness import call_text, ids_of
@@ -76,6 +77,16 @@ async def test_sessions_are_refused_to_other_owners(shipped_tokenizer: Any) -> N
         assert (await http.post(f"{url}/sessions", headers=headers, data=b"{")).status == 400
         await http.post(f"{url}/sessions", headers=headers)  # ends the first session, which was idle too long
         assert (await http.get(f"{url}/sessions/{first['id']}", headers=headers)).status == 404
+
+
+@pytest.mark.parametrize("key", ["schlüssel".encode(), b"\xff"])
+async def test_sessions_are_refused_to_keys_in_any_encoding(shipped_tokenizer: Any, key: bytes) -> None:
+    async with served(shipped_tokenizer, TURNS, owner_key="secret") as (url, _):
+        address = httpx.URL(url)
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        writer.write(b"POST /sessions HTTP/1.0\r\nAuthorization: Bearer " + key + b"\r\n\r\n")
+        assert (await reader.readline()).split()[1] == b"401"
+        writer.close()
 
 
 async def test_sessions_with_a_request_in_flight_are_not_idle(shipped_tokenizer: Any) -> None:

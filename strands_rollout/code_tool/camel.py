@@ -34,6 +34,7 @@ from strands_rollout.code_tool.executors import ExecutionResult, check_positive,
 from strands_rollout.code_tool.remote import LoopExecutor
 from strands_rollout.code_tool.sandbox.code_runner import describe_signal, shorten
 from strands_rollout.errors import ConfigError, ToolError
+from strands_rollout.exits import exits_as_errors, function_name
 from strands_rollout.user_code import resolve
 
 Interpreter = Any  # camel's classes can't be named here: camel may not be installed
@@ -330,7 +331,8 @@ class CamelExecutor(LoopExecutor):
         """Reuse an idle interpreter or make a new one; runs outside the event loop, since making one may be slow."""
         with contextlib.suppress(IndexError):
             return self._idle.pop()
-        interpreter = self._make()
+        with exits_as_errors(function_name(self._make)):
+            interpreter = self._make()
         _check_no_confirmation(interpreter)
         self._check_exclusive(type(interpreter))
         return interpreter

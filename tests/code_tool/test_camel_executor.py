@@ -104,6 +104,11 @@ async def test_camel_factory_timeout_is_infra_error(monkeypatch: pytest.MonkeyPa
     release.set()
 
 
+async def test_camel_factory_that_exits_is_infra_error() -> None:
+    async with CamelExecutor(sys.exit) as executor:
+        assert "exit raised SystemExit" in ((await executor.run("1")).infra_error or "")
+
+
 # ---- choice of the interpreter
 
 

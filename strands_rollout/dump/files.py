@@ -131,7 +131,7 @@ def recorded_tokenizer(path: Path) -> Path:
     got = (
         "no tokenizer"
         if tokenizer is None
-        else f"the tokenizer {tokenizer.name}, which is not a folder on this machine"
+        else f"the tokenizer {tokenizer.name!r}, which is not a folder on this machine"
     )
     raise ConfigError(f"{path} names {got}; pass the policy's tokenizer with --tokenizer DIR")
 

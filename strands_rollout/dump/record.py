@@ -211,7 +211,7 @@ _LONG_INTEGER: Final = re.compile(rb"(?<![\d.])\d{19}")
 class TokenizerIdentity:
     """The tokenizer with which a sample was written."""
 
-    name: str  # the tokenizer's absolute folder, or its id on the hub
+    name: str  # the tokenizer's absolute folder, or its id on the hub; may be empty
     fingerprint: str  # a hash of the vocabulary without added tokens, which depend on transformers' release
 
     @classmethod
@@ -232,7 +232,7 @@ class TokenizerIdentity:
     @property
     def folder(self) -> Path | None:
         """The tokenizer's folder if it is on this machine, else None."""
-        return Path(self.name) if Path(self.name).is_dir() else None
+        return Path(self.name) if self.name and Path(self.name).is_dir() else None
 
 
 class TokenTexts(Mapping[int, bytes]):

@@ -1,5 +1,6 @@
 """The dump format: round trips of samples, errors of broken lines and files, masked secrets."""
 
+import copy
 import gzip
 import hashlib
 import json
@@ -15,8 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strands_rollout.dump import DumpWriter, TokenTexts, read_dump, write_dump
+from strands_rollout.dump.files import recorded_tokenizer
 from strands_rollout.dump.record import DumpRecord, read_line, record_line
-from strands_rollout.errors import DumpError
+from strands_rollout.errors import ConfigError, DumpError
 from strands_rollout.samples import Sample
 
 
@@ -279,6 +281,14 @@ def test_token_texts_are_in_the_dump(shipped_tokenizer: Any, tmp_path: Path) -> 
     (found,) = read_dump(tmp_path / "run.jsonl")
     assert b"".join(found.token_texts[token] for token in ids).decode() == "<tool_call> caf\u00e9 \u20ac"
     assert 10**6 not in found.token_texts
+
+
+def test_recorded_tokenizer_without_a_name_is_no_folder(shipped_tokenizer: Any, tmp_path: Path) -> None:
+    nameless = copy.copy(shipped_tokenizer)
+    nameless.name_or_path = ""
+    write_dump(tmp_path / "run.jsonl", [sample()], TokenTexts(nameless))
+    with pytest.raises(ConfigError, match="names the tokenizer '', which is not a folder .* --tokenizer DIR"):
+        recorded_tokenizer(tmp_path / "run.jsonl")
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"])

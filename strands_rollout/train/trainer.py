@@ -431,7 +431,7 @@ class Trainer:
             groups,
             self.player.tokenizer,
             tool_parser=settings.tool_parser,
-            checks_context=step == 0 or settings.mismatch_check == "every_step",
+            checks_context=step == self.first_step or settings.mismatch_check == "every_step",
         )
 
     def _check_gap(self, step: int, batch: StepBatch, before: Sequence[TokenStats]) -> None:

@@ -109,7 +109,7 @@ def test_train_writes_log_options_policy_and_curves(tmp_path, few_rows):
 
 @pytest.mark.slow
 def test_train_resumes_killed_run_identically(tmp_path, few_rows):
-    options = ("--steps", "3", "--save-every", "1", "--updates", "2")
+    options = ("--steps", "3", "--save-every", "1", "--updates", "2", "--set", "mismatch_check=every_step")
     train(tmp_path / "whole", *options, held_out=few_rows)
     cut = tmp_path / "cut"
     killed(cut, *options, after="step 2/3", held_out=few_rows)
@@ -126,6 +126,7 @@ def test_train_continues_episodes_of_older_weights(tmp_path, few_rows):
         train(tmp_path, "--steps", steps, *options, held_out=few_rows)
     assert steps_of(tmp_path)[1]["staleness_max"] == 1
     assert steps_of(tmp_path)[1]["logprob_gap_max"] > 1e-3
+    assert [record["mismatch_tokens"] for record in steps_of(tmp_path)] == [0, 0], "compared after each start"
 
 
 @pytest.mark.slow

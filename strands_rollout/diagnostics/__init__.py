@@ -110,7 +110,8 @@ class DoctorOptions:
         ),
     ] = False
     isolation: Annotated[
-        Literal["full", "files", "seccomp", "rlimits"], Option(help="Isolation that the code sandbox must enforce.")
+        Literal["full", "files", "seccomp", "rlimits"],
+        Option(help="Isolation that the code sandbox must enforce for code that starts no programs."),
     ] = "full"
 
     def path_in_env(self, variable: str) -> Path | None:

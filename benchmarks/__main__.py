@@ -248,7 +248,7 @@ def checkouts(
     ] = None,
     agent: Annotated[
         str,
-        typer.Option(help="plain, hook (with a hook of every event), factory (an agent factory) or gateway."),
+        typer.Option(help="plain, hook (with a hook on every event), factory (an agent factory) or gateway."),
     ] = "plain",
     measure: Annotated[str, typer.Option(help="Measurement: cpu, or memory of concurrent episodes.")] = "cpu",
     settings: Annotated[str, typer.Option(help="Additional rollout settings, as JSON.")] = "{}",

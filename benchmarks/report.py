@@ -8,7 +8,7 @@ from benchmarks.variants import FLOOR, FLOOR_WITH_ORJSON, WITH_IMAGES, WORKERS
 Row = Mapping[str, Any]
 _LABELS: Final = {
     "ours": "strands-rollout",
-    "ours-hook": "with a hook of all events",
+    "ours-hook": "with a hook on every event",
     "ours-plugin": "with an agent factory and a plugin",
     "ours-factory": "with an agent factory",
     "ours-journal": "with a journal",

@@ -68,7 +68,11 @@ class Row:
 def all_rows(sizes: Sizes) -> list[Row]:
     """Return the rows of the table, in its order."""
     ours = {turns: _cpu_step("ours", turns) for turns in (5, 20, 80)}
-    agents = {"ours-hook": "a hook of all events", "ours-plugin": "a factory and a plugin", "ours-factory": "a factory"}
+    agents = {
+        "ours-hook": "a hook on every event",
+        "ours-plugin": "a factory and a plugin",
+        "ours-factory": "a factory",
+    }
     memory = Step("rss", "ours", 20, sizes.memory, sizes.memory)
     growth = Step("growth", "ours", 5, _AT_ONCE, sizes.growth)
     lag = Step("lag", WITH_IMAGES, 5, sizes.lag, sizes.lag, runs_code=True)

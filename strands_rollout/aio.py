@@ -88,7 +88,7 @@ def start_task(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
 async def admit_to_loop() -> None:
     """Wait for event-loop admission: one caller continues in each pass of the running loop, in the order of calls.
 
-    The first caller of a pass continues immediately.
+    The first caller of a pass continues immediately, unless earlier callers still wait.
     """
     loop = asyncio.get_running_loop()
     waiting = _WAITING.get(loop)
@@ -107,7 +107,7 @@ async def admit_to_loop() -> None:
 
 
 def _admit_next(loop: asyncio.AbstractEventLoop) -> None:
-    """Let the caller that has waited longest continue in the pass that begins now."""
+    """Let the caller that has waited longest continue in the next pass of the loop."""
     waiting = _WAITING[loop]
     while waiting:
         admission = waiting.popleft()

@@ -80,7 +80,7 @@ class EngineError(RolloutError):
 
 
 class EngineUnavailableError(EngineError):
-    """The server can't be reached, has no worker, or keeps answering 429 or any 5xx."""
+    """The server can't be reached, has no worker, keeps answering 429 or any 5xx, or exceeds the read timeout."""
 
 
 class EngineRejectedError(EngineError):

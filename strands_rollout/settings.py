@@ -280,7 +280,8 @@ class EpisodeWorkers(_Settings):
     """Processes on Ray that play episodes."""
 
     count: int | None = Field(default=0, ge=0)
-    """Number of workers; null starts `per_node` workers on each node. A mapping without this key means null."""
+    """Number of workers; null starts `per_node` workers on each node or, without `per_node`, as many workers as there
+    are nodes. A mapping without this key means null."""
     per_node: int | None = Field(default=None, ge=1)
     """Maximum workers per node; with `count: null`, the number of workers per node. Default: as Ray spreads them."""
     cpus: float = Field(default=1.0, ge=0)
@@ -435,8 +436,8 @@ class RolloutSettings(_Settings):
     Default: 600 in a job of slime, where an episode that gives up costs training data, else 90."""
     max_failed_groups: int | None = Field(default=16, ge=0)
     """Number of consecutive failed groups of training samples at which the run ends with an error that names the last
-    failure. A group fails because of the infrastructure, the setup or the reward. With null or 0, no number of failed
-    groups ends the run."""
+    failure. A group fails by a fault of the infrastructure, the setup or the reward, or by a bug. With null or 0, no
+    number of failed groups ends the run."""
     max_staleness: int | None = Field(default=None, ge=0)
     """Maximum number of weight versions by which a trained token may be older than the sample's last token. Older
     tokens are not trained on."""

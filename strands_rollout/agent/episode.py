@@ -1,7 +1,8 @@
 """Episodes that a Strands agent plays in this process: `run_episode` builds the agent and runs it within its limits.
 
 Strands logs each exception of its loop as an error; aborted generations alone may be hundreds in a rollout step.
-A log filter drops the lines about this package's errors, since each sample reports the failure of its episode once.
+A log filter drops the lines about the errors of `strands_rollout.errors`, since each sample reports the failure of its
+episode once.
 """
 
 import logging
@@ -130,7 +131,8 @@ class AgentRun(EpisodeRun):
         # Strands calls hooks in the order of their registration, or in reverse for events such as AfterToolCallEvent
         self.all_hooks = [*setup.hooks, _HookGroup([*own_hooks, self.loop])]
         self.team: Team | None = None
-        self.main: Agent | None = None  # None before `_prepare`, then the first candidate, later who answered last
+        # None before `_prepare`, then the first candidate, and later the candidate that answered last
+        self.main: Agent | None = None
         self.limiters: dict[Agent, ToolLimiter] = {}
         self.visits = VisitLog()
 
@@ -322,7 +324,7 @@ _OWN_ERRORS: Final = frozenset(
 
 
 class _ReportedFailureFilter(logging.Filter):
-    """Drops log records of failed cycles whose exception is of an error class of this package."""
+    """Drops Strands' records of failed event-loop cycles whose exception class is in `strands_rollout.errors`."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return False for a record to drop."""

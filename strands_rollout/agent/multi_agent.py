@@ -66,7 +66,7 @@ class Team:
 
     @property
     def other_policy_agents(self) -> list[Agent]:
-        """Agents that can't give the answer, though their models are the policy's."""
+        """Agents of the policy that can't give the answer."""
         others = [agent for agent in [*self.agents, *self.tool_agents] if agent not in self.candidates]
         return [agent for agent in others if isinstance(agent.model, SGLangModel)]
 
@@ -173,7 +173,7 @@ def _tool_agents(agents: Sequence[Agent]) -> list[Agent]:
 
 
 def _replace_terminal_defaults(agent: Agent) -> None:
-    """Replace Strands' default tool executor by `TurnToolExecutor`, and its handler, which prints, by a silent one."""
+    """Replace Strands' defaults: the tool executor by `TurnToolExecutor`, the printing handler by a silent one."""
     if isinstance(agent.callback_handler, PrintingCallbackHandler):
         agent.callback_handler = null_callback_handler
     if type(agent.tool_executor) is ConcurrentToolExecutor:

@@ -240,12 +240,12 @@ def validate(
         list[str] | None,
         typer.Option(
             help="Form of a correct answer, with {label} where the label goes; repeat for several forms, which must "
-            "all score 1. Default: \\boxed{{label}} and Answer: {label}."
+            "all score at least 1. Default: \\boxed{{label}} and Answer: {label}."
         ),
     ] = None,
     as_json: options.JsonLine = False,
 ) -> None:
-    """Check that the reward gives 1 to each row's ground truth.
+    """Check that each row's ground truth scores at least 1.
 
     Prints which rows fail, and why: even the correct answer gets less than 1, or the row can't be used. Exits with 1 if
     a row fails, or if the reward itself fails for every row.

@@ -76,7 +76,8 @@ class SGLangClient:
         http: The engine's URL, for which the client makes an httpx client and closes it. Or an httpx client with a
             `base_url` (see `create_client`), which the caller closes; if that client has httpx's default timeouts of
             5 s, generations get no read timeout.
-        vocab_size: Rows of the model's embedding: input and output ids must be below it. None disables the check.
+        vocab_size: Number of rows of the model's embedding: input and output ids must be below this number. None
+            disables the check.
         patience_s: Seconds for which a request is retried while the engine is unreachable, busy or failing; see
             `RetryPolicy`.
         max_attempts: Maximum number of requests for one generation; None for no limit.
@@ -376,7 +377,8 @@ class SGLangClient:
     async def _attempt(self, body: bytes, rid: str, headers: Mapping[str, str] | None) -> object:
         """Send the request once; return the JSON of a 200, or a `Fault`.
 
-        A request that reaches the read timeout or is cancelled is aborted at the engine.
+        If the request reaches the read timeout or is cancelled, ask the engine to abort it; after a cancellation, only
+        if no router has answered that it lacks the endpoint.
 
         Raises:
             EngineUnavailableError: The read timeout was reached, and the engine did not confirm the abort.
@@ -499,7 +501,7 @@ class ServerInfo:
         context_length: Maximum tokens of prompt plus answer.
         model_path: Folder or name of the served model.
         weight_version: Version of the loaded weights.
-        raw: All answers of the engine about itself, merged.
+        raw: The engine's answers to `/server_info` and `/model_info` (or their older names), merged.
     """
 
     context_length: int | None = None

@@ -362,7 +362,9 @@ def read_generation(
 
 def _read_finish(reason: object) -> FinishReason:
     if not isinstance(reason, dict) or reason.get("type") not in _FINISH_TYPES:
-        raise EngineResponseError(f"meta_info.finish_reason is {_shown(reason)}; expected a type of {_FINISH_TYPES}")
+        raise EngineResponseError(
+            f"meta_info.finish_reason is {_shown(reason)}; expected an object whose type is one of {_FINISH_TYPES}"
+        )
     matched, message = reason.get("matched"), reason.get("message")
     return FinishReason(
         type=reason["type"],

@@ -98,7 +98,7 @@ class CodeExecutor(Protocol):
         """Run code to its end or to the time limit.
 
         Args:
-            code: Source of a Python module. The value of a last expression is printed unless it is None.
+            code: Source of a Python module. If it ends with an expression, the value is printed, except None.
             timeout_s: Wall-clock limit in seconds from the first instruction; None for the backend's default.
             session: Name of an interpreter that keeps its variables between calls; None for a fresh interpreter.
 

@@ -303,7 +303,11 @@ def find_slime_checkout(named: Path | None) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class FlagFinding:
-    """A problem of a flag: an error if the flag would end the run or be ignored, or is abbreviated; else a warning."""
+    """A problem of a flag.
+
+    It is an error if the flag would end the run, would make its episodes fail, would be ignored, or is abbreviated;
+    else a warning.
+    """
 
     severity: Literal["error", "warning"]
     flag: str  # as written in the command; also a word before the first flag
@@ -449,9 +453,9 @@ def _explain_unknown(name: str, table: FlagTable) -> tuple[str, str | None]:
 
 
 def _find_conflicts(uses: Sequence[_FlagUse]) -> Iterator[FlagFinding]:
-    """Yield flags that contradict each other or this package, and that slime accepts at its start.
+    """Yield a finding for each flag that contradicts another flag or this package, although slime accepts it.
 
-    slime itself checks which flags go together (slime_validate_args in slime/utils/arguments.py).
+    Contradictions that slime refuses at its start are left out (slime_validate_args in slime/utils/arguments.py).
     """
     last = {use.flag: use for use in uses}
     values = {name: use.values[0] for name, use in last.items() if use.values}
@@ -463,10 +467,10 @@ def _find_conflicts(uses: Sequence[_FlagUse]) -> Iterator[FlagFinding]:
 
 
 def _batch_faults(last: Mapping[str, _FlagUse], values: Mapping[str, str]) -> Iterator[FlagFinding]:
-    """Yield numbers that don't fit together: of samples, optimizer steps, GPUs and replicas.
+    """Yield findings about numbers that don't fit together: of samples, optimizer steps, GPUs and replicas.
 
-    These are optimizer steps that a rollout does not fill, samples of a rollout that no optimizer step uses, GPUs that
-    form no whole replicas, and batches that Megatron's replicas can't share evenly.
+    The findings concern optimizer steps that a rollout does not fill, samples of a rollout that no optimizer step
+    uses, GPUs that form no whole replicas, and batches that Megatron's replicas can't share evenly.
 
     Megatron requires even shares at its start, also with slime's dynamic batch sizes, where the micro batch is 1
     (`init_num_microbatches_calculator` in slime/backends/megatron_utils/initialize.py).

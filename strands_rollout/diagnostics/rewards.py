@@ -65,7 +65,7 @@ _USER_METHODS: Final = frozenset({"function", "parts", "evaluator"}) | FAILED_ME
 _TOLERANCE: Final = 1e-9
 _TEXT_WIDTH: Final = 60
 _MAX_LISTED: Final = 3
-# strings and numbers that an error quotes from its row
+# quoted strings, and numbers: reasons that differ only in these are reported together
 _QUOTED: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|-?\d+(?:\.\d+)?")
 T = TypeVar("T")
 
@@ -87,7 +87,11 @@ class RewardCall:
         return self.function is reward_func
 
     async def rewards(self, samples: Sequence[Sample]) -> list[object]:
-        """Return the reward of each sample, in order; a function that raises gives its exception as the reward."""
+        """Return the reward of each sample, in order.
+
+        If a call raises, or a call for a group returns no list of the group's rewards, each of its samples gets an
+        exception as its reward.
+        """
         if self.is_reward_func:  # in one call: siblings of a fan-out share their main agent's reward
             return cast(list[object], await reward_func(self.args, list(samples)))
         semaphore = asyncio.Semaphore(_MAX_CONCURRENT_CALLS)
@@ -265,7 +269,7 @@ def _refusal_reason(reward: RewardCall, answer: object, response: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RowFault:
-    """A row that can't be read, whose settings or grading are invalid, or whose ground truth scores less than 1."""
+    """A row that can't be read, has invalid settings or grading, or whose ground truth does not score at least 1."""
 
     line: int  # from 1
     label: Json  # None if the row can't be read
@@ -278,7 +282,8 @@ async def run_validate(
 ) -> bool:  # fmt: skip
     """Score the ground truth of each row of a data file and print the rows that fail; return whether all pass.
 
-    A row with the grading "ifeval" has no ground truth to score; it passes if its instructions can be checked.
+    If this package grades the answers, a row with the grading "ifeval" has no ground truth to score; it passes if its
+    instructions can be checked.
 
     Raises:
         ConfigError: A library that a row's grading needs is missing.
@@ -337,8 +342,8 @@ async def run_validate(
         print(printable(f"the reward failed for {len(group)} ground truths (lines {numbers}): {group[0].reason}"))
     if unscored:
         print(
-            "the reward failed for every row, so no row was checked; if the reward needs facts that only a played "
-            "episode has, score a dump with: strands-rollout rescore"
+            "the reward failed for every ground truth, so none was scored; if the reward needs facts that only a "
+            "played episode has, score a dump with: strands-rollout rescore"
         )
     print(f"{right} of {len(lines)} ground truths are right" + (f", {len(unscored)} not scored" if unscored else ""))
     return ok
@@ -537,7 +542,11 @@ def totals_of(found: Sequence[Rescored]) -> dict[str, int | float | None]:
 async def run_rescore(
     dump: Path, reward: RewardCall, *, out: Path | None = None, show: int = 50, as_json: bool = False
 ) -> bool:
-    """Rescore a dump, write a new dump to `out`, and print what changed; return whether the reward never failed."""
+    """Rescore a dump, write a new dump to `out` if it is not None, and print what changed.
+
+    Returns:
+        False if the reward failed or gave no number for a sample, else True.
+    """
     found: list[Rescored] = []
     with nullcontext() if out is None else DumpWriter(out) as writer, counter("samples") as on_done:
         async for record, rescored in rescore(dump, reward):

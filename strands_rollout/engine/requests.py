@@ -55,7 +55,7 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {"i64": (int,), "f64": (int, float)
 
 
 class RequestRefusedError(RolloutError):
-    """A request that can't be served; the client gets the message with status 400, or in an event of its stream."""
+    """The request can't be served; the client gets the message with status 400, or in an event of its stream."""
 
 
 class ContractError(RequestRefusedError):
@@ -228,7 +228,8 @@ def read_generate_call(body: dict[str, Any], limits: RequestLimits, encode: Enco
         SchemaError: A top-level field has the wrong type.
         ContractError: A sampling parameter is unknown, or a field that SGLang's JSON schema doesn't check has the wrong
             type.
-        RequestRefusedError: The input is missing, empty or too long, or a parameter is refused.
+        RequestRefusedError: The input is missing, empty or too long; a parameter or another field is refused; or the
+            call asks for too many generations.
     """
     for name in _UNSUPPORTED:
         if body.get(name):
@@ -280,7 +281,7 @@ def check_generation(
     Returns the parameters and the maximum number of new tokens.
 
     Raises:
-        RequestRefusedError: The prompt or a parameter is out of its limits.
+        RequestRefusedError: The prompt is empty or too long or has an unknown id, or a parameter is refused.
     """
     count, context_length = len(prompt), limits.context_length
     if not count:

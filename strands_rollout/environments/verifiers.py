@@ -106,7 +106,7 @@ def _start_loop(_pid: int) -> asyncio.AbstractEventLoop:
     def serve() -> None:
         asyncio.set_event_loop(loop)
         while True:
-            with suppress(SystemExit, KeyboardInterrupt):  # of one episode's task; others need the loop
+            with suppress(SystemExit, KeyboardInterrupt):  # raised by one episode; the others need the loop
                 loop.run_forever()
 
     threading.Thread(target=serve, name="verifiers", daemon=True).start()

@@ -128,7 +128,7 @@ class EvalSet:
 
     @property
     def name(self) -> str:
-        """Name of the data set in results and reports; carries the protocol, as in "aime-2024@qwen3"."""
+        """Name of the data set in results and reports; with the protocol, if there is one, as in "aime-2024@qwen3"."""
         return self.file.name if self.measurement is None else f"{self.file.name}@{self.measurement.label}"
 
     @property

@@ -84,7 +84,7 @@ class _Reward(_ResultModel):
 class DriftCounts(_ResultModel):
     """A sample's counts of drift and mismatches; see `EpisodeDrift`.
 
-    `mismatched_tokens` is None if mismatches were not looked for.
+    `mismatched_tokens` is None if the context was not compared with the template's rendering.
     """
 
     sampled_tokens: NonNegativeInt
@@ -276,7 +276,7 @@ def accuracy_of(
 
     Samples of a problem are correlated, so the standard error is clustered by problem. With accuracy p, and c correct
     of n samples for each of m problems, it is sqrt(m / (m - 1) * sum((c - p * n)^2)) / sum(n), which for equal n is the
-    standard error of the mean of the problems' accuracies. The interval is p -+ t * standard error, with Student's t of
+    standard error of the mean of the problems' accuracies. The interval is p +- t * standard error, with Student's t of
     m - 1 degrees of freedom.
 
     Args:

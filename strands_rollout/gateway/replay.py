@@ -99,7 +99,7 @@ class Replay:
         return not request.head.tools and (has_calls or shares_nothing)
 
     def restart(self, model: SGLangModel, kept_messages: int = 0) -> list[Node]:
-        """Begin the model's main conversation again, with the first messages of the record and the turns among them.
+        """End the replay; begin the main conversation again with the record's first messages and the turns among them.
 
         Args:
             model: The model.

@@ -67,7 +67,7 @@ class Expression:
         return names.union(*(arg.symbols() for arg in self.args))
 
     def has(self, kind: str, name: str = "") -> bool:
-        """Return whether a part of the formula is of this kind and, if given, this name."""
+        """Return whether a part of the formula is of this kind and, if a name is given, has this name."""
         return (self.kind == kind and name in ("", self.name)) or any(arg.has(kind, name) for arg in self.args)
 
 

@@ -1,7 +1,7 @@
 """Code that the integrations share: the check and conversion of finished samples, and of sampling parameters.
 
 Other engines' sampling parameters are converted to SGLang's names. An unknown parameter is refused. A known parameter
-without an equivalent is refused, too, unless its value is None or changes nothing.
+without an equivalent is refused, too, unless its value is None or is listed as one that changes nothing.
 """
 
 from collections import defaultdict
@@ -167,7 +167,7 @@ class SamplingNames:
         return sglang_params
 
     def _check_neutral(self, name: str, value: Value) -> None:
-        """Raise ConfigError if a parameter without an equivalent is unknown, or has a value that changes something."""
+        """Raise ConfigError for a parameter that is unknown, or whose value is neither None nor neutral."""
         known = [*self.names, *self.neutral, *self.missing]
         if name not in known:
             near = get_close_matches(name, known, n=1)

@@ -191,10 +191,10 @@ _Key = str | tuple[str, ...]
 class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not installed for type checks
     """A TorchRL policy that samples answers to the prompts of a batch from an SGLang engine.
 
-    It reads `("history", "prompt")`, `("text", "prompt")` or `("tokens", "prompt")`, and sets `text`, `tokens`,
-    `masks`, `log_probs` and `history`; see `containers_of`. A history is rendered with the chat template, and no
-    message's text becomes a control token. Text is encoded as it is, as if the template had rendered it. Tokens are
-    sent unchanged. SGLang batches the requests.
+    By default, it reads `("history", "prompt")`, `("text", "prompt")` or `("tokens", "prompt")`, as `input_mode` says,
+    and sets `text`, `tokens`, `masks`, `log_probs` and `history`; see `containers_of`. A history is rendered with the
+    chat template, and no message's text becomes a control token. Text is encoded as it is, as if the template had
+    rendered it. Tokens are sent unchanged. SGLang batches the requests.
 
     `forward` blocks; in a coroutine, call it with `asyncio.to_thread`.
 
@@ -263,7 +263,7 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not insta
         self._template = ChatTemplate(tokenizer, **template_options) if input_mode == "history" else None
 
     def get_new_version(self, **changes: object) -> Self:
-        """Return a copy of this policy with other arguments of the constructor."""
+        """Return a new policy with the constructor arguments of this policy, of which `changes` replaces some."""
         return type(self)(**{**self._arguments, **changes})
 
     def get_dist(self, *_: object, **__: object) -> NoReturn:

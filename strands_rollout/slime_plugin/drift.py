@@ -87,7 +87,7 @@ class SampledEpisode:
 class TurnReader:
     """Finds tool calls and prose in the turns of a policy.
 
-    The parser is None if `tool_parser` is "auto" and the template writes calls in no known format.
+    The parser is None if `tool_parser` is "auto" and not exactly one known format of calls fits the template.
 
     Raises:
         TemplateError: The template can't be used token-exactly.
@@ -142,7 +142,8 @@ class _Difference:
         at: Index of the first differing token in the stretch.
         tokens: Number of differing tokens in the stretch; if the stretch departs from the template's text, the number
             of all its tokens from `at` on, which is 0 if tokens are only missing.
-        expected: The expected text at that place.
+        expected: What is expected at that place, for a report: a text or, if only the encoding of a text differs, its
+            token ids.
     """
 
     at: int
@@ -159,7 +160,8 @@ class Mismatch:
         tokens: Number of differing context tokens; if the stretch departs from the template's text, the number of all
             its tokens from `position` on. 1 if tokens are missing and none differs.
         got: The text from the first differing token on.
-        expected: The text that the template renders there.
+        expected: What is expected there, for a report: the text that the template renders or, if only the encoding of
+            a text differs, its token ids.
     """
 
     position: int
@@ -224,7 +226,8 @@ class RenderCheck:
     def _prompt_difference(self, context: Sequence[int], episode: SampledEpisode) -> _Difference | None:
         """Compare the end of the prompt (the context before the first turn) with the row's question as rendered.
 
-        If they are equal, or the prompt is not the row's, compare the encoding of the prompt alone.
+        If the question is unknown, any text may be in its place. If nothing differs, or the prompt is not the row's,
+        compare the encoding of the prompt alone.
         """
         is_rewritten = (episode.facts.segments or 1) > 1
         if is_rewritten or fan_out_part(episode.sample) not in (None, 0):  # the prompt is not the row's
@@ -591,7 +594,10 @@ def evenly_spread(items: Sequence[T], limit: int = MAX_SAMPLES) -> list[T]:
 
 
 def _lost_positions(sampled: Sequence[PlacedToken], again: Sequence[PlacedToken]) -> list[int]:
-    """Return the indices of the sampled tokens that are lost when the text is encoded again, in ascending order."""
+    """Return the indices in `sampled` of the tokens that are lost when their text is encoded again, in ascending order.
+
+    For a whole sample, `sampled` also has the context tokens.
+    """
     remaining = set(again)
     return [at for at, placed in enumerate(sampled) if placed not in remaining]
 

@@ -57,7 +57,7 @@ _NO_REPLAY: Final = "its program may not be started again (allow it with resumab
 async def play_sample(
     call: GenerateCall, sink: RecordSink | None = None, *, settings: RolloutSettings | None = None
 ) -> SampleLike | list[SampleLike]:
-    """Play the episode of a call of `generate`, and fill its sample; write a failure to the sample.
+    """Play the episode of a call of `generate` and fill its sample; if this fails, fill the sample with the failure.
 
     Args:
         call: slime's call, or the call that a worker was sent.
@@ -407,8 +407,8 @@ def _engine_grace_s(args: SlimeArgs, settings: RolloutSettings, sent_at: float) 
     """Return the seconds to wait for the answer to an aborted request.
 
     slime aborts all requests, from 0.3.1 on every 3 s until the engines are idle. An episode worker may learn of an
-    abort later than the engines. The abort may miss a request that the worker sends in between. Only closing its
-    connection ends such a request, so the wait for its answer is short.
+    abort later than the engines, so the abort may miss a request that the worker sends in between. Only closing the
+    connection of such a request ends it at once, so the wait for its answer is short.
     """
     are_samples_collected = getattr(args, "partial_rollout", False) or settings.should_abort is not None
     grace_s = _PARTIAL_GRACE_S if settings.resume_aborted and are_samples_collected else ABORT_GRACE_S

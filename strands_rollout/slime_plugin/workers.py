@@ -342,7 +342,9 @@ class WorkerPool:
             ) from e
 
     async def play(self, job: _EpisodeJob) -> Result | None:
-        """Play the job on a worker and return its result; None if it was aborted while it waited for a worker.
+        """Play the job on a worker and return its result.
+
+        The result is None if the job was aborted while it waited for a worker and had no journal records.
 
         Raises:
             RolloutError: The workers could not be started, keep dying, or could not play the episode.
@@ -758,9 +760,9 @@ def local_workers(count: int) -> Iterator[None]:
 
 
 def describe_error(error: object) -> str:
-    """Return an error in one line of at most 500 characters: its type, and the first and last line of its text.
+    """Return an error, or its `cause` if it has one, in one line of at most 500 characters.
 
-    The text may be a traceback.
+    The line has the type of an exception, and the first and the last line of the text, which may be a traceback.
     """
     cause = getattr(error, "cause", None) or error
     lines = [line.strip() for line in _ANSI_COLOR.sub("", str(cause)).splitlines() if line.strip(" ^~")]

@@ -72,7 +72,7 @@ def assistant(index: int, *call_ids: str, silent: bool = False) -> ChatMessage:
 
 
 def mark(index: int, call_id: str | None = None) -> str:
-    """Return the mark in a turn's text, or in the arguments of one of its calls."""
+    """Return the text that marks a turn's text or, with `call_id`, the arguments of this call."""
     return f"probed-answer-{index}-end" if call_id is None else f"probed-argument-{index}-{call_id}-end"
 
 

@@ -138,7 +138,7 @@ class TokenEncoder:
 
     def tokens_of_word(self, text: str) -> Collection[str]:
         """Return the control tokens that a word becomes with signs around it, such as "</think>" for "think"."""
-        if len(text) > _LONGEST_WORD or text in self._codes:  # `escape` hides the text of a whole token anyway
+        if len(text) > _LONGEST_WORD or text in self._codes:  # too long for a word, or hidden by `escape` anyway
             return ()
         word = (text if text.isalnum() else _NON_WORD_CHARS.sub("", text)).casefold()
         return self._by_word.get(word, ()) if word else ()
@@ -286,7 +286,7 @@ class _TokenBytes(dict[int, bytes]):
 
 
 def bytes_of_token(token: str) -> bytes:
-    """Return the bytes of a token of a byte-level vocabulary; those of an added token are its text."""
+    """Return the bytes of a token of a byte-level vocabulary; for an added token, its text as UTF-8."""
     try:
         return bytes([_BYTE_OF[char] for char in token])
     except KeyError:
@@ -390,18 +390,18 @@ def differing_tokens(
     *,
     before: int | None = None,
 ) -> tuple[list[PlacedToken], list[PlacedToken]]:
-    """Compare sampled tokens with the encoding of their text.
+    """Compare the tokens of a turn, or of a whole sample, with the encoding of their text.
 
     Args:
-        ids: The sampled tokens.
+        ids: The tokens.
         tokenizer: The tokenizer of the ids.
         bytes_of: The `token_bytes` of that tokenizer.
         reencoded: The encoding of the ids' text, if known.
         before: The token before the ids; None at the beginning of a prompt.
 
     Returns:
-        The sampled and the re-encoded tokens with their positions, without the common end; both are empty if nothing
-        differs.
+        The tokens and the re-encoded tokens with their positions, both without their common end; both are empty if
+        nothing differs.
     """
     if reencoded is None:
         reencoded = _reencode_turn(ids, before, tokenizer, bytes_of)
@@ -507,7 +507,7 @@ def place_tokens(ids: Sequence[int], bytes_of: BytesOf) -> Iterator[PlacedToken]
 
 @functools.lru_cache(maxsize=2**18)
 def _whole_characters(surface: bytes) -> int | None:
-    """Count the characters of these bytes; return None if a character is incomplete."""
+    """Count the characters of these bytes; return None if they are not valid UTF-8, as with an incomplete character."""
     try:
         return len(surface.decode())
     except UnicodeDecodeError:

@@ -108,7 +108,7 @@ async def test_generate_rejects_forbidden_fields(params: Any, extra: Any, words:
         (Reply.abort([5], prompt_tokens=2), "--allow-auto-truncate"),
         (Reply.tokens([5] * 51, "length"), "got 51 output ids; expected at most max_new_tokens=8"),
         (Reply.tokens([5, 100]), "output id 100 at position 1 is outside the vocabulary of 100 tokens"),
-        (Reply.tokens([5], finish_reason="stop"), "finish_reason is 'stop'; expected a type of"),
+        (Reply.tokens([5], finish_reason="stop"), "finish_reason is 'stop'; expected an object whose type is"),
         (Reply.raw(b'{"text": "hi"}'), "expected a JSON object with meta_info, got {'text': 'hi'}"),
         (Reply.raw(b"[]"), "check that the URL is that of an SGLang server"),
         (Reply.raw(b'{"output_ids": ["5"], "meta_info": {"finish_reason": {"type": "stop"}}}'), "output_ids is ['5']"),

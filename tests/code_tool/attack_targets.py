@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from strands_rollout.code_tool import CodeExecutor, ExecutionResult
 
-_NAMED_LEVELS: Final = 5  # executor, slot, and three levels of the code's own paths, whose names the host searches
+_NAMED_LEVELS: Final = 5  # levels whose names the host searches: executor, slot, and three of the code's own
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class EnvironmentVariable(Target):
 
 
 class SecretFile(Target):
-    """File that sandboxed code must not read: an ssh key (0600), labels (0644)."""
+    """File that sandboxed code must not read, with the mode of an ssh key (0600) or of labels (0644)."""
 
     def __init__(self, stage: Stage, mode: int = 0o644) -> None:
         super().__init__(stage)
@@ -214,7 +214,7 @@ class ScratchRoot(Target):
 
 
 def shallow_paths(root: Path, levels: int = _NAMED_LEVELS) -> Iterator[Path]:
-    """Yield the paths below a folder, to this depth, while other processes delete and move trees there.
+    """Yield the paths in the first `levels` levels below a folder; other processes may delete and move trees there.
 
     `find` finds nothing if a folder is moved during its search, and `rglob` raises.
     """

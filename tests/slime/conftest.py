@@ -46,7 +46,7 @@ def fresh_slime(slime_package: Path) -> Iterator[None]:
     yield
     sglang_rollout.GenerateState.clear_instances()
     sglang_rollout.EVAL_PROMPT_DATASET.clear()
-    if hasattr(load_function, "cache_clear"):  # before 0.3.1 it has no cache
+    if hasattr(load_function, "cache_clear"):  # slime's function has no cache before slime 0.3.1
         load_function.cache_clear()
     if async_utils.async_loop is not None:
         _end_loop(async_utils.async_loop, http_utils._http_client)
@@ -86,7 +86,7 @@ def _give_up_engines_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def workers(slime_package: Path) -> Iterator[None]:
-    """Start episode workers if the environment asks for them."""
+    """Start episode workers if the variable `STRANDS_ROLLOUT_TEST_WORKERS` asks for them."""
     with cluster(slime_package):
         yield
 

@@ -98,7 +98,7 @@ async def test_rollout_metrics_of_slime_see_requests_and_tools(start: Start, cap
         assert sample.weight_versions == ["default"] * 3
         assert sample.prefix_cache_info.total_prompt_tokens > len(sample.tokens)
     # the fake engine reports 0.001 s for every request
-    if "e2e_latency" in observability("trace_utils").SGLANG_TRACE_META_KEYS:  # missing before 0.3.1
+    if "e2e_latency" in observability("trace_utils").SGLANG_TRACE_META_KEYS:  # missing before slime 0.3.1
         assert "'perf/request/e2e_latency/mean': 0.001" in logged
 
 

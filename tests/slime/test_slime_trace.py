@@ -65,6 +65,6 @@ async def test_trace_has_a_span_per_request_and_tool_call(begin: Begin, complain
         assert (budgets[0], budgets) == (512, sorted(set(budgets), reverse=True))
         sampled = [span["end"]["attrs"]["completion_tokens"] for span in requests]
         assert sum(sampled) == len(scene.planned_ids(sample))
-        if "e2e_latency" in observability("trace_utils").SGLANG_TRACE_META_KEYS:  # missing before 0.3.1
+        if "e2e_latency" in observability("trace_utils").SGLANG_TRACE_META_KEYS:  # missing before slime 0.3.1
             assert all(span["end"]["attrs"]["e2e_latency"] == 0.001 for span in requests)
     assert complaints() == []

@@ -33,7 +33,7 @@ def make_engine_arguments(args: object) -> None:
     from sglang.srt.server_args import ServerArgs
 
     engine = importlib.import_module("slime.backends.sglang_utils.sglang_engine")
-    if hasattr(engine, "accelerator"):  # newer than 0.3.1
+    if hasattr(engine, "accelerator"):  # slime newer than 0.3.1
         engine.accelerator.resolve_visible_device_id = lambda device: device
     made = engine._compute_server_args(args, 0, "127.0.0.1:1", 1, "127.0.0.1", 2, base_gpu_id=0)
     values = made[0] if isinstance(made, tuple) else made

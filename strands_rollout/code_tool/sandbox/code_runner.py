@@ -134,7 +134,7 @@ def _enable_fresh_imports(folder: str) -> None:
 
 
 def run_code(code: str, namespace: dict[str, object], name: str = SOURCE_NAME) -> None:
-    """Execute the code, and print the value of a last expression unless it is None."""
+    """Execute the code; if it ends with an expression, print the value, except None."""
     _sources[name] = code
     tree = ast.parse(code, name)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None

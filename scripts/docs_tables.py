@@ -79,7 +79,7 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "gateway/forks": ("distribution", "requests that continue a conversation but extend none of its histories"),
     "gateway/refused": ("distribution", "requests that the gateway answered with an error"),
     "budget/response": ("distribution", "fraction of the response budget used, for samples with that limit"),
-    "budget/context": ("distribution", "fraction of the context used, for samples with that limit"),
+    "budget/context": ("distribution", "fraction of the context limit used, for samples with that limit"),
     "budget/tool_iterations": ("distribution", "fraction of `max_tool_iterations` used, for samples with that limit"),
     "budget/tool_calls": ("distribution", "fraction of `max_tool_calls` used, for samples with that limit"),
     "aborts": ("distribution", "times that a sample came back ABORTED"),

@@ -676,7 +676,7 @@ def _read_key(path: Path) -> Json:
     try:
         content = yaml.safe_load(yaml_text(path))
     except (yaml.YAMLError, ValueError, ArithmeticError) as e:
-        raise ConfigError(f"{path} is not valid YAML: {e}") from e
+        raise ConfigError(f"{path} can't be read as YAML: {e}") from e
     if not isinstance(content, Mapping):
         raise ConfigError(f"{path} contains a {type(content).__name__}; expected a mapping with the key {KEY}:")
     if KEY not in content:

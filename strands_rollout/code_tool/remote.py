@@ -162,7 +162,7 @@ _MAX_EXIT_CODE: Final = 0xFFFF_FFFF  # no operating system has larger exit codes
 
 @dataclass(frozen=True, slots=True)
 class RemoteProgram:
-    """A piece of code with its limits, as a script for a remote sandbox, and the parser of that script's output."""
+    """A piece of code and its limits: builds a script that runs it (`text`), and parses the output (`result`)."""
 
     code: str
     timeout_s: float

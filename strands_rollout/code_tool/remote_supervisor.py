@@ -48,7 +48,10 @@ FIRST_FREE_FD = 3
 
 
 def run(job: dict[str, Any], sources: dict[str, str]) -> None:
-    """Run `job["code"]`; returns only in the process that ran the code, which then exits like any interpreter."""
+    """Run `job["code"]` in a child under its limits, and print the lines that `remote.py` parses.
+
+    Returns only in the child, which then exits like any interpreter; the other processes end in this function.
+    """
     scratch = os.environ.get("TMPDIR", "/tmp") + "/code-" + job["token"]  # noqa: S108 - the token is random
     os.mkdir(scratch, 0o700)  # noqa: PTH102 - pathlib is slow to import
     lifeline = fork_watcher(scratch)
@@ -74,7 +77,7 @@ def run(job: dict[str, Any], sources: dict[str, str]) -> None:
 
 
 def fork_watcher(scratch: str) -> int:
-    """Fork, and return in the child, in a process group of its own; the parent waits for the child and cleans up.
+    """Fork, and return in the child, in a process group of its own; the parent waits for it, cleans up and exits.
 
     Returns:
         The reading end of a pipe, which reaches its end of file when the parent dies.

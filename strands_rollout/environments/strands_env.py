@@ -190,7 +190,7 @@ def _read_config(path: str) -> dict[str, Any]:
     try:
         given = yaml.safe_load(yaml_text(Path(path)))
     except (yaml.YAMLError, ValueError, ArithmeticError) as e:
-        raise ConfigError(f"environment_config {path} is not valid YAML: {e}") from e
+        raise ConfigError(f"environment_config {path} can't be read as YAML: {e}") from e
     if not isinstance(given, dict):
         raise ConfigError(f"environment_config {path} holds a {type(given).__name__}; expected a mapping")
     return given

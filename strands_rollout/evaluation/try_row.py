@@ -225,7 +225,7 @@ class Script:
         try:
             content = yaml.safe_load(yaml_text(path))
         except (yaml.YAMLError, ValueError, ArithmeticError) as e:
-            raise ConfigError(f"{path} is not valid YAML: {e}") from e
+            raise ConfigError(f"{path} can't be read as YAML: {e}") from e
         if not isinstance(content, list) or not content:
             raise ConfigError(
                 f"{path} holds {type(content).__name__ if content else 'nothing'}; expected a list of turns, each a "

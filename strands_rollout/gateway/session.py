@@ -276,7 +276,7 @@ class Session:
         if isinstance(place, RepeatTurn):
             self.facts.repeats += 1
             client = place.branch.client
-            client.answered_at = client.answered_at or time.monotonic()  # 0.0 for a turn of an earlier attempt
+            client.answered_at = client.answered_at or time.monotonic()  # 0.0 before this attempt's first answer
             if self._replay is not None and place.branch is self._replay.branch and not self._replay.is_over:
                 self._replay.note_repeat(place.node)
             return cast("Reply", place.node.reply)  # a client's request only matches turns with a reply

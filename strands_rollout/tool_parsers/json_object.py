@@ -209,7 +209,10 @@ class ArrayParser(TaggedParser):
     closes_turn: ClassVar[bool] = False
     """The closing tag ends a turn, so the text does not contain it."""
     id_key: ClassVar[str | None] = None
-    """Key of an optional id; a string other than nine letters and digits is ignored."""
+    """Key of a call's optional id; None if calls of this format have no id.
+
+    A string other than nine letters and digits is ignored.
+    """
 
     def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> ReadResult:
         if tag[0] != self.open_calls:

@@ -32,7 +32,7 @@ def resources(*names: str, **more: Any) -> dict[str, Any]:
 def test_strands_environment_config_must_be_yaml(text: str, tmp_path: Path) -> None:
     path = tmp_path / "env.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=r"environment_config \S*env.yaml is not valid YAML: "):
+    with pytest.raises(ConfigError, match=r"environment_config \S*env.yaml can't be read as YAML: "):
         StrandsEnvironment(Task([], index=0), "an_env", str(path))
 
 

@@ -1,4 +1,4 @@
-"""A copy of the launch scripts, a fake slime checkout, and fakes of the programs that the scripts call.
+"""A copy of the launch scripts and configs, a fake slime checkout, and fakes of the programs that the scripts call.
 
 The fakes are `ray` (a cluster is a file that exists while `ray start --block` runs), `python3`, `torchrun`, `hf`,
 `nvidia-smi`, `strands-rollout`, `sleep` (20 ms instead of a pause), and `pkill`, which no script may call.
@@ -98,7 +98,10 @@ if not os.environ.get("FAKE_CUT_DOWNLOAD"):
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a fake: its name and arguments, wandb's key, the job's environment, the netrc file, and its stdin."""
+    """One call of a fake: its name and arguments, wandb's key, the job's environment, the netrc file, and its stdin.
+
+    None stands for what the call does not have; stdin is read only with --flags.
+    """
 
     name: str
     words: list[str]
@@ -111,9 +114,9 @@ class Call:
 
 @dataclass(frozen=True)
 class Stage:
-    """A copy of the repository, in which the scripts run, and the fake slime."""
+    """A copy of the repository's scripts and configs, in which the scripts run, and the fake slime."""
 
-    root: Path  # copy of the repository
+    root: Path  # the copy's folder
     slime: Path  # fake slime checkout; Megatron-LM is beside it
 
     @property
@@ -181,7 +184,7 @@ class Stage:
 
 
 def make_stage(root: Path) -> Stage:
-    """Copy the scripts to a folder below `root`, and put the fakes beside it."""
+    """Copy the scripts and configs to a folder below `root`, and put the fakes and the fake slime beside it."""
     copy, slime, commands = root / "a checkout", root / "sources" / "slime", root / "bin"
     shutil.copytree(REPOSITORY / "scripts", copy / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(REPOSITORY / "configs", copy / "configs")

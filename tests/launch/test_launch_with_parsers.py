@@ -1,8 +1,8 @@
-"""The commands of the models that this slime has, parsed and checked by slime, Megatron-LM and SGLang themselves.
+"""The launch scripts' commands, parsed and checked by slime, Megatron-LM and SGLang themselves.
 
 Needs SLIME_PATH and MEGATRON_PATH, checkouts of slime and of slime's Megatron-LM, and a Python with SGLang, the router
-and torch: this one, or the Python that PARSERS_PYTHON names. slime's image has them all; its SGLang and Megatron-LM are
-those that its slime can use.
+and torch: this one, or the Python that PARSERS_PYTHON names. slime's image has all of these in matching versions.
+Models that the checkout of slime lacks are not tested.
 """
 
 import json

@@ -32,7 +32,8 @@ class RunningChild:
         self.is_ending = False  # it has been killed, but the kernel may need some time
         self.thread_limit = 0  # the soft RLIMIT_NPROC that the supervisor last set; 0 if it has set none
         self.is_broken = False  # the code has written to the control socket, which is not trusted any more
-        self.ready: asyncio.Future[None] = loop.create_future()  # the child waits for code; an exception if it failed
+        # done once the child waits for code; has an exception if forking or preparing it failed
+        self.ready: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[int] = loop.create_future()  # the ended process's exit code; -1 without a process
         self.alarm: asyncio.Future[None] = loop.create_future()  # the child is broken, or has printed too much
         self._max_output_chars = max_output_chars

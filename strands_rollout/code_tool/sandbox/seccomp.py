@@ -39,7 +39,7 @@ _ALLOWED_NAMES: Final = """
 """
 ALLOWED: Final = frozenset(_ALLOWED_NAMES.split())
 ANSWERS: Final[dict[str, int]] = {
-    # the targets of links must stay secret too: the error is that for a file that is not a link
+    # links must not reveal their targets: the error is the one for a file that is not a link
     **dict.fromkeys(("readlink", "readlinkat"), errno.EINVAL),
     # a filter can't read the memory that holds the arguments of the first two; libraries do without the others
     **dict.fromkeys(("clone3", "openat2", "futex_waitv", "futex_wait", "futex_wake", "futex_requeue"), errno.ENOSYS),

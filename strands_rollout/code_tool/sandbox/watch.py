@@ -447,7 +447,8 @@ _POLL_S: Final = 0.05
 _MAX_POLL_S: Final = 2.0
 _PAGE_TABLES_KIB: Final = 32 * 1024
 _PAGE_TABLES_KIB_PER_MIB: Final = 4  # twice the need of contiguous memory; an isolated page needs 8 KiB
-_SHARE_OF_POLLING: Final = 0.1  # largest fraction of time for checks of all children; slow checks run less often
+# fraction of time that checks of all children may take: slow checks run less often, with pauses of up to _MAX_POLL_S
+_SHARE_OF_POLLING: Final = 0.1
 
 
 class RunWatch:

@@ -59,7 +59,7 @@ wandb_arguments
 if [[ $dry_run -eq 0 ]]; then
   # if LOAD has no checkpoint, slime silently loads REF_LOAD
   [[ "$LOAD" == "$REF_LOAD" ]] || require_path "$LOAD/latest_checkpointed_iteration.txt" "a checkpoint in Megatron's format" \
-    "Name a run's SAVE_DIR, or the model's REF_LOAD"
+    "Set LOAD to the SAVE_DIR of a run, or to the model's REF_LOAD"
   if [[ -n "$CKPT_STEP" ]]; then
     require_path "$LOAD/$(printf 'iter_%07d' "$CKPT_STEP")" "the checkpoint of step $CKPT_STEP" \
       "LOAD has: $(cd "$LOAD" && shopt -s nullglob && saved=(iter_* releas[e]) && echo "${saved[*]:-no checkpoint}")"

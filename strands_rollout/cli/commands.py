@@ -478,7 +478,7 @@ def tasks(
         with atomic_replacement(out) as partial:
             partial.write_bytes(b"".join(encode_json(row) + b"\n" for row in rows))
     except OSError as e:
-        raise ConfigError(f"can't write {out}: {e.strerror or e}") from e
+        raise ConfigError(f"can't write {out}: {e.strerror or e}; choose another --out") from e
     typer.echo(f"{len(rows)} rows written to {out}")
 
 

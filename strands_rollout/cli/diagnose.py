@@ -215,7 +215,7 @@ def rescore(
     from strands_rollout.diagnostics.rewards import load_reward, run_rescore
 
     if group_rm and reward is None:
-        raise typer.BadParameter("got --group-rm without --reward; name the reward that takes groups with --reward")
+        raise typer.BadParameter("got --group-rm without --reward; name with --reward a reward that takes groups")
     keys = [*([reward_key] if reward_key else []), "score", "acc"]
     loaded = load_reward(reward, config, keys, changes=changes, takes_groups=group_rm)
     ok = asyncio.run(run_rescore(dump, loaded, out=out, show=show, as_json=as_json))

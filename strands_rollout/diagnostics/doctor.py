@@ -67,7 +67,7 @@ _CONNECT_TIMEOUT_S: Final = 3.0
 _READ_TIMEOUT_S: Final = 5.0
 _OLD_VERSION: Final = re.compile(r"0\.[0-4](?:\.|$)")
 _START_SERVER: Final = (
-    "start a server, and check host and port: python -m sglang.launch_server --model-path MODEL --port 30000"
+    "correct the host and port, or start a server: python -m sglang.launch_server --model-path MODEL --port 30000"
 )
 _UNREACHABLE: Final = (httpx.TransportError, aiohttp.ClientError, EngineUnavailableError)
 # words, numbers and control tokens that vocabularies split in different ways

@@ -318,11 +318,12 @@ class Preflight:
         limit = command.int_value("--rollout-max-prompt-len") or context_limit
         response = command.int_value("--rollout-max-response-len")
         if longest > limit:
-            yield error(name, f"{path}: {measured}; the limit is {limit}", "raise the limit, or drop long rows")
+            remedy = "raise --rollout-max-prompt-len (if it is not set, --rollout-max-context-len), or drop long rows"
+            yield error(name, f"{path}: {measured}; the limit is {limit}", remedy)
         elif command.context and longest + response > command.context:
             left = command.context - longest
             found = f"{path}: {measured}, which leave {left} tokens for a response of {response}"
-            yield warning(name, found, f"raise --rollout-max-context-len to {longest + response} to use them all")
+            yield warning(name, found, f"raise --rollout-max-context-len to {longest + response}, or drop long rows")
         elif batch > prompts.rows:
             found = f"{path}: {measured}; a step has {batch} prompts, so it repeats some"
             yield warning(name, found, "add rows, or lower --rollout-batch-size")

@@ -253,7 +253,7 @@ class ResultsFile:
             write_json(identity_path, identity)
         elif not identity_path.exists():
             raise ConfigError(
-                f"{self.path} has results, but {identity_path.name}, which says what run they belong to, is missing; "
+                f"{self.path} has results, but {identity_path.name}, which says to which run they belong, is missing; "
                 "choose another --out"
             )
         elif differing := _run_differences(read_json(identity_path), identity):

@@ -524,7 +524,7 @@ def print_summary(console: Console, outcomes: Sequence[Outcome], summary: Summar
     failed = [outcome for outcome in outcomes if outcome.sample.status is Sample.Status.FAILED]
     errors = Counter(str(outcome.facts.error) for outcome in failed)
     for error, count in errors.most_common(_MAX_ERRORS_SHOWN):
-        console.print(Text(f"failed, {count} of {len(outcomes)}: {error}", style="red"), soft_wrap=True)
+        console.print(Text(f"{count} of {len(outcomes)} samples failed: {error}", style="red"), soft_wrap=True)
 
 
 def print_evaluation(console: Console, report: Mapping[str, Any]) -> None:

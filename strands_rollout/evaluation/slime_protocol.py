@@ -156,8 +156,8 @@ def check_context(sets: Sequence[ProtocolSet], prompt_tokens: int, model: Path |
     positions = model_positions(model) if model else None
     if positions and prompt_tokens >= positions:
         raise ConfigError(
-            f"a prompt of {prompt_tokens} tokens leaves, of the {positions} positions of the model, none for a "
-            "response. Allow shorter prompts: lower MAX_CONTEXT_LEN minus MAX_RESPONSE_LEN (--prompt-room), or extend "
+            f"a prompt of {prompt_tokens} tokens leaves none of the model's {positions} positions for a response. "
+            "Allow shorter prompts: lower MAX_CONTEXT_LEN minus MAX_RESPONSE_LEN (--prompt-room), or extend "
             "the model's context"
         )
     if positions and longest + prompt_tokens > positions:

@@ -194,7 +194,7 @@ def _sample_violations(exchanges: Sequence[Exchange], sample: Sample) -> Iterato
         return
     for exchange in answered:
         if exchange.read_tokens is not None:
-            yield f"the engine read {exchange.read_tokens} tokens of a request of {len(exchange.input_ids)}"
+            yield f"the engine read {exchange.read_tokens} tokens; the request had {len(exchange.input_ids)}"
     sequence = answered[-1].sequence
     if sample.tokens != sequence:
         yield f"the sample's tokens are not the last request and its output{_difference(sample.tokens, sequence)}"

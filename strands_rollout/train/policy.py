@@ -267,14 +267,14 @@ class Policy:
         """Load a file that `save` wrote. The reference model of the KL term keeps the initial weights.
 
         Raises:
-            ConfigError: The file is not a checkpoint of this model.
+            ConfigError: The file can't be read, or is not a checkpoint of this model.
         """
         try:
             state = torch.load(path, weights_only=True)
             self._model.load_state_dict(state["model"])
             self._optimizer.load_state_dict(state["optimizer"])
         except (OSError, RuntimeError, EOFError, KeyError, ValueError, UnpicklingError) as e:
-            reason = f"the file is not a checkpoint of this model ({type(e).__name__})"
+            reason = f"the file can't be read, or is not a checkpoint of this model ({type(e).__name__})"
             raise ConfigError(f"can't resume from {path}: {reason}; start again in another folder with --out") from e
 
     def _step(

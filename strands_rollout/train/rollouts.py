@@ -551,7 +551,8 @@ def check_gap(
     gap = LogprobGap.between(sequences, trainer)
     if not gap.tokens:
         raise TrajectoryError(
-            "got no token whose logprob under these weights is known, so trainer and engine can't be compared; "
+            "got no token that the current weights sampled with a known logprob, so trainer and engine can't be "
+            "compared; "
             "expected the rollout's logprobs, and spans with the engine's weight version. --unchecked skips this check"
         )
     if gap.largest <= limit:

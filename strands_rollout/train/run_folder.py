@@ -111,7 +111,10 @@ def read_steps(path: Path) -> list[StepRecord]:
         try:
             record = json.loads(line)
         except ValueError as e:
-            raise ConfigError(f"{path}:{step + 1} is not JSON ({e}); expected the record of step {step}") from e
+            raise ConfigError(
+                f"{path}:{step + 1} is not JSON ({e}); expected the record of step {step}; restore the log, or choose "
+                "another --out"
+            ) from e
         if not isinstance(record, dict) or record.get("step") != step:
             raise ConfigError(
                 f"{path}:{step + 1} is not the record of step {step}: got {record!r:.80}; restore the log, or choose "
@@ -119,7 +122,8 @@ def read_steps(path: Path) -> list[StepRecord]:
             )
         if not all(value is None or isinstance(value, int | float | str) for value in record.values()):
             raise ConfigError(
-                f"{path}:{step + 1} has values other than numbers, texts and null; expected the record of a step"
+                f"{path}:{step + 1} has values other than numbers, texts and null; restore the log, or choose "
+                "another --out"
             )
         records.append(record)
     return records

@@ -230,7 +230,7 @@ def test_validate_reports_a_reward_that_always_fails(tmp_path: Path) -> None:
     assert result.exit_code == 1
     failed, why, total = result.stdout.splitlines()
     assert failed.startswith("the reward failed for 64 ground truths (lines 1, 2, 3, ...): RolloutError: ")
-    assert "no row was checked" in why
+    assert "so none was scored" in why
     assert total == "0 of 64 ground truths are right, 64 not scored"
     got = found(path, "--reward", "test_rewards.of_the_world")
     assert (got["ok"], got["right"], got["unscored"], got["faults"]) == (False, 0, 64, [])

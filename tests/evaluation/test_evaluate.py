@@ -97,7 +97,7 @@ async def test_run_demo_explains_failed_episodes(shipped_tokenizer, tmp_path, ca
     summary = await run_demo_on(lambda *_: Reply.status(400, "no such luck"), options(tmp_path, shipped_tokenizer))
     out = capsys.readouterr().out
     assert (summary.completed, summary.contract_violations, summary.ok) == (0, 0, False)
-    assert "failed, 2 of 2: EngineRejectedError" in out
+    assert "2 of 2 samples failed: EngineRejectedError" in out
     assert json.loads(out.splitlines()[-1])["completed"] == 0
 
 

@@ -311,7 +311,7 @@ def test_print_summary_counts_stop_reasons_and_violations() -> None:
     assert "completed 1, turn_length 1, engine_error 1" in text
     assert "token exactness: every sample passed" in text
     assert "slime's contract: 1 violations\n  sample 3: loss_mask has None" in text
-    assert "failed, 1 of 3: EngineError: x" in text
+    assert "1 of 3 samples failed: EngineError: x" in text
     assert "limit" not in text
 
 

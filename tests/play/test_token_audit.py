@@ -126,7 +126,7 @@ def test_tito_violations_finds_changed_sample(changes: dict[str, Any], words: st
 def test_tito_violations_finds_partly_read_request() -> None:
     first, second = exchanges()
     cut = replace(second, read_tokens=4)
-    assert tito_violations([first, cut], sample()) == ["the engine read 4 tokens of a request of 7"]
+    assert tito_violations([first, cut], sample()) == ["the engine read 4 tokens; the request had 7"]
 
 
 def test_tito_violations_ignores_untrained_sample() -> None:

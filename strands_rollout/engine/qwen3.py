@@ -216,7 +216,7 @@ def _stored_tensors(folder: Path) -> dict[str, _StoredTensor]:
     if index_path.is_file():
         weight_map = _read_json(index_path).get("weight_map")
         if not isinstance(weight_map, dict):
-            raise ConfigError(f"{index_path}: got weight_map {weight_map!r:.80}; expected a JSON object")
+            raise ConfigError(f"can't read {index_path}: got weight_map {weight_map!r:.80}; expected a JSON object")
         names = set(map(str, weight_map.values()))
     return {key: tensor for name in sorted(names) for key, tensor in _tensors_of_file(folder / name).items()}
 

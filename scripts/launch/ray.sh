@@ -209,7 +209,7 @@ _wait_for_nodes() {
       echo "all $NUM_NODES nodes have joined" >&2
       return
     fi
-    kill -0 "$_ray_pid" 2>/dev/null || break
+    kill -0 "$_ray_pid" 2>/dev/null || fail "Ray ended before all $NUM_NODES nodes had joined: $(tail -n 5 "$_ray_log")"
     sleep 2
   done
   fail "Ray has ${found:-0} GPUs; expected $wanted within $JOIN_TIMEOUT_S s: $NUM_NODES nodes with $NUM_GPUS each. On each other node:" \

@@ -447,8 +447,8 @@ def _explain_unknown(name: str, table: FlagTable) -> tuple[str, str | None]:
     owners = " and ".join(TITLES[flag.system] for flag in table.find(nearest or ""))
     meant = f"; nearest known: {nearest} ({owners})" if nearest else ""
     if longer:
-        matches = ", ".join(longer[:3])
-        return f"it abbreviates {len(longer)} flags ({matches} ...), so SGLang's parser ends the run{meant}", nearest
+        matches = ", ".join(longer[:3]) + (" ..." if len(longer) > 3 else "")
+        return f"it abbreviates {len(longer)} flags ({matches}), so SGLang's parser ends the run{meant}", nearest
     return f"no parser knows it, and slime silently drops it{meant}", nearest
 
 

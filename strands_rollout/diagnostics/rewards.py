@@ -339,7 +339,10 @@ async def run_validate(
         print(printable(f"{path}:{note.line}: note: label {json.dumps(note.label)} {note.meaning}{similar}"))
     for group in _group_by_reason(unscored, lambda fault: fault.reason):
         numbers = _list_numbers([fault.line for fault in group])
-        print(printable(f"the reward failed for {len(group)} ground truths (lines {numbers}): {group[0].reason}"))
+        where = (
+            f"1 ground truth (line {numbers})" if len(group) == 1 else f"{len(group)} ground truths (lines {numbers})"
+        )
+        print(printable(f"the reward failed for {where}: {group[0].reason}"))
     if unscored:
         print(
             "the reward failed for every ground truth, so none was scored; if the reward needs facts that only a "

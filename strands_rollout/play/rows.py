@@ -245,9 +245,10 @@ def _get_path(value: Mapping[str, Any], key: str) -> Any:  # noqa: ANN401 - any 
 
 
 def json_line(value: Mapping[str, Any]) -> bytes:
-    """Return an object as a line of JSONL; values that JSON can't hold become lists or texts."""
+    """Return an object as a line of JSONL; values that JSON can't hold become lists or texts, and NaN becomes null."""
     try:
         return orjson.dumps(value, default=str, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
     except TypeError:  # an integer above 64 bits, or half a surrogate pair
         text = json.dumps(value, default=lambda item: item.tolist() if hasattr(item, "tolist") else str(item))
-        return text.encode() + b"\n"
+        without_nan = json.loads(text, parse_constant=lambda _name: None)  # infinities, too, as orjson does
+        return json.dumps(without_nan).encode() + b"\n"

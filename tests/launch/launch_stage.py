@@ -37,6 +37,8 @@ if words[:2] == ["job", "status"]:
     print("Job 'one' " + ("failed" if number else "succeeded"))
 if words[:2] == ["job", "list"] and (stage / "job-runs").exists() and os.environ.get("FAKE_OTHER_JOB"):
     print("[JobDetails(submission_id='another', status=<JobStatus.RUNNING: 'RUNNING'>)]")
+if words[:1] == ["status"]:
+    (stage / "ray-was-asked").touch()
 if words[:2] == ["job", "list"] or words[:1] == ["status"]:
     if words[:1] == ["status"] and running.exists() and os.environ.get("FAKE_CLUSTER_GPUS"):
         print(f"Usage:\\n 0.0/96.0 CPU\\n 0.0/{os.environ['FAKE_CLUSTER_GPUS']}.0 GPU\\n 0B/1.00TiB memory")
@@ -49,8 +51,13 @@ if words[:1] == ["start"]:
         sys.exit()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     try:
+        (stage / "ray-was-asked").unlink(missing_ok=True)
         running.write_text(str(os.getpid()))
-        time.sleep(60)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if os.environ.get("FAKE_RAY_ENDS") and (stage / "ray-was-asked").exists():
+                sys.exit("out of memory")
+            time.sleep(0.02)
     finally:
         running.unlink()
 if words[:2] == ["job", "submit"]:

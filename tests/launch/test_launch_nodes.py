@@ -48,6 +48,12 @@ def test_missing_nodes_end_the_script_without_a_job(stage: Stage) -> None:
     assert not stage.ray_runs.exists()
 
 
+def test_ray_that_ends_while_nodes_join_ends_the_script(stage: Stage) -> None:
+    finished = stage.run(TRAIN, NUM_NODES="2", MASTER_ADDR="10.0.0.1", FAKE_RAY_ENDS="1")
+    assert finished.returncode == 1
+    assert "error: Ray ended before all 2 nodes had joined: out of memory" in finished.stderr
+
+
 def test_several_nodes_without_address_are_refused(stage: Stage) -> None:
     finished = stage.run(TRAIN, "--num-nodes", "2")
     assert finished.returncode == 1

@@ -142,10 +142,8 @@ class ClientRequest:
         is none, a match that reaches the end of its branch. Without such a match, or if that conversation is busy, the
         branch belongs to a conversation that has not begun yet.
         """
-        has_answers = any(message["role"] == "assistant" for message in self.messages)
-        same_head = [match for match in matches if match.has_same_head]
-        best = next((match for match in same_head if match.length or not has_answers), None)
-        best = best or next(iter(same_head), None) or next((match for match in matches if match.reaches_end), None)
+        same_head = (match for match in matches if match.has_same_head)  # the longest match first
+        best = next(same_head, None) or next((match for match in matches if match.reaches_end), None)
         is_free = best is not None and not best.conversation.is_busy
         conversation = best.conversation if best is not None and is_free else self._new_conversation(record)
         reason = self._reason(best)

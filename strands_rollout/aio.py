@@ -79,7 +79,7 @@ def _close_with_loop(value: Closable) -> AsyncGenerator[None, None]:
 
 
 def start_task(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-    """Return a task of this coroutine; from Python 3.12 on, it has run up to its first wait already."""
+    """Return a task of this coroutine; from Python 3.12 on, the coroutine has already run up to its first wait."""
     if sys.version_info >= (3, 12):
         return asyncio.eager_task_factory(asyncio.get_running_loop(), work)
     return asyncio.create_task(work)

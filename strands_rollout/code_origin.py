@@ -9,6 +9,9 @@ _STDLIB: Final = sysconfig.get_paths()["stdlib"]
 
 
 def is_user_file(filename: str) -> bool:
-    """Return True for a file outside of libraries and of this package, and for this package's examples."""
+    """Return True for a file outside of libraries and of this package.
+
+    This package's examples count as a user's files, unless the package is in `site-packages`.
+    """
     library = "site-packages" in filename or filename.startswith((_STDLIB, "<frozen"))
     return not library and (not filename.startswith(_PACKAGE) or filename.startswith(f"{_PACKAGE}/examples/"))

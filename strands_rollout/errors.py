@@ -14,7 +14,7 @@ class PolicyEndedError(RolloutError):
 
 
 class PromptError(RolloutError):
-    """A row's prompt can't be converted to chat messages, or an answer to it can't be graded as the metadata says."""
+    """A row's prompt or a gateway client's request can't be used, or an answer can't be graded as the metadata says."""
 
 
 class TemplateError(RolloutError):
@@ -80,7 +80,11 @@ class EngineError(RolloutError):
 
 
 class EngineUnavailableError(EngineError):
-    """The server can't be reached, has no worker, keeps answering 429 or any 5xx, or exceeds the read timeout."""
+    """The server can't be reached or keeps failing.
+
+    It refuses connections, has no worker, keeps answering 429 or any 5xx, exceeds the read timeout, or aborts a turn
+    again and again, or because of an error that is not the request's.
+    """
 
 
 class EngineRejectedError(EngineError):
@@ -108,11 +112,11 @@ class EngineOverlongError(EngineRejectedError):
 
 
 class EngineResponseError(EngineError):
-    """The server answered 200 without a valid generation, or was busy or failing when asked for its limits."""
+    """The server answered 200 without a valid generation, or was busy, failing or slow when asked for its limits."""
 
 
 class EngineAbortedError(EngineError):
-    """The rollout was aborted, or the server aborted the generation (finish_reason "abort")."""
+    """The rollout was aborted, the episode has ended, or the server aborted the generation (finish_reason "abort")."""
 
 
 class ToolError(RolloutError):

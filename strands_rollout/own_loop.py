@@ -53,7 +53,8 @@ class OwnLoop:
     async def run(self, function: Callable[P, Awaitable[Result]], *args: P.args, **kwargs: P.kwargs) -> Result:
         """Call an async function on this loop, with the caller's context variables, and return its result.
 
-        Cancelling the caller cancels the function; if it hasn't ended 0.5 s later, it is abandoned.
+        Cancelling the caller cancels the function; if it hasn't ended 0.5 s later, it is abandoned. If the caller runs
+        on this loop already, the function runs immediately, in the caller's task.
 
         Raises:
             ToolError: The function raised SystemExit or another exception that would end the loop; or an earlier

@@ -32,7 +32,7 @@ class SlimeArgs(Protocol):
 class SampleLike(Protocol):
     """The fields of a sample that this package reads and writes; implemented by each release of slime, and by `Sample`.
 
-    The type is Any for fields that may be None before an episode, or have a type of slime. Fields that only some
+    Most fields that may be None before an episode, or have a type of slime, are typed Any. Fields that only some
     releases have are read with `getattr`. The class has the enum `Status`: see `statuses_of`.
     """
 
@@ -247,8 +247,8 @@ class EpisodeFacts:
     """The facts of an episode, under the names that they have in `sample.metadata["strands_rollout"]`.
 
     `slime_plugin.sample_writer` writes them at the end of the episode; `add_facts` adds facts that are known only
-    later. Read them with `facts_of`. A fact that is unknown or does not apply is None: failed samples, samples of
-    sub-agents or of another generate function, and old dumps have fewer facts.
+    later. Read them with `facts_of`. A fact that is unknown or does not apply is None: failed samples, siblings,
+    samples of another generate function, and old dumps have fewer facts.
 
     Seconds are wall-clock time. Positions are indices into all tokens of the sample, prompt included. The first
     turn has the number 0. The facts of a resumed episode include those from before its abort.
@@ -313,7 +313,7 @@ class EpisodeFacts:
     duration_s: float | None = None
     """Seconds of the whole episode."""
     segments: int | None = None
-    """Number of segments of the main agent: 1 plus the number of times its history was rewritten."""
+    """Number of segments of the main agent; 1 if its history was never rewritten."""
     stale_tokens: int | None = None
     """Number of sampled tokens that are masked because their weights were too old."""
     ended_by: str | None = None
@@ -347,7 +347,7 @@ class EpisodeFacts:
     evaluation: bool | None = None
     """True for a sample of an evaluation."""
     fan_out: Mapping[str, Any] | None = None
-    """With fan-out: `part` (0 for the main agent), `of` (number of samples) and `kind` of the sample."""
+    """With fan-out: `part` (0 for the main agent's last segment), `of` (number of samples) and `kind` of the sample."""
     episode_number: int | None = None
     """Number of the episode in its job; removed when the sample is graded."""
     reward_ahead: Mapping[str, Any] | None = None
@@ -418,7 +418,7 @@ def add_facts(sample: SampleLike, added: EpisodeFacts) -> None:
 
 
 def take_fact(sample: object, name: Literal["episode_number", "reward_ahead"]) -> Any:  # noqa: ANN401 - either fact's
-    """Remove and return a fact that an earlier call stored for the caller; None if the sample lacks the fact."""
+    """Remove and return a fact that is needed only once; None if the sample lacks the fact."""
     facts = recorded_facts(getattr(sample, "metadata", None))
     return facts.pop(name, None) if isinstance(facts, dict) else None
 
@@ -471,7 +471,7 @@ def usable_number(value: object) -> float | None:
 
 
 def fan_out_part(sample: object) -> int | None:
-    """Return the sample's number in its fan-out, 0 for the main agent; None without fan-out."""
+    """Return the sample's number in its fan-out, 0 for the main agent's last segment; None without fan-out."""
     part = (facts_of(sample).fan_out or {}).get("part")
     return part if isinstance(part, int) else None
 
@@ -483,7 +483,7 @@ def reward_details(sample: object) -> Mapping[str, Any]:
 
 
 def parts_of(rewards: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Return the values of each part in several rewards, by its key `parts/NAME`."""
+    """Return the finite numbers among the values of each part in several rewards, by the part's key `parts/NAME`."""
     values: dict[str, list[float]] = {}
     for key, value in (entry for reward in rewards for entry in reward.items()):
         if key.startswith(PART_PREFIX) and (number := finite_number(value)) is not None:
@@ -541,7 +541,7 @@ class FinishedSample:
 
     @property
     def is_missing(self) -> bool:
-        """True if the episode failed or was aborted, or its reward has no verdict; reward metrics leave these out."""
+        """True if the episode failed or was aborted, or the reward has no verdict: reward metrics omit the sample."""
         return self.status in ("failed", "aborted") or self.is_ungraded
 
     @property
@@ -563,7 +563,7 @@ class FinishedSample:
 
     @property
     def weight_version_spread(self) -> int | None:
-        """Newest minus oldest weight version; None without versions, or unless all are integers of one numbering."""
+        """Newest minus oldest weight version; None without versions, or if not all are integers of one numbering."""
         versions, numberings = self.weight_versions, self.facts.version_numberings or ()
         if len(numberings) > 1 or not versions or not all(map(_INTEGER.fullmatch, versions)):
             return None
@@ -577,7 +577,7 @@ class FinishedSample:
 
     @property
     def turn_bounds(self) -> list[tuple[int, int]] | None:
-        """Start and end position of each turn that sampled tokens; None if unknown."""
+        """Start and end position of each turn with sampled tokens; None if unknown."""
         bounds = self.bounds_by_turn
         return None if bounds is None else [(start, end) for start, end in bounds.values() if end > start]
 

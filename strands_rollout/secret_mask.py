@@ -40,7 +40,10 @@ _NO_SECRETS: Final = (None, "", True, False)
 
 
 def mask(value: object, secret_key: re.Pattern[str]) -> Json:
-    """Return the value with secrets masked: values whose key matches `secret_key`, and secrets in texts."""
+    """Return the value with secrets masked: values whose key matches `secret_key`, and secrets in texts.
+
+    None, empty texts, bools, 0 and 1 are never masked because of their key.
+    """
     if isinstance(value, Mapping):
         is_secret = {key: secret_key.search(str(key)) and item not in _NO_SECRETS for key, item in value.items()}
         return {key: MASK if is_secret[key] else mask(item, secret_key) for key, item in value.items()}

@@ -1,7 +1,7 @@
 """Load a user's code by its dotted path, or by the path of a Python file; find files that a configuration names.
 
-Every setting and option that names code is resolved here. The error for code that is missing suggests the nearest
-existing name, or says where the code was searched.
+Every setting and option that names code is resolved here. The error for code that is missing has a hint where possible:
+the nearest existing name, the places that were searched, or what the module defines.
 """
 
 import difflib
@@ -60,8 +60,8 @@ def resolve(path: str) -> object:
             is imported once, under its own name if an import statement would find it by that name.
 
     Raises:
-        ToolError: The path does not exist, or its module can't be imported. The message suggests the nearest existing
-            name, says where the path was searched, or has the error of the import.
+        ToolError: The path is malformed or does not exist, or its module can't be imported. The message has the error
+            of the import, or a hint where possible.
     """
     if isinstance(path, str) and (match := _FILE.fullmatch(path)):
         found: object = _import_file(match["file"], path)

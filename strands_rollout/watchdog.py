@@ -66,8 +66,8 @@ class _WatchedLoop:
     """The state of a watched loop.
 
     Attributes:
-        at: Task, frame and instruction that the last check of a late loop saw; None if the loop was not late, or the
-            check was late itself.
+        at: Task, frame and instruction that the last check of a late loop saw; None before the first check, if the
+            loop was not late, and if the check was late itself.
         since: Time of the first check that saw `at`.
         cpu_s: Processor seconds of the loop's thread at that time.
         is_computing: True if a check has seen the thread runnable since then.

@@ -44,7 +44,8 @@ class Task:
         metadata: The row's metadata, without the keys that this package writes.
         index: The sample's index; None for a sample without index.
         evaluation: True in an evaluation, False in training.
-        tools: The configured tools and the environment's tools, as `strands.Agent(tools=...)` takes them.
+        tools: The configured tools and, once the environment is made, its tools; as `strands.Agent(tools=...)` takes
+            them.
         resources: Open resources by their names in the setting `resources`.
         environment: The episode's environment, made by the class or function in the setting `environment`; None without
             the setting, and before the environment is made.
@@ -244,7 +245,7 @@ class EpisodeContext:
             raise errors.EnvironmentFaultError(message) from e
 
     async def prepare(self) -> Self:
-        """Call the environment's `prepare`; return a context whose task begins with the returned message, if any."""
+        """Call the environment's `prepare`; return a context whose last user message is the returned text, if any."""
         if not hasattr(self.task.environment, "prepare"):
             return self
         text = await self._call_method("prepare")

@@ -246,7 +246,8 @@ class _AgentHook(HookProvider):
         is_playing: True during the agent's invocation, when the policy uses the time.
         changed: Set when `is_playing` changes.
         is_out_of_time: True if the agent's turns were cut at `episode_timeout_s`.
-        engine_fault: The engine's fault when the turns were cut; None if the engine was not failing.
+        engine_fault: The engine's fault when the turns were cut; None if they were not cut, or the engine was not
+            failing then.
     """
 
     def __init__(self, run: EnvironmentRun) -> None:

@@ -170,7 +170,8 @@ class DirectInvocation:
     ) -> list[Interrupt]:
         """Run several calls, or calls of unknown tools or with invalid names, as `_run_calls` does.
 
-        The names are validated first. Strands' executor then runs the calls, unless a single valid call is left.
+        The names are validated first. Strands' executor then runs the calls, unless a single valid call is left that
+        `_run_call` can run.
         """
         agent, calls, invalid = self._agent, list[ToolUse](), list[str]()
         validate_and_prepare_tools(message, calls, results, invalid)

@@ -79,7 +79,7 @@ class StopReason(StrEnum):
     WORKER_ERROR = "worker_error"
     """The episode's worker process died, and the episode can't be continued."""
     SETUP_ERROR = "setup_error"
-    """The prompt, the template, a setting, or the user's agent or program can't be used."""
+    """The prompt, the template, a setting, a tool, or the user's agent or program can't be used."""
     INTERNAL_ERROR = "internal_error"
     """A bug in this package, a hook or a tool provider, or another error that has no reason of its own."""
 

@@ -110,7 +110,8 @@ class DirectLoop(hooks.HookProvider):
     def _before_invocation(self, event: hooks.BeforeInvocationEvent) -> None:
         """Add this loop's middleware once, unless this release of Strands lacks a name that the loop uses.
 
-        It comes after the middleware that hooks add, so that all other middleware sees this loop's events.
+        This loop's middleware comes after the middleware that hooks add, so that all other middleware sees this loop's
+        events.
         """
         if not self._is_middleware_added and not missing_loop_names(event.agent):
             self._is_middleware_added = True

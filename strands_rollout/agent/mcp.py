@@ -1,4 +1,4 @@
-"""Clients of MCP servers: for a server in the settings, one for all episodes or one for each; and a user's own clients.
+"""Clients of MCP servers: one for each server in the settings, or one per episode (`per_episode`); and a user's own.
 
 A lost server is an infrastructure fault; an episode that ends because of it is never trained.
 """
@@ -94,7 +94,8 @@ class GuardedMcpClient(ToolProvider):
         is_shared: True if several episodes use the client.
 
     Attributes:
-        may_be_lost: True after a failed call or after `end`; the connection is checked before another agent uses it.
+        may_be_lost: True after a call that raised an exception, or after `end` of a connection; the connection is
+            checked before another agent uses it.
     """
 
     def __init__(self, client: MCPClient, name: str, *, is_shared: bool = True) -> None:
@@ -220,7 +221,7 @@ class GuardedMcpClient(ToolProvider):
             self._reschedule(0.0)
 
     def wait_until_ended(self, timeout_s: float) -> bool:
-        """Block until the connection and its server have ended; return False after the timeout."""
+        """Block until the connection, and the server if the client started it, have ended; False after the timeout."""
         return self._closed.wait(timeout_s)
 
     def _drop_lost_connection(self) -> None:

@@ -1,7 +1,8 @@
 """The agents of an episode: this package's agent, or the agent, swarm or graph of a user's factory.
 
-Also here: `join_episode` adds an episode's history and hooks to agents; `sub_agent_model` returns a model of the same
-policy with a trajectory of its own. Tool providers start and stop servers, so agents that have providers are closed in
+Also here: `join_episode` adds an episode's history, system prompt and hooks to agents; `contain_exits` turns their
+SystemExit into errors; `run_team` runs a swarm or graph; `sub_agent_model` returns another model of the same policy,
+with a record of its own. Tool providers start and stop servers, so agents that have providers are closed in
 a thread, and are built in a thread unless an async factory builds them.
 """
 
@@ -54,9 +55,10 @@ class Team:
 
     Attributes:
         runner: The agent, swarm or graph that is given the task.
-        candidates: Agents on the episode's model, one of which gives the answer; a swarm or graph may have several.
-        agents: All agents except those used as tools of another agent.
-        tool_agents: Agents used as tools of another agent.
+        candidates: Those of `agents` that are on the episode's model; one of them gives the answer. A swarm or graph
+            may have several.
+        agents: The runner if it is an agent; otherwise all agents that are nodes of the swarm or graph, at any depth.
+        tool_agents: All other agents, which are tools of these agents, at any depth.
     """
 
     runner: Agent | MultiAgentBase
@@ -234,7 +236,7 @@ def join_episode(
     *,
     is_resumed: bool,
 ) -> None:
-    """Add the episode's history and hooks to agents that a user's factory has built.
+    """Add the episode's history, system prompt and hooks to agents that a user's factory has built.
 
     Args:
         team: The agents.
@@ -311,7 +313,7 @@ async def run_team(runner: MultiAgentBase, prompt: Any, visits: VisitLog) -> Non
     Raises:
         TeamLimitError: The swarm or graph reached one of its own limits, or failed without an exception of its agents.
         ConfigError: The swarm or graph ended with an interrupt, or without a result.
-        Exception: The first exception of its agents.
+        Exception: Any other exception that ended the run, or else the first exception among its results.
     """
     event: Mapping[str, Any] = {}
     try:

@@ -1,6 +1,6 @@
 """One episode, whoever plays it: `EpisodeRun.play` begins it, plays it, finds out why it ended, and returns it.
 
-There are three players, each a subclass: an agent in this process (`agent/episode.py`), an environment
+There is a subclass for each of the three players: an agent in this process (`agent/episode.py`), an environment
 (`agent/environment_player.py`), and a program at the gateway (`gateway/program.py`).
 """
 
@@ -191,7 +191,7 @@ class EpisodeRun(ABC):
         """Return why the episode ended: the first of these causes.
 
         1. The abort that ended `_play`.
-        2. A root cause, which the player has noticed where it arose. The user's code often fails because of it.
+        2. A root cause, which was noticed where it arose. The user's code often fails because of it.
         3. The episode's timeout that ended `_play`.
         4. The exception that `_play` raised.
         5. The ordinary end that `_play` returned.

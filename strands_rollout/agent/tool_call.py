@@ -1,7 +1,7 @@
 """Wrap Strands tools for an episode: a time limit, counts, and a thread of its own for each call of a sync tool.
 
 Strands runs sync tools in the loop's default thread pool, where a few hanging tools would block the tools of all
-episodes and the interpreter's exit. Here each of their calls has its own daemon thread.
+episodes and the interpreter's exit. Here, each call of a sync tool has its own daemon thread.
 
 Also here: `callable_names` renames tools whose names Strands refuses, `sandbox_fault` finds an infrastructure fault in
 an exception's causes, and `TurnToolExecutor` runs the calls of a turn.
@@ -80,13 +80,13 @@ class ToolStats:
         self.calls.append({**call, "s": 0.0, "at_s": self.control.step_start_s(0.0)})
 
     def begin_call(self, now: float) -> None:
-        """Measure time from now (`time.monotonic`) to `end_call`, unless another call runs already."""
+        """Note that a call begins now (`time.monotonic`); `waited_s` counts from the first of concurrent calls."""
         if not self._running:
             self._since = now
         self._running += 1
 
     def end_call(self, began_at: float, now: float) -> None:
-        """Add the time of a call that began at `began_at` and ends now."""
+        """Add the time of a call from `began_at` to now; if it was the last running call, add to `waited_s`, too."""
         self._running -= 1
         self.seconds += now - began_at
         if not self._running:

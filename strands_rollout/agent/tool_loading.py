@@ -155,8 +155,9 @@ def load_function(path: str, what: str | None = None, arguments: Sequence[str] |
         arguments: Names of the arguments that the function must accept; None for no check.
 
     Raises:
-        ToolError: The path can't be imported, is no function or class, is an agent, swarm or graph (or a class of
-            Strands for one) instead of a function that makes one, or can't be called with these arguments.
+        ToolError: The path can't be imported; or the object there is no function or class, is an agent, swarm or graph
+            (or a class of Strands for one) instead of a function that makes one, or can't be called with these
+            arguments.
     """
     found = _resolve(path)
     kind = found if isinstance(found, type) else type(found)
@@ -289,7 +290,7 @@ _CONSENT_VARIABLE: Final = "BYPASS_TOOL_CONSENT"
 
 @functools.cache
 def _warn_of_consent(path: str) -> None:
-    """Warn of a tool of strands-agents-tools that asks a person for consent before it acts."""
+    """Log a warning if a tool of strands-agents-tools asks a person for consent before it acts."""
     module = sys.modules.get(".".join(path.replace(":", ".").split(".")[:2]))
     try:
         asks = module is not None and _CONSENT_VARIABLE in inspect.getsource(module)

@@ -35,7 +35,8 @@ class AgentRequest:
     """A call of the model by Strands.
 
     Attributes:
-        messages: The agent's history. The agent may change it while its request is answered.
+        messages: The history that the agent sends, including transient texts. The agent may change it while its
+            request is answered.
         tool_specs: The tools that the policy may call.
         system_prompt: The agent's system prompt as text.
         system_blocks: The system prompt as content blocks, which take precedence over the text.
@@ -223,7 +224,9 @@ def describe_difference(branch: Branch, messages: StrandsMessages, changes: Sequ
 
 
 def surrounding_lines(before: str, now: str) -> str:
-    """Return the lines of `before` around the lines of `now`, such as a reminder; "" if `before` lacks `now`.
+    """Return the lines of `before` around the lines of `now`, such as a reminder.
+
+    Return "" if `before` lacks the lines of `now`, or has no others.
 
     White space within lines, and blank lines, don't count.
     """

@@ -45,7 +45,8 @@ class ClientMatch(Match):
         call_ids: The branch's `ClientView.call_ids`, updated by this request; stored on the branch that is entered.
         changed_calls: Descriptions of shared calls that the client gave back with changes.
         has_same_head: True if the request has the branch's system prompt and tools.
-        reaches_end: True if the request continues where the branch ends, apart from its system prompt and tools.
+        reaches_end: True if the request continues where the branch ends, even with another system prompt or other
+            tools.
     """
 
     given: StrandsMessages = ()

@@ -6,7 +6,8 @@
     Node            one turn on a branch
 
 `Record.place_of` finds the place of a request: a turn that it repeats, a branch that it extends, or a new branch.
-Unless it repeats a turn, `Record.enter` then prepares the place for the next turn, and the model appends that turn.
+Unless the request repeats a turn, `Record.enter` then prepares the place for the next turn, and the model appends that
+turn.
 """
 
 from __future__ import annotations
@@ -595,8 +596,8 @@ class Match:
         difference: Description of where the request departs from the branch; meaningless with `repeated` or `extends`.
         head_changes: Names of the parts of the head that differ from the branch's system prompt and tools; none for
             clients of the gateway.
-        answer: The branch's last answer if the request continues after it, as an agent's request words it, or for a
-            client's request as recorded; otherwise None.
+        answer: The branch's last answer if the request continues after it, otherwise None. For an agent's request, the
+            answer is worded as in the request; for a client's request, as recorded.
         new_messages: The messages after that answer.
         length: Number of messages that the request shares with the branch; only counted for clients of the gateway.
     """
@@ -655,7 +656,8 @@ class BeginBranch:
         new_messages: All messages of the request; messages shared with a branch are worded as recorded.
         reason: Text that says why the request extends no branch; may be "" for the first branch of a conversation.
         head_changes: See `Match`.
-        match: The comparison with the branch that shares the first messages; None if no branch does.
+        match: The comparison of a client's request with the best matching branch, which may share no message; None
+            without such a branch, and for an agent's request.
         shared: Number of `new_messages` that are shared with the branch of `match`.
         origin: The last turn among the shared messages; None if they contain no turn.
     """

@@ -11,8 +11,9 @@ A file begins with a line that names the format. Frames follow, with little-endi
 
 Reading stops at the first cut or damaged frame. When the last unfinished episode of a file ends, the file is emptied,
 or removed if new episodes go to another file. A large file (`MAX_FILE_BYTES`) gets no new episodes. Some episodes
-are never continued, since their samples were dropped or their settings have changed. So if the files together grow too
-large (`MAX_BYTES`), episodes that are not running are ended, those in the oldest files first.
+are never continued, since their samples were dropped or their settings have changed. So if the files of a process
+together grow too large (`MAX_BYTES`), the process ends the records of episodes that are not running, those in the
+oldest files first.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class RecordStore:
             return EpisodeRecords(self, key, self._leftover_records.pop(key, ()))
 
     def end_others(self, prefix: str, name: str) -> None:
-        """End the episodes whose names have this prefix, except the named episode and running episodes."""
+        """End the records of episodes whose names have this prefix, except the named and the running episodes."""
         with self._lock:
             for key in self._file_of.keys() - self._running - {name.encode()}:
                 if key.startswith(prefix.encode()):

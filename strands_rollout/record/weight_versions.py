@@ -65,7 +65,7 @@ class KnownVersions:
 
 
 KNOWN_VERSIONS: Final = KnownVersions()
-"""The versions of this process; all of its engines are assumed to get the weights of one training run."""
+"""The versions that this process knows; all of its engines are assumed to get the weights of one training run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ class EnvironmentRun(EpisodeRun):
         may_replay: True if a new environment may repeat and continue this episode after an abort.
     """
 
-    player = "the environment"
+    player_name = "the environment"
 
     def __init__(
         self,

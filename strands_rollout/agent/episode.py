@@ -113,7 +113,7 @@ async def run_episode(model: SGLangModel, messages: Sequence[Mapping[str, Any]],
 class AgentRun(EpisodeRun):
     """An episode that a Strands agent plays in this process; the arguments are those of `run_episode`."""
 
-    player = "the agent, or a hook of it,"
+    player_name = "the agent, or a hook of it,"
 
     def __init__(self, model: SGLangModel, messages: Sequence[Mapping[str, Any]], setup: EpisodeSetup) -> None:
         super().__init__(model, setup.control, setup.limits, setup.progress or EpisodeProgress(messages[:-1], 0))

@@ -145,7 +145,7 @@ def _team_of(built: object, model: SGLangModel, path: str) -> Team:
         raise ConfigError(_reused_agents_message(path, reused))
     _USED_AGENTS.update(of_policy)
     for agent in everyone:
-        _replace_terminal_defaults(agent)
+        _replace_strands_defaults(agent)
     return Team(built, on_model, agents, tool_agents)
 
 
@@ -174,7 +174,7 @@ def _tool_agents(agents: Sequence[Agent]) -> list[Agent]:
     return everyone[len(agents) :]
 
 
-def _replace_terminal_defaults(agent: Agent) -> None:
+def _replace_strands_defaults(agent: Agent) -> None:
     """Replace Strands' defaults: the tool executor by `TurnToolExecutor`, the printing handler by a silent one."""
     if isinstance(agent.callback_handler, PrintingCallbackHandler):
         agent.callback_handler = null_callback_handler

@@ -132,13 +132,13 @@ class EpisodeRun(ABC):
         start: State that the episode continues from; the counts of the tools continue from it, too.
 
     Attributes:
-        player: The user's code that plays, for messages.
+        player_name: The user's code that plays, for messages.
         stats: Counts of the episode's tools.
         user_turns: Number of user messages after the first.
         is_resumable: See `Episode.is_resumable`.
     """
 
-    player: ClassVar[str]
+    player_name: ClassVar[str]
 
     def __init__(self, model: SGLangModel, control: Control, limits: EpisodeLimits, start: EpisodeProgress) -> None:
         self.model, self.control, self.limits, self.start = model, control, limits, start
@@ -164,7 +164,7 @@ class EpisodeRun(ABC):
             deadline = self._deadline()
             outcome: Ending | Exception
             try:
-                with exits_as_errors(self.player, RuntimeError):
+                with exits_as_errors(self.player_name, RuntimeError):
                     async with deadline:
                         outcome = await self._play()
             except Exception as e:  # the user's code may raise anything; a failed episode is a result

@@ -279,7 +279,7 @@ class SGLangClient:
         Raises:
             EngineAbortedError: The rollout is aborted.
         """
-        await self._sleep_unless_aborted(outage.start_wait(self._rng), control)
+        await self._sleep_unless_aborted(outage.next_wait_s(self._rng), control)
 
     async def abort(
         self, rid: str | None = None, *, abort_all: bool = False, headers: Mapping[str, str] | None = None

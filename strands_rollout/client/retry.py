@@ -106,7 +106,7 @@ class Outage:
         max_same_kind = _MAX_ATTEMPTS_BY_KIND.get(kind, same_kind + 1)
         return is_last or same_kind >= max_same_kind or self.waited_s >= policy.patience_s
 
-    def start_wait(self, rng: random.Random) -> float:
+    def next_wait_s(self, rng: random.Random) -> float:
         """Count the next wait, and return its seconds: the backoff with jitter, or Retry-After if that is longer.
 
         The last wait is shortened so that it ends with the patience.
@@ -167,7 +167,7 @@ async def with_retries(
         outage.add(answer, clock() - started)
         if outage.is_exhausted():
             raise RetriesExhaustedError(outage)
-        wait_s = outage.start_wait(rng or random.Random())  # noqa: S311 - jitter, no secret
+        wait_s = outage.next_wait_s(rng or random.Random())  # noqa: S311 - jitter, no secret
         if on_wait is not None:
             on_wait(outage, wait_s)
         await sleep(wait_s)

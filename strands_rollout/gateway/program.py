@@ -128,7 +128,7 @@ class ProgramRun(EpisodeRun):
         journal: Stores each turn of the main conversation, so that another process can start the program again.
     """
 
-    player = "the program"
+    player_name = "the program"
 
     def __init__(
         self,

@@ -163,7 +163,7 @@ class TurnSampler:
             return self._engine_context if configured is None else configured
         return min(configured, self._engine_context)
 
-    async def learn_context(self, client: SGLangClient) -> None:
+    async def fetch_context_length(self, client: SGLangClient) -> None:
         """Fetch the engine's context length, unless this very engine was already asked and answered.
 
         If the engine reports no context length, its first refusal of a long request reveals it. If the engine can't be

@@ -333,7 +333,7 @@ class SGLangModel(Model):
             config = {**config, "sampling_params": {**config["sampling_params"], **params}}
         may_rewrite = self._may_rewrite(conversation)
         client = self.client()
-        await sampler.learn_context(client)
+        await sampler.fetch_context_length(client)
         cut_to = sampler.remaining_budget(config, trajectory)
         if may_rewrite and cut_to.budget == "context":
             cut_to = sampling.RemainingBudget(None, "context")  # the conversation manager decides what to drop
@@ -462,7 +462,7 @@ class SGLangModel(Model):
     ) -> int:
         """Return the exact number of tokens of messages; see `context.token_count`."""
         if self.config["conversations"] == "many":  # callers compare the number with the context length
-            await self._sampler(self.conversation).learn_context(self.client())
+            await self._sampler(self.conversation).fetch_context_length(self.client())
         request = AgentRequest(messages, tool_specs, system_prompt, system_prompt_content)
         return await token_count(self.template, request)
 

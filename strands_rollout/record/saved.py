@@ -203,12 +203,12 @@ def saved_result(result: Mapping[str, Any]) -> dict[str, Any]:
     return {"toolUseId": result["toolUseId"], "status": result["status"], "content": content}
 
 
-_PART_NAMES: Final = _SavedPart.model_fields.keys() - {"length", "weight_versions", "numbering", "meta_info"}
+_SAVED_PART_FIELDS: Final = _SavedPart.model_fields.keys() - {"length", "weight_versions", "numbering", "meta_info"}
 
 
 def _part_as_json(part: Part) -> dict[str, Any]:
     versions = [[span.version, span.start - part.start, span.end - part.start] for span in part.weight_spans]
-    facts = {name: getattr(part, name) for name in _PART_NAMES}
+    facts = {name: getattr(part, name) for name in _SAVED_PART_FIELDS}
     numbering = part.weight_spans[-1].numbering
     return {"length": part.end - part.start, **facts, "weight_versions": versions, "numbering": numbering}
 
@@ -281,7 +281,7 @@ _COUNTS: Final = (
     "duration_s",
 )
 _counts_of: Final = attrgetter(*_COUNTS)
-_PART_FIELDS: Final = (
+_JOURNAL_PART_FIELDS: Final = (
     "start",
     "end",
     "finish_reason",
@@ -294,7 +294,7 @@ _PART_FIELDS: Final = (
     "meta_info",
     "weight_spans",
 )
-_fields_of_part: Final = attrgetter(*_PART_FIELDS)
+_fields_of_part: Final = attrgetter(*_JOURNAL_PART_FIELDS)
 
 
 class StepWriter:
@@ -408,7 +408,10 @@ def load_steps(records: Sequence[bytes]) -> LoadedSteps:
     try:
         lines = [_read_record(record) for record in records]
         tokens = _concatenate(lines, "tokens")
-        turns = [[dict(zip(_PART_FIELDS, part, strict=True)) for part in turn] for turn in _concatenate(lines, "turns")]
+        turns = [
+            [dict(zip(_JOURNAL_PART_FIELDS, part, strict=True)) for part in turn]
+            for turn in _concatenate(lines, "turns")
+        ]
         saved = _merge_steps(lines, turns) | {"tokens_crc32": tokens_crc32(tokens)}
         prompt_length = turns[0][0]["start"]
         mask, logprobs = [0] * len(tokens), [0.0] * len(tokens)

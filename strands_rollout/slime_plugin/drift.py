@@ -4,11 +4,11 @@ Drift is measured in two ways: by encoding each turn again by itself, and by enc
 one text, as a trainer that gets text does.
 
 Mismatch is context whose tokens differ from the chat template's rendering. The context between two turns is cut at its
-control tokens. They must be the control tokens that the template puts around the results of the earlier turn's calls,
-or around a user's turn. Each text between them must be the template's, apart from what the messages fill in, and its
-tokens must be those that the tokenizer gives. No record of the conversation is needed, since the texts of the results
-are taken from the tokens. A sample does not hold its tools and system prompt, so only two things are checked in its
-prompt: the encoding of the texts, and the end (question and generation prompt).
+control tokens. They must be the control tokens that the template puts around the results of the earlier turn's calls
+and around the user turns that follow, if any. Each text between them must be the template's, apart from what the
+messages fill in, and its tokens must be those that the tokenizer gives. No record of the conversation is needed, since
+the texts of the results are taken from the tokens. A sample does not hold its tools and system prompt, so only two
+things are checked in its prompt: the encoding of the texts, and the end (question and generation prompt).
 """
 
 from __future__ import annotations
@@ -142,8 +142,7 @@ class _Difference:
         at: Index of the first differing token in the stretch.
         tokens: Number of differing tokens in the stretch; if the stretch departs from the template's text, the number
             of all its tokens from `at` on, which is 0 if tokens are only missing.
-        expected: What is expected at that place, for a report: a text or, if only the encoding of a text differs, its
-            token ids.
+        expected: What is expected at that place, for a report; see `Mismatch.expected`.
     """
 
     at: int
@@ -159,9 +158,9 @@ class Mismatch:
         position: The index of the first differing token in the sample's tokens.
         tokens: Number of differing context tokens; if the stretch departs from the template's text, the number of all
             its tokens from `position` on. 1 if tokens are missing and none differs.
-        got: The text from the first differing token on.
-        expected: What is expected there, for a report: the text that the template renders or, if only the encoding of
-            a text differs, its token ids.
+        got: The text of at most `_SHOWN_TOKENS` tokens from `position` on; empty if tokens are missing at the end.
+        expected: What is expected there, for a report: the text that the template renders; "the policy's turn" if the
+            context should have ended; or, if only the encoding of a text differs, the text's token ids.
     """
 
     position: int
@@ -215,7 +214,10 @@ class RenderCheck:
         return self._encoding_difference(context)
 
     def _possible_messages(self, turn: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the pairs (number of tool results, number of user turns after them) that may follow a turn."""
+        """Return the pairs (number of tool results, number of user turns after them) that may follow a turn.
+
+        Without a parser, return no pairs, since the number of calls is unknown.
+        """
         calls = self.reader.count_calls(turn)
         if calls is None:
             return []
@@ -532,7 +534,7 @@ class DriftMeter:
         return self._checks[key]
 
     def _classes_of(self, ids: Sequence[int], before: int | None, episode: SampledEpisode) -> Counter[str]:
-        """Count the drifted tokens of a turn by kind; without a template, tool calls count as text."""
+        """Count the drifted tokens of a turn by kind; without a usable parser, tool calls count as text."""
         sampled, again = differing_tokens(ids, self._tokenizer, self._bytes_of, before=before)
         drifted = _lost_positions(sampled, again)
         if not drifted:

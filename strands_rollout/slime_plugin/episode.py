@@ -1,7 +1,7 @@
 """Play the episode of one sample in this process, and fill the sample from it.
 
 `play_sample` is the entry. Read on in `_run_episode`, which builds the model and the tools, in `_choose_player`, and in
-`RolloutJob.build_model`, which turns slime's args and the settings into a policy.
+`RolloutJob.build_model`, which makes an agent's model from slime's args and the settings.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ async def play_sample(
 
     Args:
         call: slime's call, or the call that a worker was sent.
-        sink: Stores the episode's journal records, and has those of an earlier attempt whose process died. Default: the
-            result of `open_journal`, which may be None.
+        sink: Stores the episode's journal records, and has those of an earlier attempt whose process died, if any.
+            Default: the result of `open_journal`, which may be None.
         settings: The settings of the run, if the caller has read them from `call.args` already.
 
     Returns:
@@ -128,10 +128,10 @@ def fail_sample(call: GenerateCall, error: Exception) -> SampleLike | list[Sampl
 
 
 def _fans_out(call: GenerateCall, settings: RolloutSettings) -> bool:
-    """Return whether slime gets a list of samples unless the episode is aborted.
+    """Return whether slime gets a list of samples, unless the sample is ABORTED.
 
-    The settings of the run decide this, not the row's, since slime takes lists either from all episodes that are not
-    aborted, or from none.
+    The settings of the run decide this, not the row's, since slime takes lists either from all episodes whose sample is
+    not ABORTED, or from none.
     """
     return settings.fan_out and sample_writer.may_fan_out(call.args, call.sample, evaluation=call.evaluation)
 
@@ -166,7 +166,7 @@ async def _play_and_fill(job: RolloutJob) -> SampleLike | list[SampleLike]:
 
 
 def _restarted_job(job: RolloutJob, error: Exception) -> RolloutJob:
-    """Reset the sample and return a job that starts from scratch, since the agent departed from its earlier attempt.
+    """Reset the sample and return a job that starts from scratch, since a request departed from the earlier attempt.
 
     The tokens sampled in that attempt are added to the dropped tokens.
     """
@@ -218,8 +218,8 @@ async def _run_episode(job: RolloutJob) -> EndedEpisode:
         model.resume(resume.trajectory, resume.progress.messages, resume.progress.covered)
     sub_agents = AgentModels(job.build_model)
     journal = _build_journal(job, model, sub_agents, code_calls)
-    # an agent shares this event loop with its model and tools; a program may block, so it gets a loop of its own and
-    # calls the model through the gateway's endpoint
+    # an agent shares this event loop with its model and tools; an `agent_program` may block, so it gets a loop of its
+    # own, and calls the model through the gateway's endpoint
     own_loop = OwnLoop() if settings.agent_program is not None else nullcontext()
     with closing(model.record), sub_agents.active(), job.control.running():
         async with own_loop as loop, episode_code_tool(settings, code_calls) as code_tool:
@@ -359,7 +359,7 @@ def _choose_player(
 
 
 def _named_limits(settings: RolloutSettings) -> EpisodeLimits:
-    """Return the limits that the settings name, not the defaults: a library's environment has limits of its own."""
+    """Return only the limits that are set, without defaults, since a library's environment has limits of its own."""
     return EpisodeLimits(
         **{
             limit.name: getattr(settings, limit.name) if limit.name in settings.model_fields_set else None
@@ -380,7 +380,7 @@ def _episode_limits(settings: RolloutSettings) -> EpisodeLimits:
 
 
 def build_tools(settings: RolloutSettings, code_tool: object) -> list[object]:
-    """Return the tools of the settings in order, with `code_tool` (None if they lack it) in place of its path."""
+    """Return the tools in the order of the settings; `code_tool`, None if the settings lack it, replaces its path."""
     tools: list[object] = []
     for path in settings.tools:
         tools += [code_tool] if path == CODE_TOOL_PATH else load_tools([path])
@@ -398,7 +398,7 @@ def log_episode(sample: SampleLike, episode: Episode) -> None:
 
 
 def log_failure(sample: SampleLike, error: Exception) -> None:
-    """Log why a sample has no episode, with the traceback unless the error is this package's own."""
+    """Log why an episode could not be played or written, with the traceback unless the error is this package's own."""
     bug, index = None if isinstance(error, errors.RolloutError) else error, getattr(sample, "index", None)
     logger.error("sample failed index=%s error=%s: %s", index, type(error).__name__, error, exc_info=bug)
 
@@ -406,9 +406,12 @@ def log_failure(sample: SampleLike, error: Exception) -> None:
 def _engine_grace_s(args: SlimeArgs, settings: RolloutSettings, sent_at: float) -> float:
     """Return the seconds to wait for the answer to an aborted request.
 
-    slime aborts all requests, from 0.3.1 on every 3 s until the engines are idle. An episode worker may learn of an
-    abort later than the engines, so the abort may miss a request that the worker sends in between. Only closing the
-    connection of such a request ends it at once, so the wait for its answer is short.
+    They are the setting `abort_grace_s`; without it, `_PARTIAL_GRACE_S` if aborted samples are collected and resumed,
+    else `ABORT_GRACE_S`. A request that may have been sent after the abort is awaited for at most `ABORT_GRACE_S`.
+
+    slime aborts all requests; from 0.3.1 on, it repeats this every 3 s until the engines are idle. An episode worker
+    may learn of an abort later than the engines, so the abort may miss a request that the worker sends in between. Only
+    closing the connection of such a request ends it at once.
     """
     are_samples_collected = getattr(args, "partial_rollout", False) or settings.should_abort is not None
     grace_s = _PARTIAL_GRACE_S if settings.resume_aborted and are_samples_collected else ABORT_GRACE_S
@@ -423,10 +426,10 @@ class RolloutJob:
 
     Attributes:
         settings: The settings of this episode, the row's included.
-        fans_out: True if slime gets a list of samples unless the episode is aborted: `fan_out` is on, and slime can
+        fans_out: True if slime gets a list of samples, unless the sample is ABORTED: `fan_out` is on, and slime can
             take a list.
         routing_key: Makes a router send all requests of the episode to one engine.
-        sink: Stores the episode's journal records.
+        sink: Stores the episode's journal records; None to store none.
     """
 
     call: GenerateCall
@@ -460,7 +463,7 @@ class RolloutJob:
         params = dict(self.call.sampling_params)
         if agent and params.get("sampling_seed") is not None:
             params["sampling_seed"] = turn_seed(params["sampling_seed"], agent)
-        # the code of users and sub-agents may rewrite the history; the package's own loop only appends
+        # users' code, sub-agents and environments that play may rewrite the history; the agent loop only appends
         user_code = settings.conversation_manager or settings.agent_factory or settings.hooks or settings.has_program
         may_rewrite = bool(agent or user_code or settings.environment_plays)
         limits = TokenLimits(

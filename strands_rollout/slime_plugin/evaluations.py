@@ -1,4 +1,4 @@
-"""Metrics that slime can't log: pass rates if samples are missing, and a checkpoint's scores in its training's run.
+"""Metrics that slime can't log: pass rates where samples may be missing, and scores in the wandb run of a training.
 
 slime computes pass@k from blocks of `--n-samples-per-eval-prompt` rewards (`compute_pass_rate` in
 slime/observability/metric_utils.py). If rewards are missing, or a data set has its own number of samples per prompt,
@@ -17,8 +17,8 @@ from typing import Any, Final
 from strands_rollout.samples import SlimeArgs, finite_number, run_metric
 
 STEP_VARIABLE: Final = "STRANDS_ROLLOUT_EVAL_STEP"
-"""Environment variable of a job that only evaluates a checkpoint: the checkpoint's step, for instance from
-`eval_aime.sh --watch`."""
+"""Environment variable with the checkpoint's step, in a job that only evaluates a checkpoint; for instance,
+`eval_aime.sh --watch` sets it."""
 _SHARED_VARIABLE: Final = "STRANDS_ROLLOUT_EVAL_SHARED"  # "1" if the wandb run belongs to a training run
 _LOG_PASSRATE_ATTR: Final = "strands_rollout_log_passrate"  # attribute of args: the original `log_passrate`
 

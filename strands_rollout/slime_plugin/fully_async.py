@@ -1,4 +1,4 @@
-"""slime's fully asynchronous rollout, which starts only as many groups as `max_sample_staleness` allows.
+"""slime's fully asynchronous rollout, changed to start only as many groups as `max_sample_staleness` allows.
 
 slime's worker plays up to `--sglang-server-concurrency` x engines groups at once. Finished groups wait for the trainer.
 In the newest slime, no group starts while that many groups wait; in 0.3.0 and 0.3.1, up to 1,000 groups wait, and a
@@ -38,7 +38,7 @@ def generate_rollout_fully_async(
     structure.
 
     Raises:
-        ConfigError: slime has no such rollout (before 0.3.0), or a setting is invalid.
+        ConfigError: slime is absent or has no such rollout (before 0.3.0), or a setting is invalid.
         ValueError: slime asks for an evaluation, which its worker can't do.
     """
     try:
@@ -151,9 +151,9 @@ def _bounded_worker(
             return on_end
 
         def get_completed_groups(self, limit: int = 1) -> list[Any]:
-            """Return at most `limit` waiting groups, oldest first.
+            """Return at most `limit` waiting groups, those that finished first.
 
-            slime 0.3.0 and 0.3.1 pass no limit, and would drop the groups that a step does not need.
+            The default is 1, since slime 0.3.0 and 0.3.1 pass no limit and drop the groups that a step does not need.
             """
             found = list[Any]()
             with suppress(queue.Empty):

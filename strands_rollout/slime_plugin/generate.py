@@ -33,12 +33,12 @@ async def generate(
         sample: slime's `Sample`, or `strands_rollout.Sample` where slime is absent.
         sampling_params: slime's sampling parameters, which are not changed. `max_new_tokens` is the budget of the
             whole response, tool results included.
-        evaluation: True for an evaluation rollout, which has its own context limit.
+        evaluation: True for an evaluation rollout, which may have a context limit of its own.
 
     Returns:
         The same sample. Its tokens, loss_mask, rollout_log_probs, response and status are valid however the episode
-        ended. With the setting `fan_out`, a list of the sample and its siblings, unless the episode was aborted or
-        slime can't take a list.
+        ended; only the status is set if the sample became ABORTED before an episode worker was free. With the setting
+        `fan_out`, a list of the sample and its siblings, unless the sample is ABORTED or slime can't take a list.
 
     Raises:
         asyncio.CancelledError: The caller was cancelled.
@@ -68,7 +68,7 @@ async def _play(call: GenerateCall) -> SampleLike | list[SampleLike]:
         ConfigError: The sample can't be filled.
         FailedGroupsError: An episode worker keeps dying.
     """
-    await admit_to_loop()  # slime starts hundreds of samples at once; begin one in each pass of the event loop
+    await admit_to_loop()  # slime starts hundreds of episodes at once; begin one in each pass of the event loop
     try:
         with exits_as_errors("the episode", RuntimeError):
             settings = run_settings(call.args)

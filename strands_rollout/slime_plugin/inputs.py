@@ -93,7 +93,7 @@ async def check_loadable(path: Path | None, settings: RolloutSettings, changes: 
     """Check that all code that the settings name can be loaded, and that values such as `tool_parser` can be used.
 
     Args:
-        path: The configuration file, whose folder is searched too.
+        path: The configuration file, whose folder is searched too; None without a file.
         settings: The settings to check.
         changes: Changes from the command line, as `setting=value`; their errors are reported under "the command line".
 
@@ -181,7 +181,7 @@ def _load_environment(settings: RolloutSettings) -> object:
 
 @dataclass(frozen=True, slots=True)
 class EpisodePrompt:
-    """The messages that an agent starts with.
+    """The system prompt and the messages that an agent starts with.
 
     Attributes:
         system_prompt: None for no system message.
@@ -195,7 +195,7 @@ class EpisodePrompt:
 async def episode_prompt(
     sample: SampleLike, configured_system: str | None, template: ChatTemplate | None
 ) -> EpisodePrompt:
-    """Convert the prompt of a sample with `to_episode_prompt`, in a thread if it holds images."""
+    """Convert the prompt of a sample with `to_episode_prompt`, in a thread if the prompt holds images."""
     prompt, loaded = sample.prompt, getattr(sample, "multimodal_inputs", None)
     chat = prompt if isinstance(prompt, list) else []
     if any(isinstance(message, Mapping) and _has_image(message.get("content")) for message in chat):
@@ -221,7 +221,8 @@ def to_episode_prompt(
     Raises:
         PromptError: The prompt is empty, already rendered or malformed; it is a chat that does not end with a user's
             message, or whose messages hold content other than text, a user's images, and an assistant's reasoning
-            and tool calls; its images can't be read, or are not as many as the `loaded` images.
+            and tool calls; its images can't be read, or are not as many as the `loaded` images; or `loaded` holds
+            something other than images.
         ConfigError: The prompt has images, and Pillow is not installed.
     """
     images = _loaded_images(loaded or {})
@@ -373,7 +374,7 @@ def _tool_use(call: object, position: int, number: int) -> dict[str, Any]:
 
 
 def _read_arguments(function: Mapping[str, Any]) -> str | Mapping[str, Any] | None:
-    """Return a call's arguments, {} if the row leaves them empty; None unless they are an object or an object's JSON.
+    """Return a call's arguments; {} if empty or null, None if missing or neither an object nor an object's JSON.
 
     JSON stays as it is written, since templates render it unchanged. Other arguments are refused, since the template
     would show the policy a call that it could never make.
@@ -437,8 +438,8 @@ def with_row_settings(settings: RolloutSettings, metadata: object) -> RolloutSet
     A row's settings are the mapping `strands_rollout_settings` in the sample's metadata. Its `tools` are dotted paths,
     or names of MCP servers, from `tools` or `row_tools` of the run's settings. If the mapping has no `tools`, the tool
     schemas under `tools` in the metadata itself, where slime's `--tool-key` puts them, choose from the same tools by
-    name. A warning, logged once, lists names that the run's settings lack, unless `tools` has an MCP server, whose
-    tools they may be.
+    name. A warning, logged once, lists names that the run's settings lack, unless the run's `tools` have an MCP server,
+    to which the names may belong.
 
     Raises:
         ConfigError: The row's settings are not a mapping, or hold a setting that rows can't have, a tool that the run

@@ -172,7 +172,7 @@ def _drop_missing(data: MutableMapping[str, dict[str, Any]], name: str) -> list[
     """Remove samples without a graded answer; log their number. If no sample is left, the data set is removed.
 
     Returns:
-        The positions of the remaining samples; None if nothing was removed, or the whole data set.
+        The positions of the remaining samples; None if nothing was removed, or if the whole data set was.
     """
     result = data[name]
     samples = finished_samples(result.get("samples"))
@@ -415,9 +415,9 @@ def weight_metrics(samples: Samples) -> Metrics:
 
 
 def staleness_metrics(args: SlimeArgs, samples: Samples) -> Metrics:
-    """Return the share of samples that are older than `max_sample_staleness` allows; {} without setting or samples.
+    """Return the share of samples that are older than `max_sample_staleness` allows; {} without the setting or samples.
 
-    A share of more than a tenth is logged as a warning, since the engines generate these samples for nothing.
+    A share of more than a tenth is logged as a warning, since the engines have generated these samples for nothing.
     """
     limit = settings_from_args(args).max_sample_staleness
     if limit is None or not samples:

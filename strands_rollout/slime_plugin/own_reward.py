@@ -79,7 +79,7 @@ class AnswerToGrade:
 
     Attributes:
         args: slime's args.
-        response: The text of the sample's last assistant message, without reasoning and calls.
+        response: The text of the answer, as `reward.answer_text` returns it.
         label: The row's label.
     """
 
@@ -129,7 +129,14 @@ async def user_reward(
 
 @asynccontextmanager
 async def _within_limits(timeout_s: float, judge: Judge | None) -> AsyncIterator[None]:
-    """Run the block within a time limit; with a judge, first wait for one of its `max_concurrency` slots."""
+    """Run the block within a time limit; with a judge, first wait for one of its `max_concurrency` slots.
+
+    The wait has no time limit.
+
+    Raises:
+        EnvironmentFaultError: There is a judge, and the block took too long.
+        RolloutError: There is no judge, and the block took too long.
+    """
     slot: AbstractAsyncContextManager[object] = nullcontext()
     if judge is not None:
         slots = _JUDGE_SLOTS.setdefault(asyncio.get_running_loop(), {})
@@ -272,7 +279,7 @@ async def _ask_strands_model(judge: Judge, prompt: str) -> str:
 
 
 async def _ask_api(judge: Judge, prompt: str) -> str:
-    """Ask the model behind an API, with the retries that the settings allow."""
+    """Ask the judge's model through its API, with the retries that the judge's settings allow."""
     api = ChatApi(
         os.path.expandvars(str(judge.base_url)),
         str(judge.model),
@@ -491,7 +498,10 @@ _MISSING_FIELD_REMEDIES: Final = {
 
 @functools.cache
 def _case_class() -> type[Any]:
-    """Return a subclass of strands_evals' EvaluationData that raises ConfigError when a missing field is read."""
+    """Return a subclass of strands_evals' EvaluationData with an error for missing values.
+
+    Reading a field in `_MISSING_FIELD_REMEDIES` raises ConfigError if the field is None.
+    """
     from strands_evals.types.evaluation import EvaluationData
 
     class Case(EvaluationData):  # type: ignore[misc] # an optional package's
@@ -586,7 +596,10 @@ def _build_session(evaluated: Mapping[str, Json], response: str) -> object:
 
 
 def _calls_with_results(turn: Sequence[Mapping[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield the calls of a turn with their results, as fields of strands_evals' ToolCall and ToolResult."""
+    """Yield the calls in messages with their results, as fields of strands_evals' ToolCall and ToolResult.
+
+    A call without a result gets the error "not run".
+    """
     blocks = [block for message in turn for block in message["content"]]
     results = defaultdict[str, deque[dict[str, Any]]](deque)  # calls may share an id; their results are in order
     for result in (block["toolResult"] for block in blocks if "toolResult" in block):

@@ -83,15 +83,16 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
             determine the result.
         sample: slime's Sample, or any object with some of its fields; or a list of these, nested as slime's groups are.
             The answer is taken from the fact `final_text` in `metadata["strands_rollout"]`, together with the facts
-            `final_in_reasoning` and `tool_parser`; without that fact, from the end of `response`. An answer at the end
-            of a cut turn (see `is_cut_answer`) does not count (see `grading.extract_answer`). `label` may be any value
-            that `grading.label_texts` takes. `metadata["strands_rollout_grading"]` may choose a grading other than
-            mathematics; see `Grading`.
+            `final_in_reasoning` and `tool_parser`; without that fact, from the end of `response`. `label` may be any
+            value that `grading.label_texts` takes. `metadata["strands_rollout_grading"]` may choose a grading other
+            than mathematics; see `Grading`. In the gradings "math" and "choice", an answer at the end of a cut turn
+            (see `is_cut_answer`) does not count (see `grading.extract_answer`).
         kwargs: Ignored; slime may pass more.
 
     Returns:
         A reward for each sample, in lists nested as the samples are. A reward is a dict with the keys `score` (the
-        settings' `correct` or `wrong`, possibly shaped; or the score of the user's reward or of the environment),
+        settings' `correct` or `wrong`, possibly shaped; or the score of the user's reward, the environment or slime's
+        example),
         `acc` (1.0 or 0.0, or the `acc` of the user's reward or of the environment), `pred` (the answer as written, ""
         for none), `label`, `method` (the rule that decided), `error` (why the answer could not be judged, else ""), and
         `parts/NAME` for each part of the user's reward, each number other than `score` and `acc` from that reward or
@@ -324,7 +325,7 @@ def _grading_pool(_pid: int) -> ThreadPoolExecutor:
 
 
 def grading_of(metadata: object) -> Grading:
-    """Return the grading that a row's metadata names under `GRADING_KEY`.
+    """Return the grading that a row's metadata names under `GRADING_KEY`; without this key, "math".
 
     Raises:
         PromptError: There is no such grading.
@@ -366,7 +367,7 @@ def _grade_sample(sample: object, cpu_s: float) -> tuple[Grade, Mapping[str, flo
 
 
 def is_cut_answer(sample: object) -> bool:
-    """Return whether the last turn was cut before its end.
+    """Return whether the text that holds the answer was cut before its end.
 
     The episode's facts record this. A sample without facts has only its status: if that is truncated or aborted, the
     last turn counts as cut, although it may be whole.
@@ -381,7 +382,7 @@ def is_cut_answer(sample: object) -> bool:
 
 
 def answer_text(sample: object) -> str:
-    """Return the text of the last assistant message, without reasoning and calls."""
+    """Return the text of the last assistant message or of a program's answer, without reasoning and calls."""
     facts = facts_of(sample)
     if facts.final_text is not None:
         return _remove_reasoning(facts.final_text, facts.tool_parser, in_reasoning=bool(facts.final_in_reasoning))
@@ -393,7 +394,8 @@ def answer_text(sample: object) -> str:
 def _remove_reasoning(turn: str, tool_parser: str | None, *, in_reasoning: bool) -> str:
     """Return a turn's text without reasoning and calls.
 
-    `spoken_text` finds the text; if the turn's parser has reasoning tags other than `<think>`, the parser finds it.
+    `spoken_text` finds the text, unless the turn was read by a parser whose reasoning tag is not `<think>`; then this
+    parser finds the text.
     """
     parser = get_parser(tool_parser) if tool_parser in parser_names() else None
     if parser is None or getattr(parser, "open_reasoning", "") == "<think>":

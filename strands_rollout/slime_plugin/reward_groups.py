@@ -1,4 +1,4 @@
-"""Rewards by group: normalization, the dynamic sampling filter, and the end of a run in which all groups fail.
+"""Rewards by group: normalization, the dynamic sampling filters, and the end of a run in which too many groups fail.
 
 slime treats a failed sample as a finished sample. While an engine or a judge is down, a run with a dynamic filter would
 draw prompts without end, and a run without a filter would train on nothing. Therefore `FailedGroups` counts failures,
@@ -8,8 +8,8 @@ An exception from `generate` or the reward ends slime's synchronous rollout, exc
 longer awaits; the fully-async rollout logs the exception and loses the group. An exception from `log_rollout` or
 `normalize_rewards` ends the run with either rollout.
 
-An episode has failed when its sample is FAILED or its reward failed. It has succeeded when its reward is known or,
-with a reward function other than this package's, when it has ended.
+An episode has failed when its sample is FAILED or its reward failed. An episode whose sample can be trained has
+succeeded when its reward is known or, with a reward function other than this package's, when the episode has ended.
 """
 
 import logging
@@ -78,8 +78,8 @@ def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[flo
 
     The statistics exclude a sample with `remove_sample` or the status FAILED; all siblings of a FAILED main sample,
     since the policy did not cause the failure; and a rollout without a usable reward, that is, a finite number in
-    float32. The normalized reward of excluded samples is 0.0. An unusable reward is logged as an error and not raised,
-    since an exception would end the training run.
+    float32. The normalized reward of excluded samples is 0.0. An unusable reward is logged as an error; it raises no
+    exception, which would end the training run.
 
     With the setting `max_sample_staleness`, samples that are too old are excluded first: they get `remove_sample` and
     an all-zero mask. They are excluded here and not earlier, since slime calls this function last before it trains, and
@@ -412,7 +412,7 @@ class FailedGroups:
                 self._newest_at_first_failure = self._episodes_begun
             group, member = sample.group_index, sample.index
             if not isinstance(group, int | str) or not isinstance(member, int | str | None):
-                # assume that samples without an index come in the order of their groups
+                # assume that samples without a usable group index or index come in the order of their groups
                 group, member = ("ungrouped", self._failed_ungrouped // group_size), self._failed_ungrouped
                 self._failed_ungrouped += 1
             members = self._failed_members.setdefault(group, set())
@@ -445,7 +445,7 @@ _JOBS_LOCK: Final = threading.Lock()
 
 
 def failed_groups_of(args: SlimeArgs) -> FailedGroups:
-    """Return the failed groups of the job with these args, which slime passes as one object in all calls."""
+    """Return the counts of failed groups of the job with these args, which slime passes as one object in all calls."""
     return _job_counts(args).failed
 
 

@@ -31,7 +31,7 @@ def contract_violations(
         sample: slime's Sample, or this package's.
         decode: Decodes ids to text, control tokens included; without it the response's text is not checked.
         reward_key: slime's `--reward-key`; None if the reward must be a number.
-        may_abort: True if the rollout is being aborted, so that ABORTED is a valid status.
+        may_abort: True if ABORTED is a valid status, as while the rollout is being aborted.
     """
     status = str(sample.status.value)
     violations = [*_bad_lengths(sample)]

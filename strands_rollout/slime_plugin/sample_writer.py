@@ -1,4 +1,4 @@
-"""Write a finished episode into slime's samples: one sample, or with `fan_out` one for each branch.
+"""Write an ended episode into slime's samples: one sample, or with `fan_out` one for each branch that has a turn.
 
 This module writes the tokens, mask, logprobs, status and facts of an episode that has ended. Before the episode,
 `resume` prepares its sample; later, `reward` and `reward_groups` may exclude the sample from training. Start at
@@ -65,11 +65,11 @@ class EndedEpisode:
         code_calls: The counts and seconds of the code tool.
         sub_agents: The sub-agents' models.
         score: The score from the environment or from the agent program; None without one.
-        question: The environment's question, which replaced the row's prompt.
+        question: The environment's question, which replaced the row's prompt; None without one.
         evaluated: The values that an evaluator judges: the main agent's messages, tools and system prompt, and the
             environment's state; None if the settings name no evaluator, or the episode failed or was aborted.
-        gateway: The facts of a session of `integrations.sessions`; the facts of a program's session are in
-            `episode.program`.
+        gateway: The facts of a session of `integrations.sessions`; None without one. The facts of a program's session
+            are in `episode.program`.
     """
 
     model: SGLangModel
@@ -89,9 +89,10 @@ class WritingRules:
 
     Attributes:
         may_abort: True if slime can take an ABORTED sample now; otherwise an aborted episode becomes a FAILED sample.
-        fans_out: True if slime gets a list of samples unless the episode is aborted: `fan_out` is on, and slime can
+        fans_out: True if slime gets a list of samples, unless the sample is ABORTED: `fan_out` is on, and slime can
             take a list.
-        max_staleness: Weight versions by which a trained token may be older than the last token; None for no limit.
+        max_staleness: Weight versions by which a trained token may be older than the last sampled token; None for no
+            limit.
         resume_conditions: Returns the conditions under which an aborted episode may be resumed; None if it can't be
             resumed.
         evaluation: True for an evaluation; the facts record this for the reward function.
@@ -258,12 +259,12 @@ def _has_empty_field(sample: SampleLike, name: str) -> bool:
 
 
 def is_unfinished(sample: SampleLike) -> bool:
-    """Return whether the sample's episode was aborted, or was interrupted before its sample was filled."""
+    """Return whether the sample is ABORTED, or its episode was interrupted before the sample was filled."""
     return sample.status in (statuses_of(sample).ABORTED, statuses_of(sample).PENDING)
 
 
 def exclude_from_training(sample: SampleLike) -> None:
-    """Mask all tokens, zero their logprobs and set `remove_sample`; slime would train on a FAILED sample otherwise."""
+    """Mask the response, zero its logprobs and set `remove_sample`; slime would train on a FAILED sample otherwise."""
     sample.loss_mask = [0] * sample.response_length
     sample.rollout_log_probs = [0.0] * sample.response_length
     sample.remove_sample = True
@@ -344,7 +345,7 @@ _GROUP_NORMALIZED_ESTIMATORS: Final = ("grpo", "gspo", "cispo", "reinforce_plus_
 
 
 def may_fan_out(args: SlimeArgs, sample: object, *, evaluation: bool) -> bool:
-    """Return whether slime can take a list of samples from an episode; warn once if the configuration does not fit.
+    """Return whether slime can take a list of samples from an episode; warn once about arguments that do not fit it.
 
     slime can't in an evaluation. slime 0.3 expects one sample, not a list, for each element of a group when it collects
     partial rollouts, in its fully-async rollout and with --group-rm. Before 0.3.0, slime's Sample has no field for the
@@ -387,7 +388,7 @@ class SiblingSegment:
     Attributes:
         kind: "segment" for a history that was rewritten later, "aside" for a side conversation, "agent" for a
             sub-agent.
-        model: The model that sampled it.
+        model: The model that sampled the branch.
         segment: The branch, with at least one sampled token.
         is_cut: True if the branch belongs to a sub-agent that was interrupted in a tool call.
     """
@@ -452,8 +453,8 @@ _DROP_REASONS: Final = {
 def is_fan_out(sample: SampleLike, rules: WritingRules) -> bool:
     """Return whether slime gets the samples of this episode as a list.
 
-    slime takes an aborted sample back alone, never in a list. If one episode of a run returns a list, every other
-    episode that was not aborted must return one, too.
+    slime takes an ABORTED sample back alone, never in a list. If one episode of a run returns a list, every other
+    episode whose sample is not ABORTED must return one, too.
     """
     return rules.fans_out and sample.status is not statuses_of(sample).ABORTED
 
@@ -538,7 +539,7 @@ def _episode_facts(
 
 
 def _agent_facts(model: SGLangModel, segment: Branch, stop_reason: StopReason) -> dict[str, Any]:
-    """Return the facts about the turns and tokens of one segment of an agent's conversation, by name."""
+    """Return the facts, by name, about one segment of an agent's conversation: end, final text, turns and tokens."""
     trajectory = segment.trajectory
     turn_s = [turn.latency_s for turn in trajectory.turns]
     spans = [(number, span) for number, turn in enumerate(trajectory.turns) for span in turn.weight_spans]

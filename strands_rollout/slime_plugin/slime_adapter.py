@@ -1,4 +1,4 @@
-"""Access to slime's arguments, generation state, abort flag and trace, for episodes.
+"""Access to slime's arguments, tokenizer, generation state, abort flag and trace, for episodes.
 
 Each function also works where slime is absent: this module imports slime inside functions. slime is installed
 from its repository; the `slime` of PyPI is another package. The code supports the newest slime and its releases from
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# slime's module of spans in the newest slime, and in releases up to 0.3.1
+# the module of slime's trace in the newest slime, and in releases up to 0.3.1
 _TRACE_MODULES: Final = ("slime.observability.trace_utils", "slime.utils.trace_utils")
 DRIVER_STATE_ATTR: Final = "strands_rollout_drivers_state"
 """The attribute of the args in an episode worker that holds the worker's copy of slime's state in the driver."""
@@ -89,16 +89,16 @@ def tokenizer_of(args: SlimeArgs, sample: object) -> PreTrainedTokenizerBase:
 
 
 def processor_of(args: SlimeArgs, sample: object) -> ProcessorMixin | str | None:
-    """Return the processor that slime has loaded, else `args.hf_checkpoint`; None without either of the two.
+    """Return the processor that slime has loaded, else `args.hf_checkpoint`; None if there is neither.
 
-    From the checkpoint, the processor is loaded when the first image needs it.
+    The checkpoint's processor is loaded when the first image needs it.
     """
     loaded = getattr(slime_state(args, sample), "processor", None)
     return loaded if loaded is not None else str(getattr(args, "hf_checkpoint", None) or "") or None
 
 
 _TRANSFORMERS_LOCK: Final = threading.Lock()
-"""Held while transformers is imported, which fails in several threads at once, and while it loads a checkpoint."""
+"""Held while transformers is imported, since concurrent imports of it may fail, and while it loads a checkpoint."""
 
 
 def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
@@ -137,7 +137,8 @@ def _load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
 def hub_unreachable_reason() -> str | None:
     """Return the reason why Hugging Face's hub can't be used, or None.
 
-    This sends one request, through the environment's proxies, since transformers would retry for a minute.
+    Unless `HF_HUB_OFFLINE` is set, this sends one request, through the proxies that environment variables name.
+    transformers itself would retry for a minute.
     """
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return "HF_HUB_OFFLINE is set"
@@ -190,7 +191,7 @@ def router_url(args: SlimeArgs, model_name: str | None) -> str:
 
 
 def is_aborting(args: SlimeArgs, sample: object, should_abort: str | Callable[[], bool] | None = None) -> bool:
-    """Return whether the rollout is being aborted, so that every running episode must return at once as ABORTED.
+    """Return whether the rollout is being aborted, so that every running episode must end at once.
 
     Args:
         args: slime's args.
@@ -323,7 +324,7 @@ def engine_patience_s(args: SlimeArgs, setting: float | None) -> float:
 
 
 def request_span(sample: object) -> RequestSpan | None:
-    """Return a recorder of requests in slime's trace, from which slime computes metrics; None outside of slime."""
+    """Return a recorder of requests in slime's trace, for slime's metrics; None if `sample` is not slime's."""
     if not is_slime_sample(sample):
         return None
 
@@ -337,13 +338,13 @@ def request_span(sample: object) -> RequestSpan | None:
 
 
 def tool_span(sample: object) -> ToolSpan | None:
-    """Return a recorder of tool calls, as `tool:<name>` in slime's trace; None outside of slime."""
+    """Return a recorder of tool calls, as `tool:<name>` in slime's trace; None if `sample` is not slime's."""
     return (lambda name: _trace_span(sample, f"tool:{name}")) if is_slime_sample(sample) else None
 
 
 @contextmanager
 def _trace_span(sample: object, name: str, attrs: Mapping[str, Any] | None = None) -> Iterator[object]:
-    """Open a span of slime's trace for the block; yield slime's object for it, or None if slime can't open it."""
+    """Open a span of slime's trace for the block; yield slime's object for it (the sample or None if this fails)."""
     record: object = None
     with ExitStack() as stack:
         with _ignoring_trace_errors("begin a span"):
@@ -365,7 +366,7 @@ def _record_answer(record: Any, meta_info: Mapping[str, Any]) -> None:  # noqa: 
 
 
 def current_spans(sample: object) -> object:
-    """Return the open spans of slime's trace, for `within_spans` in another process; None without slime's trace."""
+    """Return the open spans of slime's trace, for `within_spans` in another process; None if they can't be read."""
     spans: object = None
     if is_slime_sample(sample):
         with _ignoring_trace_errors("read the open spans"):
@@ -397,7 +398,7 @@ def _slime_trace() -> ModuleType:
     """Return slime's module of spans.
 
     Raises:
-        ImportError: The module is at none of its known places.
+        ImportError: The module is at none of its known places, or can't be imported there.
     """
     error: Exception | None = None
     loaded = [name for name in _TRACE_MODULES if name in sys.modules]  # first, since it costs nothing
@@ -413,7 +414,7 @@ def _slime_trace() -> ModuleType:
 
 
 def slime_state(args: SlimeArgs, sample: object = None) -> object:
-    """Return slime's process-wide state if its rollout has created it; None elsewhere, or if `sample` is not slime's.
+    """Return slime's process-wide state; None if slime's rollout has not created it, or a given sample is not slime's.
 
     The state is not created here, since that loads a tokenizer and needs args that a caller outside of slime's rollout
     may lack. The only exception: a state class that lacks `_instances` is called, which may create the state.

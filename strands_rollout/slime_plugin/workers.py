@@ -2,8 +2,8 @@
 
 Each episode goes to the worker with the lowest load, or to the worker of its group's last episode if that worker's load
 is hardly higher. The driver keeps the journal records of the episode's steps, so that another worker can continue the
-episode if the first worker dies. All calls to Ray are made in the pool's thread, which has its own event loop; callers
-wait in their own event loops.
+episode if the first worker dies. All calls of actors are made in the pool's thread, which has its own event loop;
+callers wait in their own event loops.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ async def play_on_worker(call: GenerateCall, settings: RolloutSettings) -> Sampl
         await admit_to_loop()  # results arrive in batches: fill one sample in each pass of the event loop
         return _fill_samples(job, result)
     except WorkersLostError as e:
-        failed_groups_of(call.args).error = e  # log_rollout raises it if slime's fully-async rollout has lost it
+        failed_groups_of(call.args).error = e  # for `raise_on_failed_groups`, as slime's fully-async rollout loses it
         raise
     finally:
         if job.journal is not None:
@@ -155,12 +155,12 @@ class _EpisodeJob:
         args: slime's args as its worker gets them.
         packed_call: The packed `worker.RemoteCall`.
         journal: The journal records of this sample in `journal_dir`; None where `open_journal` returns None.
-        done: Future of the result, whose result is None if the episode was aborted while it waited without journal
-            records; None instead of a future before `WorkerPool.play`.
+        done: Future of the worker's result, or of None if the episode was aborted while it waited without journal
+            records. Before `WorkerPool.play`, there is no future (None).
         worker: The worker that plays it; None while it waits.
         waits_or_plays_since: Time of `time.monotonic` since which it has waited for a worker or, once assigned, been
             played.
-        records: The journal records of the last attempt that has any.
+        records: The journal records of the last attempt that left any.
         new_records: The journal records of this attempt that have arrived so far.
         may_have_acted: As in `journal.RecordSink`.
         is_latest: As in `journal.RecordSink`.
@@ -188,7 +188,7 @@ class _EpisodeJob:
 
     @property
     def is_over(self) -> bool:
-        """True if the caller has got its result or error, or does not wait for it: not yet, or no longer."""
+        """True if the caller is not waiting: it has its result or error, was cancelled, or has not begun to wait."""
         return self.done is None or self.done.done()
 
     def read_aborts(self) -> AbortSignals:
@@ -319,7 +319,7 @@ class WorkerPool:
         slime_adapter.ABORT_LISTENERS.add(self.announce_abort)
 
     def pack_call(self, job: _EpisodeJob) -> Packed:
-        """Pickle the job's `worker.RemoteCall`; set the job's `key`, `args` and `sent_aborts`.
+        """Return the job's pickled `worker.RemoteCall`; set the job's `key`, `args` and `sent_aborts`.
 
         From now on, slime's aborts are announced to the workers as soon as slime sets its flag.
 
@@ -409,7 +409,7 @@ class WorkerPool:
             self.loop.close()
 
     def _pack_args(self, args: SlimeArgs) -> ArgsSnapshot:
-        """Return a snapshot of the args; a new snapshot if the args have changed since the last call."""
+        """Return the last snapshot of these args; a new one if there is none, or if the args have changed since."""
         with self._args_lock:
             snapshot = self._args.get(id(args))
             if snapshot is None or not snapshot.belongs_to(args):

@@ -165,7 +165,7 @@ class AgentRun(EpisodeRun):
         """Give the episode's history, hooks and limits to its agents, and bind the main agent to its conversation."""
         setup, limits, conversation = self.setup, self.setup.limits, self.model.conversation
         self.team, self.main = team, (main := team.candidates[0])
-        self.is_resumable = team.is_single_agent
+        self.is_resumable = self.is_single_agent = team.is_single_agent
         self.limiters = {main: self.limiter, **{agent: make_limiter(limits) for agent in team.candidates[1:]}}
         if setup.team is not None:
             hooks = {

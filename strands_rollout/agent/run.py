@@ -82,6 +82,7 @@ class Episode:
         user_turns: Number of user messages after the first.
         is_resumable: True if another agent can continue from `progress`; False for a swarm or graph, and for a program
             or an environment that can't repeat an aborted attempt.
+        is_single_agent: False for a swarm or graph, in which each agent has a history.
         program: The program's outcome, if a program played.
         played: The environment's outcome, if an environment played.
     """
@@ -96,6 +97,7 @@ class Episode:
     progress: EpisodeProgress
     user_turns: int = 0
     is_resumable: bool = True
+    is_single_agent: bool = True
     program: ProgramOutcome | None = None
     played: PlayedEpisode | None = None
 
@@ -136,6 +138,7 @@ class EpisodeRun(ABC):
         stats: Counts of the episode's tools.
         user_turns: Number of user messages after the first.
         is_resumable: See `Episode.is_resumable`.
+        is_single_agent: See `Episode.is_single_agent`.
     """
 
     player_name: ClassVar[str]
@@ -152,7 +155,7 @@ class EpisodeRun(ABC):
             calls=[dict(call) for call in start.calls],
         )
         self.user_turns = 0
-        self.is_resumable = True
+        self.is_resumable = self.is_single_agent = True
 
     async def play(self) -> Episode:
         """Play the episode, and return it.
@@ -246,6 +249,7 @@ class EpisodeRun(ABC):
             progress=progress,
             user_turns=self.user_turns,
             is_resumable=self.is_resumable,
+            is_single_agent=self.is_single_agent,
         )
 
     def progress(self) -> EpisodeProgress:

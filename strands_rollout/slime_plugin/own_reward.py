@@ -316,7 +316,7 @@ def values_for_evaluators(model: SGLangModel, episode: Episode, state: Mapping[s
     calls_in_messages = {block["toolUse"]["toolUseId"] for block in blocks if "toolUse" in block}
     main_calls = [str(call["id"]) for call in episode.tools.calls if str(call["id"]).startswith("call_")]
     # the messages lack calls if the history was rewritten, and in a swarm or graph, where each agent has a history
-    is_whole = episode.is_resumable and calls_in_messages.issuperset(main_calls)
+    is_whole = episode.is_single_agent and calls_in_messages.issuperset(main_calls)
     values = {
         "messages": messages,
         "tools": [*head.tools],

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from aiohttp import web
 from harness import ANSWER, TOOL_CALL, run
@@ -51,6 +52,20 @@ def buy(item: str) -> str:
     """Buy an item."""
     current_task().environment.cart.append(item)
     return f"bought {item}"
+
+
+async def shop_by_chat(task: Any, endpoint: Any) -> None:
+    """Agent program that answers a call of the tool `buy`."""
+    schema = {"type": "object", "properties": {"item": {"type": "string"}}}
+    tools = [{"type": "function", "function": {"name": "buy", "parameters": schema}}]
+    messages = [{"role": "user", "content": task.text}]
+    async with httpx.AsyncClient(headers={"Authorization": f"Bearer {endpoint.api_key}"}) as client:
+        while len(messages) < 4:
+            body = {"messages": messages, "tools": tools}
+            answer = await client.post(f"{endpoint.base_url}/chat/completions", json=body)
+            messages.append(message := answer.json()["choices"][0]["message"])
+            calls = message.get("tool_calls") or ()
+            messages += [{"role": "tool", "tool_call_id": call["id"], "content": "bought"} for call in calls]
 
 
 called = ToolCalled("buy")
@@ -174,6 +189,13 @@ async def test_evaluator_scores_the_episode(shipped_tokenizer: Any, name: str, m
     assert (found["score"], found["method"], found["error"]) == (score, "evaluator", "")
     assert not sample.remove_sample
     json.dumps(sample.metadata)
+
+
+async def test_evaluator_reads_the_calls_of_a_program(shipped_tokenizer: Any) -> None:
+    options = {"agent_program": f"{HERE}.shop_by_chat", "reward": {"evaluator": f"{HERE}:called"}}
+    played = await run(shipped_tokenizer, [BUY_TURN, ANSWER], settings=options)
+    found: Any = await reward_func(SimpleNamespace(strands_rollout=options), played.sample)
+    assert (found["score"], found["error"]) == (1.0, "")
 
 
 async def test_evaluators_are_weighted_parts_of_a_reward(shipped_tokenizer: Any) -> None:

@@ -30,7 +30,7 @@ class ChatApi:
         api_key: API key, sent as a bearer token; "" for no key.
         params: Further fields of each request.
         timeout_s: Limit of connecting, of each write and of each read in an attempt, in seconds (httpx's `Timeout`).
-        retries: Maximum number of retries after a status of 429 or 5xx, or no answer.
+        retries: Maximum number of retries after a 429, a 5xx, a 404 for a missing model or worker, or no answer.
     """
 
     base_url: str
@@ -46,7 +46,8 @@ class ChatApi:
         """Send messages and return the model's message, unchanged.
 
         Raises:
-            EngineUnavailableError: No attempt got an answer other than a 429 or a 5xx.
+            EngineUnavailableError: No attempt got an answer other than a 429, a 5xx, or a 404 for a missing model or
+                worker.
             EngineRejectedError: The API refused the request or the key.
             EngineResponseError: The answer is not a chat completion.
         """

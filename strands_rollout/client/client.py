@@ -1,7 +1,7 @@
 """The client of an SGLang engine or router: token ids in, one checked `Generation` out.
 
-It also aborts requests of cancelled calls, and fetches an engine's model and limits. `shared_client` keeps one client
-per engine and event loop.
+The client also aborts requests of cancelled calls, and fetches an engine's model and limits. `shared_client` keeps one
+client per event loop for each URL, vocabulary size and patience.
 """
 
 from __future__ import annotations
@@ -382,6 +382,7 @@ class SGLangClient:
 
         Raises:
             EngineUnavailableError: The read timeout was reached, and the engine did not confirm the abort.
+            EngineRejectedError, ConfigError: As in `transport.post_generate`.
         """
         try:
             answer = await transport.post_generate(
@@ -447,7 +448,10 @@ class _AbortSender:
         return response.is_success
 
     async def stop(self, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> bool:
-        """Abort a request unless the server lacks the endpoint; until the first call knows this, later calls wait."""
+        """Abort a request unless the server lacks the endpoint; return whether the engine confirmed.
+
+        Until the first call knows whether the server has the endpoint, later calls wait.
+        """
         if self.has_endpoint is None:
             if self._first is None or self._first.done():
                 self._first = self.send_in_background(body, headers)
@@ -515,7 +519,7 @@ async def fetch_server_info(http: httpx.AsyncClient, *, url: str) -> ServerInfo:
 
     Raises:
         EngineUnavailableError: The connection was refused or lost.
-        EngineResponseError: The engine or its router is busy or failing.
+        EngineResponseError: The engine or its router is busy or failing, or gives no answer within 10 s.
     """
     raw: dict[str, Any] = {}
     for paths in (("/server_info", "/get_server_info"), ("/model_info", "/get_model_info")):
@@ -525,7 +529,7 @@ async def fetch_server_info(http: httpx.AsyncClient, *, url: str) -> ServerInfo:
                 raw |= part
                 break
     context_length = _positive_int_or_none(raw.get("context_length"))
-    if context_length is None:  # the server was started without a limit, so the model's own applies
+    if context_length is None:  # started without a limit, or none is reported: the model's own applies
         cards = (await _get(http, "/v1/models", url=url)).get("data")
         card = cards[0] if isinstance(cards, list) and cards and isinstance(cards[0], dict) else {}
         context_length = _positive_int_or_none(card.get("max_model_len"))
@@ -539,7 +543,7 @@ async def _get(http: httpx.AsyncClient, path: str, *, url: str) -> dict[str, Any
 
     Raises:
         EngineUnavailableError: The connection was refused or lost.
-        EngineResponseError: The server is busy or failing.
+        EngineResponseError: The server is busy or failing, or gives no answer within 10 s.
     """
     try:
         response = await http.get(path, timeout=_INFO_TIMEOUT_S)

@@ -119,7 +119,7 @@ class EncodedPrompt:
         self._after: list[int] = []  # ids that are encoded after the mark: context that may enter the trajectory
 
     def encodes(self, token_ids: list[int], *, vocab_size: int | None) -> bool:
-        """Return whether this object encodes this very list of ids, and the list has not been shortened."""
+        """Return whether this object encodes this very list of ids, not shortened, for this vocabulary size."""
         is_same = token_ids is self._token_ids and vocab_size == self._encoded.vocab_size
         return is_same and len(token_ids) >= self._known
 
@@ -183,7 +183,7 @@ class GenerateRequest:
             raise ConfigError(f"sampling_params or extra can't be written as JSON: {e}") from e
         end = _rid_suffix(rid)
         self.rid, self.return_logprob = rid, return_logprob
-        # the engine expands an image to more tokens than the request has, so its count can't be checked
+        # the engine expands an image to more tokens than the request has, so the count can't be checked here
         self.prompt_length = None if (extra or {}).get("image_data") else len(input_ids)
         self.max_new_tokens = sampling_params.get("max_new_tokens")
         self._body = input_ids.to_json(b'{"input_ids":', b",%b%b" % (rest[1:-1], end))

@@ -20,8 +20,8 @@ from strands_rollout.files.json_codec import Json
 
 _BUSY_STATUSES: Final = frozenset({429, 502, 503, 504})
 _NO_WORKERS: Final = (b"model_not_found", b"no_available_workers")
-# codes in the 500 with which sglang-router and smg report that a worker is unreachable or closed the connection; until
-# slime removes that worker from the router's list, the router may send every request to it
+# codes in the 500 with which sglang-router and its successor smg report that a worker is unreachable or closed the
+# connection; until slime removes that worker from the router's list, the router may send every request to it
 _WORKER_LOST: Final = ("call_upstream_connection_failed", "call_upstream_request_error")
 _OVERLONG: Final = re.compile(r"(?:longer than|exceeds?)\b.{0,60}?\b(?:context|allowed) length\D{0,12}(\d+)?", re.I)
 
@@ -202,6 +202,7 @@ class EngineClient(httpx.AsyncClient):
 
         Raises:
             ValueError: A header can't be sent.
+            aiohttp.ClientError: There was no connection or no valid answer, or the read timeout was reached.
         """
         route = self._route_to(path)
         if route is None:
@@ -309,7 +310,7 @@ def parse_base_url(base_url: str) -> httpx.URL:
     """Parse a URL; add the scheme http if it has none, and remove a trailing slash.
 
     Raises:
-        ConfigError: The URL is not of the form `http(s)://host[:port][/prefix]`.
+        ConfigError: The URL is not of the form `http(s)://host[:port][/prefix]`, or the prefix ends with `/generate`.
     """
     text = base_url.strip() if isinstance(base_url, str) else ""
     expected = "expected http://host:port, as in http://127.0.0.1:30000"
@@ -337,7 +338,7 @@ def redacted(url: httpx.URL) -> str:
 
 JSON_HEADERS: Final = {"content-type": "application/json"}
 # The aiohttp transport lets some aiohttp errors through (an answer that is not HTTP), and reports a refused connection
-# as a ConnectTimeout. Faults are therefore classified by when an error occurs, not by its class.
+# as a ConnectTimeout. Connection errors are therefore classified by when they occur, not by their class.
 CONNECTION_ERRORS: Final = (httpx.TransportError, aiohttp.ClientError)
 READ_TIMEOUTS: Final = (httpx.ReadTimeout, aiohttp.SocketTimeoutError)
 _PATH: Final = "/generate"

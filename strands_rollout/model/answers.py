@@ -71,9 +71,8 @@ def _split_turn(
 ) -> list[Segment]:
     """Split a turn with a method of its parser; if the method raises, return one failure with the whole text.
 
-    A MemoryError is raised again.
-    A parser reads only sampled text. If a parser's error ended the episode, the sample would not be trained, and the
-    policy could choose which of its samples are trained.
+    A MemoryError is raised again. A parser reads only sampled text: if a parser's error ended the episode, the sample
+    would not be trained, and the policy could choose which of its samples are trained.
     """
     try:
         return split(text, in_reasoning=in_reasoning)
@@ -146,7 +145,7 @@ def failure_message(reason: str) -> str:
 
 
 def turn_answer(read: ReadTurn, call_prefix: str, turn: Turn) -> Answer:
-    """Return a turn as one assistant message for Strands' loop.
+    """Return a turn as Strands' loop gets it: one assistant message, with stop reason, usage and latency.
 
     Empty text and reasoning are omitted. A `ParseFailure` becomes a call of the tool `invalid_tool_call`, so that
     Strands answers it with an error result and the loop continues. The policy may call a tool of that name too: see

@@ -20,9 +20,10 @@ async def first_prompt(template: ChatTemplate, branch: Branch, head: Head, messa
     """Render the first prompt of a branch; return its ids, and store them on the branch with the head and the images.
 
     Raises:
-        PromptError: A message has content that can't be converted, such as a document; or a user's image can't be read.
-        TemplateError: The template refuses the messages, or does not show each image once.
-        ConfigError: A user's message has an image, and the processor is missing or can't convert it.
+        PromptError: A message has content that can't be converted, such as a document; a user's image can't be read; or
+            a tool's name contains a lone surrogate.
+        TemplateError: The template refuses the messages or the tools, or does not show each image once.
+        ConfigError: A user's message has an image, and Pillow or the processor is missing, or the conversion fails.
     """
     branch.chat_tools = to_chat_tools(head.tools)
     # a copy, since the caller may change its tool specifications
@@ -41,14 +42,14 @@ async def turn_context(
 ) -> list[int]:
     """Return the ids of the messages after a branch's last answer; cut tool results that are too long.
 
-    Results without an image are cut so that `min_turn_tokens` are left for the turn, or to nothing.
-    Images in the messages are stored on the branch.
+    If `remaining` has a limit, results without an image are cut so that `min_turn_tokens` are left for the turn, or to
+    nothing. Images in the messages are stored on the branch.
 
     Raises:
         TrajectoryError: There is no message after the answer.
         PromptError: A message has content that can't be converted, such as a document; or a user's image can't be read.
         TemplateError: The template refuses the messages, or does not show each image once.
-        ConfigError: A user's message has an image, and the processor is missing or can't convert it.
+        ConfigError: A user's message has an image, and Pillow or the processor is missing, or the conversion fails.
     """
     branch = place.branch
     branch.chat_tools = branch.chat_tools or to_chat_tools(head.tools)  # a resumed branch has none
@@ -128,7 +129,8 @@ def _fit_turn_ids(
 async def token_count(template: ChatTemplate, request: AgentRequest) -> int:
     """Return the exact number of tokens of Strands messages.
 
-    Messages that begin with a tool result are counted as the context after an answer, other messages as a first prompt.
+    Messages that begin with a tool result are counted as the context after an answer; other messages as a first prompt,
+    with the system prompt and the tools. The generation prompt is counted, too.
     """
     chat = to_chat_messages(request.messages)
     images = await _read_images(template, chat)

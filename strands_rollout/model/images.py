@@ -48,7 +48,7 @@ class PlacedImage:
         data_url: The image as a PNG data URL, for SGLang's `image_data`.
         train_inputs: Outputs of the model's processor for the image, by name: arrays, which can be joined with those of
             other images along the first axis.
-        other_ids: The model's tokens for other media, such as videos, which no request may contain.
+        other_ids: The model's tokens for other media, such as videos; a request with images may contain none of them.
     """
 
     start: int
@@ -60,7 +60,7 @@ class PlacedImage:
 
 
 def train_inputs_of(images: Sequence[PlacedImage]) -> dict[str, Any] | None:
-    """Return the processor's outputs of all images, joined by name; None without images.
+    """Return the processor's outputs for all images, joined by name; None without images.
 
     The outputs are joined along the first axis, as in slime's examples/geo3k_vlm_multi_turn. The result has
     PyTorch tensors if torch is installed, else NumPy arrays, which slime turns into tensors
@@ -119,7 +119,8 @@ def image_block(source: object) -> dict[str, Any]:
 
     Args:
         source: An image as slime's data sets hold it: a PIL image, a file's path, a data URL, base64, a file's bytes,
-            or `{"bytes": ..., "path": ...}`, as `datasets` stores images in Parquet.
+            or `{"bytes": ..., "path": ...}`, as `datasets` stores images in Parquet; the path counts only if there
+            are no bytes.
 
     Raises:
         PromptError: The source has none of these forms, or can't be read as an image.
@@ -328,7 +329,7 @@ def collapsed_ids(ids: Sequence[int], images: Sequence[PlacedImage], decode: Dec
 def check_image_answer(generation: Generation, images: Sequence[PlacedImage], length: int) -> None:
     """Check that the engine read as many tokens as the trainer will read, and that no media token was sampled.
 
-    An answer without tokens is not checked.
+    An answer without tokens is not checked, nor is the number of tokens read if the engine does not report it.
 
     Args:
         generation: The engine's answer.
@@ -366,7 +367,7 @@ async def read_images(template: ChatTemplate, chat: Sequence[ChatMessage]) -> li
 
     Raises:
         PromptError: A user's image can't be read.
-        ConfigError: A user's message has an image, and the processor is missing or can't convert it.
+        ConfigError: A user's message has an image, and Pillow or the processor is missing, or the conversion fails.
     """
     found: list[ReadImage] = []
     for message in chat:

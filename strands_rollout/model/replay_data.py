@@ -1,7 +1,7 @@
 """Replay data, from which a trainer repeats the engine's choices: routed experts, and the ids that top-p kept.
 
 A complete answer without the replay data that its request asked for is an error; an aborted answer without them loses
-its tokens. slime's Sample decodes replay data; before slime 0.3.1, `joined_experts` decodes the routed experts.
+its tokens. slime's Sample decodes replay data; for slime before 0.3.1, `joined_experts` decodes the routed experts.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _INT32_BYTES: Final = 4
 
 
 def request_fields(extra: Mapping[str, Any], *, known_tokens: int) -> dict[str, Any]:
-    """Return the extra fields of a request, so that it asks for routed experts of new tokens only.
+    """Return the extra fields of a request; routed experts, if requested, only for tokens that have none yet.
 
-    SGLang answers with one row per token from `routed_experts_start_len` to the second-to-last token. Without a start,
-    each answer would contain the rows of the whole conversation again, and replace the rows of tokens that older
-    weights sampled.
+    SGLang answers with one row of experts per token, from the token at index `routed_experts_start_len` to the
+    second-to-last. Without a start, each answer would contain the rows of the whole conversation again, and replace
+    the rows of tokens that older weights sampled.
 
     Args:
         extra: The configured fields.

@@ -1,4 +1,7 @@
-"""Sampling of one turn: within the token budgets and the engine's context length, across the engine's aborts."""
+"""Sampling of one turn: within the token budgets and the engine's context length, across the engine's aborts.
+
+The model's settings (`SGLangModelConfig`), its token budgets (`TokenLimits`) and the seeds of turns are here, too.
+"""
 
 from __future__ import annotations
 
@@ -101,12 +104,12 @@ class SamplingRequest:
 
     Attributes:
         client: The client of the running event loop.
-        config: The model's current settings.
+        config: The settings for this turn: the model's, with the parameters and the response budget of this turn.
         trajectory: Receives the context and every accepted answer.
         context_ids: New context tokens; none if the trajectory's last turn is open.
         images: Images in the context.
-        control: The episode's control. Once the rollout is aborted, no request is sent, and an aborted turn stays open.
-            Without `config["continue_aborted"]`, an aborted turn always stays open.
+        control: The episode's control. Once the rollout is aborted, no request is sent, and no aborted turn is
+            continued. If `config["continue_aborted"]` is False, no aborted turn is ever continued.
         span: Returns a context manager around each request; see `RequestSpan`. None for no context manager.
         record: The episode's record. Once it is closed, no request is sent.
     """
@@ -132,7 +135,7 @@ class TurnSampler:
 
     Attributes:
         cut_by: The limit that cut the last turn: "turn", "response" or "context"; None if the turn was not cut.
-        engine_aborts: Number of requests that the engine aborted and after which the turn was continued.
+        engine_aborts: Number of requests that the engine aborted and after which the turn was continued or repeated.
         flight: The state of the in-flight request.
     """
 
@@ -164,23 +167,23 @@ class TurnSampler:
         return min(configured, self._engine_context)
 
     async def fetch_context_length(self, client: SGLangClient) -> None:
-        """Fetch the engine's context length, unless this very engine was already asked and answered.
+        """Fetch the engine's context length, unless it was fetched in this `connection_epoch` of the client.
 
-        If the engine reports no context length, its first refusal of a long request reveals it. If the engine can't be
-        reached within the client's patience, the next request raises the `EngineUnavailableError`.
+        If the engine reports no context length, its refusal of a request as too long may reveal the length. If the
+        engine can't be reached within the client's patience, the next `sample` raises the `EngineUnavailableError`.
         """
         if self._connection_epoch == client.connection_epoch:
             return
         self._info_client = client
         try:
-            # a router may report none; an engine's earlier refusal may have revealed it
+            # a router may report no length; an engine's earlier refusal may have revealed the length
             self._engine_context = (await client.server_info()).context_length or self._engine_context
             self._connection_epoch = client.connection_epoch
         except errors.EngineUnavailableError as e:
             self._unreachable_error = e
         except errors.EngineError as e:
             logger.debug("the engine's context length is unknown: %s", e)
-        self._info_client = None  # after a cancellation, `engine_fault` still reports the outage
+        self._info_client = None  # not reached if cancelled, so that `engine_fault` still reports the outage
 
     def remaining_budget(self, config: SGLangModelConfig, trajectory: Trajectory) -> RemainingBudget:
         """Return the tokens left for new context and the next turn."""
@@ -190,22 +193,25 @@ class TurnSampler:
         """Sample one turn into the trajectory, or the rest of its open turn; return the engine's last answer.
 
         If the engine aborts a turn, for example for a weight update, the trajectory keeps the turn's tokens, and the
-        turn is continued from them. Tokens of an unfinished turn with a grammar, and tokens without the replay data
-        that the request asked for, are dropped and sampled again. A request that is aborted before its first token
-        changes nothing.
+        turn is continued from them, unless the rollout is aborted or `continue_aborted` is False. Tokens of an
+        unfinished turn with a grammar, and tokens without the replay data that the request asked for, are not kept: a
+        continued turn samples them again. A request that is aborted before its first token does not change the
+        trajectory.
 
         Args:
             request: The turn to sample.
             turn: The turn's number in the conversation, from 0; see `turn_seed`.
 
         Raises:
-            TrajectoryError: A context id is outside the vocabulary, or an image token stands for no image.
+            TrajectoryError: A context id is outside the vocabulary; or a media token, in the request or sampled, stands
+                for no image.
             ConfigError: An id in a parameter is outside the vocabulary, or the request can't be sent.
             BudgetExhaustedError: No token is left for a turn.
             ContextWindowOverflowException: The engine refuses the request as too long for its context.
-            EngineAbortedError: The rollout is aborted, the episode has ended, or the turn was aborted and is not
-                continued.
-            EngineError: The engine failed, aborted the turn because of an error, or aborts it again and again.
+            EngineAbortedError: The rollout is aborted, the episode has ended, or the engine aborted the turn, which is
+                not continued.
+            EngineError: The engine failed, aborted the turn because of an error, or aborts it again and again without a
+                usable token.
         """
         self._check_vocabulary(request.context_ids)
         params = turn_params(request.config["sampling_params"], turn)
@@ -235,7 +241,7 @@ class TurnSampler:
                 empty_aborts.add(Fault(FaultKind.BUSY, message), generation.latency_s)
             _check_continuation(request, generation, empty_aborts)
             self.engine_aborts += 1
-            if empty_aborts is not None and len(empty_aborts.faults) > 1:  # the first request is repeated at once
+            if empty_aborts is not None and len(empty_aborts.faults) > 1:  # after the first, repeat at once
                 log_once(logger, logging.WARNING, "event=engine_aborts url=%s %s", client.url, message)
                 self.flight.fault = empty_aborts.faults[-1]  # if the time is up meanwhile, the engine is to blame
                 await client.wait_to_retry(empty_aborts, control)
@@ -367,7 +373,8 @@ def _check_continuation(request: SamplingRequest, generation: Generation, empty_
     Raises:
         EngineAbortedError: The rollout is aborted, or `continue_aborted` is False.
         EngineRejectedError: The engine aborted the turn because of an error of the request (a status of 4xx).
-        EngineUnavailableError: The engine aborted the turn because of another error, or aborts it again and again.
+        EngineUnavailableError: The engine aborted the turn because of another error, or aborts it again and again
+            without a usable token.
     """
     status, reason = generation.finish_reason.status_code, _abort_reason(generation)
     if request.control.should_abort() or not request.config["continue_aborted"]:
@@ -428,7 +435,7 @@ def turn_seed(seed: int, turn: int | str) -> int:
 
     SGLang draws each token from (seed, position). All parts of a turn have the same seed, so that an aborted turn gets
     the tokens that the same weights would have sampled without the abort. Seeds are hashed because neighboring samples
-    have neighboring seeds.
+    have neighboring seeds, so that `seed + turn` would be the seed of another sample.
 
     Args:
         seed: The sample's seed, which is also the seed of its first turn.
@@ -470,7 +477,8 @@ class TokenLimits:
         max_context_tokens: Maximum tokens of prompt plus response.
         max_turn_tokens: Maximum tokens sampled in one turn.
         min_turn_tokens: Tokens that tool results have to leave for the next turn: longer results are cut, except those
-            with an image. Fewer are left if even empty results take too much.
+            with an image. Fewer are left if even empty results take too much. No result is cut if the context budget
+            has the fewest tokens left and the history may be rewritten.
 
     Raises:
         ConfigError: A limit is not an integer of at least 1.

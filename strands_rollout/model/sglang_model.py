@@ -1,8 +1,8 @@
 """A Strands model provider on SGLang's native `/generate`: token-in/token-out.
 
-For each request, the record finds its place, new messages are rendered as context tokens, the engine samples a turn,
-and the turn is recorded and parsed. Within a branch of the record, sampled text is never tokenized again: the branch's
-tokens only grow.
+The record finds the place of a request. Unless the request repeats a recorded turn, new messages are then rendered as
+context tokens, the engine samples a turn, and the turn is recorded and parsed. Within a branch of the record, sampled
+text is never tokenized again: the branch's tokens only grow.
 """
 
 from __future__ import annotations
@@ -55,24 +55,26 @@ class SGLangModel(Model):
     """A policy for one conversation, or for many at once, with their exact tokens.
 
     Use it with any Strands agent: `Agent(model=SGLangModel(tokenizer=tokenizer, base_url=url), tools=[...])`, then read
-    `model.trajectory`. Call `reset()` before another conversation.
+    `model.trajectory`. With `conversations` "one", call `reset()` before another conversation.
 
     Args:
         tokenizer: A Hugging Face fast tokenizer with a chat template.
-        base_url: URL of the server or router. Models with the same URL and event loop share a connection pool.
+        base_url: URL of the server or router. On an event loop, models with the same URL, `vocab_size` and
+            `engine_patience_s` share a connection pool.
         client: An `SGLangClient`, or an `httpx.AsyncClient` as made by `create_client`, instead of `base_url`.
         tool_parser: Name of a registered parser; "auto" for the parser of the calls that the template writes; or a
             parser.
         sampling_params: SGLang's sampling parameters. `max_new_tokens` limits one turn.
-        enable_thinking: Argument of the chat template, if given.
+        enable_thinking: Argument of the chat template, if given; takes precedence over `chat_template_kwargs`.
         chat_template_kwargs: Further arguments of the chat template.
         limits: Token budgets of each conversation; see `TokenLimits`.
         return_logprobs: Request the logprobs of sampled tokens; without them `trajectory.logprobs` is all 0.0.
         model_id: Name for traces and logs.
         context_window_limit: Maximum context in tokens; the server's context length applies if it is smaller, or if
             `context_window_limit` is None.
-        vocab_size: Number of ids that the served model knows; by default the tokenizer's.
-        headers: Headers of each generation request, such as a routing key.
+        vocab_size: Number of ids that the served model knows. None checks new context against the tokenizer's size, and
+            does not check sampled ids. An `SGLangClient` also checks all ids against its own `vocab_size`, if set.
+        headers: Headers of each generation request and of its abort, such as a routing key.
         extra: Further top-level fields of each request, such as `{"return_routed_experts": True}`.
         continue_aborted: If the engine aborts a turn, for example for a weight update, continue the turn from its own
             tokens; otherwise raise `EngineAbortedError`.
@@ -99,7 +101,8 @@ class SGLangModel(Model):
         tool_parser: Name of the parser; None for a parser given as an object.
 
     Raises:
-        ConfigError: Arguments are missing or contradict each other, or an argument or a tool parser is unknown.
+        ConfigError: Arguments are missing or contradict each other, an argument or a tool parser is unknown, or
+            "auto" finds no single tool parser.
         TemplateError: The tokenizer or its template can't be used token-exactly.
     """
 
@@ -166,7 +169,7 @@ class SGLangModel(Model):
     # ---------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Start a new record; references to the old trajectory stay valid."""
+        """Start a new record, and end any replay; references to the old trajectory stay valid."""
         self.record = Record()
         # weak: a conversation that the record drops takes its sampler along
         self._samplers: WeakKeyDictionary[Conversation, sampling.TurnSampler] = WeakKeyDictionary()
@@ -247,11 +250,11 @@ class SGLangModel(Model):
         Raises:
             TrajectoryError: With `on_rewritten_history` "error", the main agent's history does not extend what the
                 policy has read, or the request changes the system prompt, or adds or changes a tool. With
-                `conversations` "one", a turn is running. Or there is no new message, or a token of the new context is
-                outside the vocabulary or is an image token without an image.
+                `conversations` "one", a turn is running. Or there is no new message, a token of the new context is
+                outside the vocabulary, or a media token, in the request or sampled, stands for no image.
             PromptError, TemplateError: The messages can't be rendered.
-            ConfigError: A user's message has an image, and the processor is missing or can't convert it; a parameter
-                has a token outside the vocabulary; or the request can't be sent.
+            ConfigError: A user's message has an image, and Pillow or the processor is missing or the conversion fails;
+                a parameter has a token outside the vocabulary; or the request can't be sent.
             BudgetExhaustedError: A budget leaves no token for this turn.
             ContextWindowOverflowException: The engine refuses the request as too long; or the context is full, and the
                 history may be rewritten.
@@ -381,7 +384,7 @@ class SGLangModel(Model):
         return conversation is not self.conversation or self.config["on_rewritten_history"] == "segment"
 
     def bind_tools(self, conversation: Conversation, tool_specs: StrandsMessages | None) -> None:
-        """Bind a conversation's parser to the schemas of its first tools, if the format needs schemas.
+        """Bind a conversation's parser to the schemas of the first tools that it gets, if the format needs them.
 
         Resumed turns, which were parsed without schemas, are parsed again.
         """
@@ -501,7 +504,7 @@ class SGLangModel(Model):
 
     @property
     def engine_aborts(self) -> int:
-        """Number of requests that the engine aborted and after which the turn was continued."""
+        """Number of requests that the engine aborted and after which the turn was continued or repeated."""
         return sum(self._sampler(conversation).engine_aborts for conversation in self.record)
 
     @property

@@ -40,7 +40,8 @@ logger = logging.getLogger(__name__)
 _ENCODERS: weakref.WeakKeyDictionary[Any, TokenEncoder] = weakref.WeakKeyDictionary()
 # by tokenizer, then by template and its arguments, since each sample builds a ChatTemplate on the event loop
 _SHARED_STATES: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], _SharedState]] = weakref.WeakKeyDictionary()
-# limits of the caches: prompts, which the samples of a group share, shapes of turns, and a tokenizer's `_SharedState`s
+# limits of the caches: number of prompts (the samples of a group share one), tokens of a cached prompt, number of turn
+# shapes, and number of a tokenizer's `_SharedState`s
 _MAX_PROMPTS: Final = 64
 _MAX_PROMPT_TOKENS: Final = 8192
 _MAX_SHAPES: Final = 256
@@ -279,9 +280,10 @@ class ChatTemplate:
             )
 
     def _find_shape(self, messages: Messages, tools: Tools) -> TurnShape | None:
-        """Return the shape of these messages.
+        """Return the shape of a turn with these messages; None if the turn must be rendered.
 
-        None if some are not tool results of text or are longer than the tested texts, or if the template has no shape.
+        It must be rendered if a message is not a tool result, has an image or is longer than the tested texts, or if
+        the template has no shape.
         """
         for message in messages:
             content = message["content"]

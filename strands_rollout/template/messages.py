@@ -1,8 +1,9 @@
 """Convert Strands messages, tool results and tool specifications to the dicts that chat templates read.
 
-All content that a policy can read is kept, in order. Content with images becomes a list of parts, as templates of
-vision-language models expect; other content becomes a string. `normalize_tool_result` converts any value that a tool
-returns to a Strands tool result of plain JSON values, which every later step can copy, compare, save and show.
+All content that a policy can read is kept; tool results come first in their message, in the order of their calls.
+Content with images becomes a list of parts, as templates of vision-language models expect; other content becomes a
+string. `normalize_tool_result` converts any value that a tool returns to a Strands tool result of plain JSON values and
+the bytes of images, which every later step can copy, compare, save and show.
 """
 
 import dataclasses
@@ -220,7 +221,7 @@ def _assistant_message(content: Sequence[Mapping[str, Any]], names: dict[str, st
 
 
 def _clean_texts(content: Sequence[Mapping[str, Any]], texts: list[str], *, has_calls: bool) -> list[str]:
-    """Replace or drop blank texts as Strands does before streaming, so that direct calls give the same turn."""
+    """Replace or drop blank texts as Strands does before streaming, so that a model called directly reads the same."""
     if not content:
         return [_BLANK]
     return [text if text.strip() else _BLANK for text in texts if text.strip() or not has_calls]
@@ -282,9 +283,9 @@ def normalize_tool_result(returned: object, call_id: str) -> dict[str, Any]:
     """Convert the value that a tool returned to a Strands tool result with the id of its call.
 
     Any value except a result (`{"status": "success" or "error", "content": [blocks]}`) becomes text: a string
-    unchanged, other values as `json_text` writes them. A JSON block with values that are not JSON becomes text too. A
-    value that can't be shown to the policy (it can't be converted, or has a document, a video or an image without its
-    bytes as a block) becomes an error result with the reason.
+    unchanged, other values as `json_text` writes them. A JSON block with values that are not JSON becomes text too, as
+    does a block of an unknown kind. A value that can't be shown to the policy (it can't be converted, or has a
+    document, a video or an image without its bytes as a block) becomes an error result with the reason.
     """
     try:
         if _is_text_result(returned):  # a shortcut, since nearly all results are text

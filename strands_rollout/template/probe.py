@@ -125,7 +125,7 @@ def check_append_only(
     tools: Tools = (),
     with_system: bool = False,
 ) -> None:
-    """Check that prompts which grow turn by turn equal the template's rendering of the whole conversation.
+    """Check that prompts which grow turn by turn equal the whole conversation as rendered, outside assistant turns.
 
     Args:
         template: Renders whole conversations.
@@ -219,7 +219,7 @@ def _opens_turn(template: TemplateRenderer, grown: str, later: str, bare: str) -
         template.render([user("question")], generation_prompt=is_prompted) for is_prompted in (True, False)
     )
     after_question = prompt.rpartition("question")[2]
-    if prompt == question:  # the template always adds a generation prompt: the text after the question's end
+    if prompt == question:  # the template always adds a generation prompt, which follows the question's end token
         ended = template.encoder.first_control(after_question.removesuffix(left))
         is_prompt = after_question.endswith(left) and ended is not None and not is_replaced
     else:
@@ -262,7 +262,8 @@ class ProbedTemplate:
         lead: Text between the generation prompt and an answer's text, such as the end of empty reasoning.
         tools_error: Reason why the template can't be used with tools, or None.
         user_turns_error: Reason why a conversation with tools can't have a second user turn, or None.
-        system_error: Reason why a conversation can't begin with a system message, or None.
+        system_error: Reason why a conversation can't begin with a system message; None if it can, or if the template
+            itself refuses such a message.
         example_call: An example of a call as the template writes it.
         notes: Changes that the template makes to the assistant's turns, for the log; sampled turns are not affected.
     """
@@ -385,7 +386,7 @@ def write_calls(template: TemplateRenderer, ends: TurnEnds, calls: Sequence[tupl
 def tool_faults(template: TemplateRenderer) -> Iterator[tuple[str, str | None]]:
     """Yield each requirement of tools with the reason why the template fails it, or None.
 
-    If the template can't render tools, the other requirements are not yielded.
+    If the template raises an error, only the first requirement is yielded.
     """
     try:
         rendered = template.render([user("question"), assistant(0, _CALL), tool(_CALL, _RESULT)], TOOLS)
@@ -423,7 +424,10 @@ def user_turns_fault(template: TemplateRenderer, turns: TurnRenderer) -> str | N
 
 
 def system_fault(template: TemplateRenderer, turns: TurnRenderer, *, with_tools: bool) -> str | None:
-    """Return the reason why a conversation can't begin with a system message, or None."""
+    """Return the reason why a conversation can't begin with a system message.
+
+    None if it can, or if the template itself refuses such a message.
+    """
     for conversation, tools in [(USER_TURNS[:2], ()), *([(TOOL_TURNS, TOOLS)] if with_tools else [])]:
         try:
             template.render([{"role": "system", "content": "x"}, *conversation[0]], tools)

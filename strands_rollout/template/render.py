@@ -73,7 +73,8 @@ class TemplateRenderer:
         Args:
             messages: At least one message.
             tools: The tools' specifications.
-            escaped: Escape the texts of messages and tools, so that the template sees no control token in them.
+            escaped: Escape the texts of messages and tools, so that the template sees no control token in them, other
+                than reasoning tags in an assistant's content.
             generation_prompt: Append the text that opens the assistant's turn.
 
         Raises:

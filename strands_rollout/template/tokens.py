@@ -109,8 +109,9 @@ class TokenEncoder:
     def escape(self, text: str, *, apart: bool = False) -> str:
         """Hide the texts of control tokens in untrusted text; ordinary text is returned unchanged.
 
-        Different texts have different escaped forms. Escaped texts can't form a control token together, or with the
-        template's own text: an empty escape is put next to a text that could begin or end a control token.
+        Different texts have different escaped forms. An empty escape is put next to a text that could begin or end a
+        control token, so that neither the template's own text nor another text can complete the token. Tokens that
+        begin or end with a letter, a digit or a space are excepted, since ordinary texts do so, too.
 
         Args:
             text: Untrusted text.
@@ -286,7 +287,7 @@ class _TokenBytes(dict[int, bytes]):
 
 
 def bytes_of_token(token: str) -> bytes:
-    """Return the bytes of a token of a byte-level vocabulary; for an added token, its text as UTF-8."""
+    """Return the bytes of a byte-level vocabulary's token; its text as UTF-8 if one character stands for no byte."""
     try:
         return bytes([_BYTE_OF[char] for char in token])
     except KeyError:
@@ -302,7 +303,7 @@ def shared_length(one: Sequence[object], other: Sequence[object]) -> int:
 
 
 def clearly_exceed(texts: Sequence[str], max_tokens: int, encoder: TokenEncoder) -> bool:
-    """Return whether texts certainly have more than `max_tokens` tokens together, without encoding all of them.
+    """Return whether texts certainly have more than `max_tokens` tokens together, from parts of them if these suffice.
 
     The length in characters is not sufficient: a run of spaces or of one letter may have tokens of over 100 characters.
     """

@@ -405,9 +405,10 @@ _MUSE_TOOL: Final = re.compile(r"to=(?!(?:self|user)(?![^\s<]))([^\s<]{1,200})|<
 class MuseGlimmerParser(SchemaSectionParser):
     """Parses the format of Muse Glimmer; see the module.
 
-    The text begins after the prompt's `<|start|>assistant`. The last message has no closing token if that token ended
-    the turn. Only a closing token ends a message, so a call in unclosed reasoning is a draft. Text outside of messages
-    is reasoning, or a failure if it addresses a tool or contains a call. A turn without any marker is text.
+    The text begins after the prompt's `<|start|>assistant`, or inside the reasoning that the prompt opened. The last
+    message has no closing token if that token ended the turn. Only a closing token ends a message, so a call in
+    unclosed reasoning is a draft. Text outside of messages is reasoning, or a failure if it addresses a tool or
+    contains a call. A turn without any marker is text, unless the prompt opened reasoning.
     """
 
     open_reasoning: ClassVar[str] = "to=self<|message|>"

@@ -1,7 +1,7 @@
 """The segments of a parsed turn, the protocols and base classes of parsers, and strict decoding of JSON.
 
-A parser never raises because of the model's text, and never repairs it: text that does not follow the format becomes a
-`ParseFailure`, whose reason the model reads. To add a format:
+A parser never raises because of the model's text, and never repairs it: an attempted call that does not follow the
+format becomes a `ParseFailure`, whose reason the model reads. To add a format:
 
 1. Put a class into the file of its kind (`json_object.py`, `json_arguments.py`, `bare_values.py`, `literals.py`).
 2. If tags mark calls and reasoning, subclass `TaggedParser`: define the tags, and parse the call that follows a tag.
@@ -169,7 +169,7 @@ def random_id() -> str:
 
 @dataclass(slots=True)
 class Reasoning:
-    """Reasoning of the model, without its tags. Calls inside it are drafts and stay text."""
+    """Reasoning of the model, without the tags of reasoning. Calls inside it are drafts and stay text."""
 
     text: str
 
@@ -188,7 +188,7 @@ class ToolCall:
     Attributes:
         id: Id from the parser's id source; unique in an episode.
         name: Name of the tool, not empty. The tool may not exist.
-        arguments: A JSON object: finite numbers, no lone surrogates, at most 100 levels deep.
+        arguments: A JSON object: finite numbers, no lone surrogates, values at most 100 levels deep.
         written_id: The id that the model wrote, in formats with ids; the call's result is shown with it. Not unique: a
             model may write an id twice.
     """
@@ -231,7 +231,7 @@ class ToolParser(Protocol):
         Segments of only white space are left out.
 
         Args:
-            text: The sampled text, including special tokens, without the token that ended the turn.
+            text: The sampled text, including control tokens, without the token that ended the turn.
             in_reasoning: True if the prompt has already opened the reasoning.
         """
         ...
@@ -289,7 +289,7 @@ class TaggedParser(BaseParser):
     """Base class for formats with tags around calls and reasoning: a single scan from left to right.
 
     Outside reasoning, a tag opens reasoning or a call. Reasoning ends at its first closing tag; without a closing tag
-    it extends to the end of the text. A closing tag without an opening tag means that all text before it was reasoning.
+    it extends to the end of the text. If the closing tag has no opening tag, all text before it was reasoning.
     """
 
     tags: ClassVar[re.Pattern[str]]

@@ -1,9 +1,9 @@
 # ruff: noqa: RUF001, RUF002 - the formats' own characters
-"""Formats with the tool's name and arguments between special tokens: those of Kimi, DeepSeek and gpt-oss.
+"""Formats with the tool's name and arguments between control tokens: those of Kimi, DeepSeek and gpt-oss.
 
 All except gpt-oss have a section of calls between two tags, with each call between two tags of its own.
 
-Kimi K2: each call has an id such as `functions.x:0`, and JSON arguments between special tokens. Source:
+Kimi K2: each call has an id such as `functions.x:0`, and JSON arguments between control tokens. Sources:
 docs/tool_call_guidance.md of moonshotai/Kimi-K2-Instruct, and the chat templates of Kimi-K2-Instruct and
 Kimi-K2-Thinking (as in ggml-org/llama.cpp, models/templates). Reasoning, if any, is in `<think>`. The model also writes
 `x:0` and `functions.x`, which name the tool too. An id without the tool's name (`3`, `call_0a`, `functions_x_0`) is a
@@ -282,7 +282,7 @@ class GptOssParser(BaseParser):
     last message has no closing token if that token ended the turn. Only a closing token ends a message, so a call in
     unclosed reasoning is a draft. A call must be a message of its own on the commentary or analysis channel, to
     `functions.x`, with a single JSON object, and end with `<|call|>`. Its content type is optional and ignored, since
-    arguments that are not JSON fail anyway. A turn without any marker is text.
+    arguments that are not JSON fail anyway. A turn without any marker is text, unless the prompt opened reasoning.
     """
 
     def segments(self, text: str, in_reasoning: bool = False) -> list[Segment]:  # noqa: FBT001, FBT002

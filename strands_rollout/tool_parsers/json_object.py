@@ -207,7 +207,7 @@ class ArrayParser(TaggedParser):
     open_calls: ClassVar[str]
     close_calls: ClassVar[str] = ""
     closes_turn: ClassVar[bool] = False
-    """The closing tag ends a turn, so the text does not contain it."""
+    """True if the closing tag ends a turn, so that the text may lack it."""
     id_key: ClassVar[str | None] = None
     """Key of a call's optional id; None if calls of this format have no id.
 

@@ -37,7 +37,7 @@ class SectionParser(TaggedParser):
     """Base class for formats with a section of calls. A call outside of a section is a failure.
 
     A malformed call in a section is a failure of its own; the calls after it count. A section without a closing tag is
-    a single failure, since its end is unknown.
+    a single failure, since its end is unknown; so is a section without a call.
     """
 
     sections: Mapping[str, Section]

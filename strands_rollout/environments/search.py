@@ -139,7 +139,7 @@ class _RetrievalServer:
         self._batchers: LoopCache[_Batcher] = LoopCache()
 
     async def retrieve(self, query: str) -> Sequence[Passage]:
-        """Return the best `top_k` passages for a query, also if the server sends more.
+        """Return the server's passages for a query: the first `top_k` if the server sends more.
 
         Raises:
             SandboxError: The server gave no answer within `patience_s`, refused the request, or answered in another
@@ -322,7 +322,7 @@ def _tool_from_environment() -> AgentTool:
 
 
 search: Final = _tool_from_environment()
-"""The tool for the server or corpus that the environment names.
+"""The tool for the server or corpus that an environment variable names.
 
 SEARCH_URL is the URL of a server, SEARCH_CORPUS the path of a corpus; if neither is set, the server is at
 `DEFAULT_URL`.

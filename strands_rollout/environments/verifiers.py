@@ -54,7 +54,7 @@ async def play(task: Task, endpoint: Endpoint) -> dict[str, Any]:
     """Play one episode of the environment in `task.environment_config`; return its score, rewards and metrics by name.
 
     Raises:
-        ConfigError: The configuration, the row or a seat can't be played.
+        ConfigError: The configuration or the row can't be used, or the policy's seats can't be trained.
         SandboxError: The runtime failed.
         EnvironmentFaultError: A task's code, a tool server, a judge or a harness failed, or a stage timed out.
         RuntimeError: A harness failed after an answer that a limit cut, which is the policy's fault.
@@ -216,7 +216,7 @@ class _Source:
 
 
 class _Seats:
-    """The runs of one episode whose model is the policy."""
+    """Checks and scores those runs of one episode whose model is the policy."""
 
     def __init__(self, slot: Any, base_url: str) -> None:  # noqa: ANN401
         self.error: errors.ConfigError | None = None

@@ -1,6 +1,6 @@
 """The benchmarks that `data_prep/benchmark.py` prepares: their data sets on the hub and the grading of their answers.
 
-A row's metadata name its benchmark, under `BENCHMARK_KEY`.
+The metadata of a prepared row has the benchmark's name, under `BENCHMARK_KEY`.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class RunPlan:
 class Summary:
     """Totals of a run.
 
-    Mean reward and accuracy exclude failed, aborted and ungraded samples; they are 0 if there are no other samples.
+    Mean reward and accuracy exclude failed, aborted and ungraded samples; both are 0 if no other samples are left.
     """
 
     samples: int
@@ -67,7 +67,7 @@ class Summary:
 
     @property
     def ok(self) -> bool:
-        """Return whether at least one sample was completed and no check failed."""
+        """Return whether a sample was completed and no check found a violation."""
         return self.completed > 0 and not self.tito_violations and not self.contract_violations
 
     def to_dict(self) -> dict[str, int | float]:

@@ -72,7 +72,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class EvalSet:
-    """A loaded data set: its file and digest, its problems, the sampling of each problem, and the protocol, if any."""
+    """A loaded data set: file, digest, problems, their sampling and template arguments, and the protocol, if any."""
 
     file: DataFile
     rows: Sequence[Row]
@@ -147,7 +147,7 @@ class EvalSet:
         }
 
     def under(self, protocol: Protocol, settings: RolloutSettings, overrides: Mapping[str, Any]) -> EvalSet:
-        """Return the data set with the protocol's sampling and prompts.
+        """Return the data set under a protocol: with its sampling, apart from `overrides`, and its instructions.
 
         Args:
             protocol: The protocol of the run.
@@ -170,7 +170,8 @@ class EvalSet:
 
         Raises:
             ConfigError: A library that the grading needs is missing.
-            PromptError: A row names an unknown grading or instruction, or has no letter as the label of a choice.
+            PromptError: A row's grading or instruction is unknown, its instructions can't be read, or the label of a
+                choice is not a letter.
         """
         for row in self.rows:
             try:
@@ -213,7 +214,10 @@ _EXTRA_PARAMS: Final = frozenset(
 
 
 class DataSetEntry(BaseModel):
-    """An entry of `eval.datasets`, with all keys of slime. None means that the entry does not set the key."""
+    """An entry of `eval.datasets`, merged with `eval.defaults`; has all keys that slime knows.
+
+    None means that neither of the two sets the key.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -233,7 +237,7 @@ class DataSetEntry(BaseModel):
     repetition_penalty: float | None = Field(default=None, gt=0)
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
-    # the command `eval` evaluates only this package's own functions
+    # the command `eval` plays and grades only with this package's own functions
     custom_generate_function_path: Literal["strands_rollout.generate"] | None = None
     custom_rm_path: Literal["strands_rollout.reward_func"] | None = None
     multimodal_keys: _Refused = None
@@ -298,12 +302,12 @@ def read_eval_config(
     """Read and load the data sets of an `--eval-config` file, YAML or JSON.
 
     As in slime, an entry's own key takes precedence over `eval.defaults`, and `eval.defaults` over `default`. Prompts
-    are read from the key "prompt" unless `input_key` names another key; likewise labels from "label" and `label_key`.
-    `on_note` receives a sentence for each ignored key.
+    are read from the key "prompt" unless `input_key` names another key, and labels from "label" unless `label_key`
+    does. `on_note` receives a sentence for each ignored key.
 
     Raises:
         ConfigError: The file can't be read or names no data set, two data sets have the same name, a key is unknown
-            (the message names the nearest known key) or not supported, a value is out of range, a data file is neither
+            (the message names the nearest known key) or not supported, a value is invalid, a data file is neither
             .jsonl nor .parquet, or a selection has no rows.
         PromptError: A data file can't be used.
     """
@@ -349,7 +353,12 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def validated(model: type[_Model], value: object, where: str) -> _Model:
-    """Validate a mapping as a model; raise a ConfigError that names the place, the key and the nearest known key."""
+    """Validate a value as a model.
+
+    Raises:
+        ConfigError: The value is invalid. The message names the place and the key; for an unknown key, also the nearest
+            known key, or all known keys if none is near.
+    """
     try:
         return model.model_validate(value)
     except ValidationError as e:
@@ -361,7 +370,7 @@ def load_sets(
 ) -> list[EvalSet]:
     """Load the requested data sets; `on_note` receives a sentence for each ignored key of the `--eval-config` file.
 
-    Without --data, --eval-config and --base-url, load the shipped problems, 16 of them unless there is a --limit.
+    If none of --data, --eval-config and --base-url is given, load the shipped problems: the first --limit, default 16.
 
     Raises:
         ConfigError: Two options exclude each other, no data set is named, two have the same name, a selection has no

@@ -5,7 +5,7 @@ protocols are never shown as one: the names of data sets in results and reports 
 
 Sources of "qwen3": Qwen3 Technical Report (arXiv:2505.09388), section 4.6, for the sampling parameters, the maximum
 lengths and the number of samples; Qwen3's model cards (huggingface.co/Qwen/Qwen3-8B, Best Practices) for the texts
-that are appended to prompts, and for the maximum length in math competitions that the report does not cover.
+that are appended to prompts, and for the maximum length in math competitions that the Technical Report does not cover.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def refuse_several_protocols(paths: Iterable[Path]) -> None:
     """Raise a ConfigError if results of `eval` at these paths were measured under different protocols.
 
     Args:
-        paths: Files or folders; those without a `run.json` of `eval` beside their results are passed over.
+        paths: Files or folders; a folder that holds no `run.json` of `eval`, and a file beside none, is passed over.
     """
     labels: dict[str, Path] = {}
     for path in paths:

@@ -1,4 +1,4 @@
-"""Results of an evaluation: a line of JSON per sample (`results.jsonl`), and the report.
+"""Results of an evaluation: a line of JSON for each time that a sample was played (`results.jsonl`), and the report.
 
 A folder of results belongs to a single run: `run.json` has the values that identify the run, such as model, settings
 and data sets. A run with other values must use another folder, so that results of different runs don't mix.
@@ -162,7 +162,7 @@ class SampleResult(_ResultModel):
 
     @property
     def is_right(self) -> bool:
-        """Return whether the grader accepted the answer."""
+        """Return whether the answer is right: the reward's `acc` is at least 1."""
         return bool(self.reward and self.reward.acc >= 1)
 
     @property
@@ -213,7 +213,7 @@ class ResultsFile:
         self._log.close()
 
     def results(self, planned: Container[SampleKey]) -> Iterator[SampleResult]:
-        """Yield the results in the file's order, without blank lines; a sample that was played again has several.
+        """Yield the results in the file's order; a sample that was played again has several. Skip blank lines.
 
         Raises:
             ConfigError: A line is not a result, or its sample is not planned.
@@ -246,7 +246,8 @@ class ResultsFile:
         """Write the run's identity into a folder without results; otherwise check that the results are this run's.
 
         Raises:
-            ConfigError: The results belong to another run, or the file that identifies their run is missing.
+            ConfigError: The results belong to another run, or the file that identifies their run is missing or can't be
+                read; or the identity can't be written.
         """
         if self._log.is_empty:
             # an earlier run without results may be replaced
@@ -325,7 +326,7 @@ def mean_pass_at_k(counts: Sequence[tuple[int, int]], k: int) -> float | None:
 
 
 def majority_vote(votes: Iterable[tuple[str, bool]]) -> tuple[list[str], float]:
-    """Return the answer that most samples of a problem give, or several in a tie, and the score of this majority.
+    """Return the most frequent answer of a problem's samples, or several in a tie, and the score of this majority.
 
     `votes` has each sample's answer, and whether the grader accepted it. Answers that the grader's comparison finds
     equal count as one answer, such as 1/2 and 0.5; so do all correct answers. Samples without an answer don't vote.
@@ -507,7 +508,7 @@ def _instruction_accuracy(scored: Sequence[SampleResult]) -> float | None:
 
 
 def _drift_totals(scored: Sequence[SampleResult]) -> dict[str, Any] | None:
-    """Return sums over the samples whose drift was measured; None if there are none."""
+    """Return counts of the samples whose drift was measured, and of their tokens; None without such samples."""
     found = [result.drift for result in scored if result.drift is not None]
     if not found:
         return None

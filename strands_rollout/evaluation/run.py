@@ -323,8 +323,8 @@ async def run_samples(
 ) -> str | None:
     """Call `run` once with each key, in order, `concurrency` at a time; stop after many consecutive failures.
 
-    The limit is 8 consecutive failures for the same reason, or `concurrency` if that is more: then at least as many
-    samples have failed as run at once, each after its own retries.
+    The limit is 8 consecutive failures for the same reason, or `concurrency` if that is more, so that an outage that
+    fails only some of the running samples does not end the run.
 
     Returns:
         The reason for stopping early, in which case the running samples were cancelled; None if all keys were run.
@@ -433,7 +433,7 @@ def write_dump(folder: Path, outcomes: Sequence[Outcome], tokenizer: PreTrainedT
 
 
 def most_instructive(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return an outcome whose transcript is worth reading: preferably with tool calls, then correct, then the first."""
+    """Return the outcome to show: with tool calls if there is one, and then correct if possible; the first of these."""
     return max(outcomes, key=lambda outcome: (bool(outcome.facts.tool_calls), bool(outcome.reward_details.get("acc"))))
 
 
@@ -543,7 +543,7 @@ def print_evaluation(console: Console, report: Mapping[str, Any]) -> None:
 
 
 def _problem_rows(problems: Sequence[Mapping[str, Any]]) -> list[dict[str, str | Text]]:
-    """Return the table's rows, without labels if there are none, and with rewards in place of missing majorities."""
+    """Return the table's rows: without labels if no problem has one; with mean rewards if no problem has a majority."""
     has_answers = any(problem["majority"] for problem in problems)
     unused = {"reward" if has_answers else "majority"}
     unused |= {"label"} if all(problem["label"] is None for problem in problems) else set()

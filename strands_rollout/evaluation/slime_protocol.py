@@ -116,9 +116,9 @@ def _to_json(row: Row, agent: Mapping[str, Any]) -> dict[str, Any]:
 def model_positions(model: Path) -> int | None:
     """Return the context length in tokens that SGLang takes from a model's `config.json`; None if that is unknown.
 
-    A model that also reads images has the number in `text_config`. A factor of `rope_scaling` is applied, unless its
-    type is "llama3" or the configuration names the original number (SGLang's srt/utils/hf_transformers,
-    `get_context_length`).
+    A model that also reads images has the number in `text_config`. The number is multiplied by the `factor` of
+    `rope_scaling`, unless `rope_scaling` has the `rope_type` "llama3" or names `original_max_position_embeddings`
+    (SGLang's srt/utils/hf_transformers, `get_context_length`).
 
     Raises:
         ConfigError: The file can't be read as JSON.

@@ -1,7 +1,7 @@
 """Strands' harness as the agent: a shell, files, to-do lists, skills, sub-agents, and a summarized history.
 
 `configs/harness.yaml` names `build` as the agent factory and `scratch` as the resource for shell and files; needs
-`pip install 'strands-rollout[harness]'`. Sessions, memory and the web are off, since their effects outlast an episode.
+`pip install 'strands-rollout[harness]'`. Sessions and memory, which outlast an episode, and the web tools are off.
 """
 
 from strands import Agent
@@ -26,7 +26,7 @@ SKILLS = [
 
 
 def scratch(task: Task) -> CodeExecutorSandbox:
-    """Return a folder and a shell for one episode, deleted at its end; a command may take 60 seconds."""
+    """Return a shell for one episode, in a folder that is deleted at its end; a command may take 60 seconds."""
     del task
     return CodeExecutorSandbox(shared_executor(EXECUTOR), max_timeout_s=60)
 

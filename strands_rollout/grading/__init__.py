@@ -39,7 +39,8 @@ class Grade:
     Attributes:
         correct: True if the answer is right.
         pred: The extracted answer (from `grade_choice`, its letter); "" for none.
-        label: The alternative of the label that the answer equals, else the first, or "" without a label.
+        label: The alternative of the label that the answer equals, else the first (from `grade_choice`, the label's
+            letter); "" without a label.
         method: The rule that decided; see `Comparison.method`. `grade_choice` also gives "choice".
     """
 
@@ -161,7 +162,7 @@ class DapoGrade:
     Attributes:
         score: 1.0 if the answer is right; else -1.1 plus 0.05 per tool iteration, at most -0.6.
         correct: True if the answer is right.
-        pred: The answer as it was compared; "" where slime returns None.
+        pred: The answer as it was compared; "" where slime returns None, and with an `error`.
         error: The error that slime would have raised, or an error about a label that is too long; "" if none.
     """
 
@@ -202,7 +203,7 @@ def _by_answer_line(tail: str, label: object) -> tuple[bool, str]:
 def _by_box(tail: str, label: object) -> tuple[bool, str]:
     """Compare the content of the last box with the label; return the verdict and the content.
 
-    A label that is not a string equals no content.
+    A label that is not a string equals no content. Without a box, or if its braces are unbalanced, return False and "".
     """
     start = tail.rfind(_BOX)
     depth = 0

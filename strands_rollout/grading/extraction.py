@@ -117,7 +117,7 @@ def extract_answer(text: str, *, is_cut: bool = False) -> str:
 
 
 def last_boxed(text: str) -> str:
-    r"""Return the content of the last complete box: `\boxed{...}`, `\fbox{...}`, or a word as in `\boxed 42`."""
+    r"""Return the content of the last complete box, `\boxed{...}`, `\fbox{...}` or `\boxed 42`; "" without one."""
     box = _find_box(text)
     return text[box.start : box.end].strip()
 

@@ -39,11 +39,11 @@ ANSWER_SENTENCE: Final = re.compile(
     rf"(?:^|[.!?;。\uFF01\uFF1F\uFF1B]){_MARKUP}*{_SO}(?:{'|'.join(_IS)}){_MARKUP}{{0,8}}[:\uFF1A]?{_MARKUP}*",
     re.IGNORECASE,
 )
-"""Beginning of a sentence that gives the answer, within a line."""
+"""Beginning of a sentence that gives the answer, within a line, in a language other than English."""
 LEAD_IN: Final = re.compile(rf"{_SO}(?:{'|'.join(_IS)}|(?:{_WORDS}) ?:) ?:? ?(?=\S)", re.IGNORECASE)
 """Words that introduce the answer and were extracted with it, as in "la respuesta es 42"; for texts in NFKC."""
 SENTENCE_END: Final = re.compile(r" ?(?:です|である|となる|になります|입니다|이다|예요|이에요)?[.。\uFF0E]?$")
-"""End of a sentence after the answer, in languages whose verbs stand last."""
+"""End of a sentence after the answer: the final verb of Japanese or Korean, if any, and a full stop, if any."""
 NEGATION: Final = re.compile(
     r"\b(?:not|never|neither|nor|wrong|incorrect|no(?!\.)|nicht|kein|keine|pas|não|non|не|нет)\b|n't|n’t|不|没|ない|아니",
     re.IGNORECASE,

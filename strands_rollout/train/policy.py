@@ -229,7 +229,9 @@ class Policy:
         return metrics
 
     def write_weights(self, folder: Path) -> None:
-        """Write a model folder without subfolders that an engine can load, with weights in single precision.
+        """Write a model folder for an engine: the weights in single precision, and copies of the model's other files.
+
+        Subfolders are left out.
 
         Raises:
             RolloutError: The folder can't be written.

@@ -102,7 +102,7 @@ class Group:
     episodes: dict[int, list[Sample]] = field(default_factory=dict)
 
     def finished_count(self) -> int:
-        """Return the number of finished episodes."""
+        """Return the number of episodes that were played and not aborted; failed ones count."""
         return sum(not self.was_aborted(index) for index in self.episodes)
 
     def was_aborted(self, index: int) -> bool:
@@ -153,8 +153,8 @@ class RolloutCollector:
         """Play until a step's groups are finished; abort the other groups, which the next call resumes.
 
         Returns:
-            The finished groups (with `trains_aborted`, all groups that were begun) in the order of their prompts, each
-            as a flat list of samples; and the number of resumed episodes.
+            At most `prompts` finished groups (with `trains_aborted`, all groups that were begun) in the order of their
+            prompts, each as a flat list of samples; and the number of resumed episodes.
 
         Raises:
             RolloutError: The engine refused the abort, or did not answer it.
@@ -273,8 +273,8 @@ class TrainingSequence:
         version: The version of the weights that sampled all tokens; None if there were several, or it is unknown.
         advantage: The advantage of every trained token.
         rollout: A key that only the siblings of a fan-out share.
-        denominator: The number of trained tokens of the rollout, siblings included; at least 1. A sample's loss is the
-            sum over its tokens divided by this number, which is slime's default.
+        denominator: The number of trained tokens of the rollout, siblings included; at least 1. By default, as in
+            slime, a sample's loss is the sum over its trained tokens divided by this number.
     """
 
     tokens: list[int]
@@ -316,7 +316,7 @@ class StepBatch:
         sequences: The samples with at least one trained token, for the loss.
         drifts: The drift of the samples for which it was measured.
         measured: More facts about the drift of the same samples; empty unless tokens are trained as sampled.
-        dropped_groups: The number of groups whose rewards are all equal, which teach nothing.
+        dropped_groups: The number of groups whose advantages are all 0, as for equal rewards; they teach nothing.
         extra_metrics: The metrics that an experiment adds to the step's record.
     """
 
@@ -386,7 +386,7 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class TrainedSample:
-    """A graded sample with at least one trained token; siblings share the key `rollout`."""
+    """A sample with at least one trained token, with its advantage; siblings share the key `rollout`."""
 
     sample: Sample
     advantage: float
@@ -400,7 +400,11 @@ class TrainedSample:
 
 
 def trained_samples(groups: Sequence[Sequence[Sample]]) -> tuple[list[TrainedSample], int]:
-    """Normalize rewards by group; return the samples with a trained token, and the number of groups without spread."""
+    """Normalize rewards by group, and select the samples with a trained token.
+
+    Returns:
+        These samples with their advantages, and the number of groups whose advantages are all 0.
+    """
     samples = [sample for group in groups for sample in group]
     _, advantages = normalize_rewards(_GRPO, samples)
     by_group: dict[object, set[float]] = defaultdict(set)

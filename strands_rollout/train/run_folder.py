@@ -160,7 +160,7 @@ class RunState:
         step: The next step.
         next_position: The position of the first prompt without a group.
         waiting: The groups that an abort interrupted, or that finished in excess; the next step uses them.
-        facts: Facts of earlier steps for the summary, by name.
+        facts: Values for the summary, by name; see `Trainer.facts`.
     """
 
     step: int
@@ -234,7 +234,7 @@ class TrainFolder:
             os.close(lock)
 
     def claim(self, options: TrainOptions, provenance: Mapping[str, Any]) -> None:
-        """Reserve the folder for a run: write the run's options, and delete the summary of an earlier session.
+        """Reserve the folder for a run: write its options and `provenance`, and delete an earlier session's summary.
 
         A folder without a checkpoint is free for any run.
 

@@ -1,6 +1,7 @@
 """A training run, from its options to its summary; start at `run_training`.
 
-`Trainer.run` is the loop: play rollouts with the current weights, update, load the new weights into the engine.
+`Trainer.run` is the loop: play rollouts, update the weights, load the new weights into the engine. With --async, the
+next step's rollouts are played during the update.
 """
 
 from __future__ import annotations
@@ -332,10 +333,10 @@ class Trainer:
     """The loop of a training run.
 
     Attributes:
-        held_out: The rows on which accuracy is measured.
+        held_out: The rows on which accuracy and reward are measured.
         on_phase: Called with the name of each phase that begins.
         first_step: 0, or the step at which the run resumes from a checkpoint.
-        facts: Facts of single steps for the summary, by name.
+        facts: Values for the summary, by name, such as `accuracy_start`.
     """
 
     options: TrainOptions
@@ -475,7 +476,7 @@ class Trainer:
         return {**metrics, "eval_s": time.monotonic() - started}
 
     def _save(self, step: int, next_position: int) -> None:
-        """Save a checkpoint at which a run resumes with `step`, if one is due.
+        """If a checkpoint is due, save one from which a run resumes with `step`.
 
         A resumed run repeats the rollouts that were played ahead with --async.
         """

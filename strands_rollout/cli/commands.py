@@ -54,7 +54,7 @@ app = typer.Typer(
 
 Kind = Literal["tools", "factory", "environment", "mcp", "program", "harness"]
 
-# `init` writes files of `data/project/`
+# `init` writes files of `data/project/` and rows of the data sets in `data/`
 _DATA_DIR: Final = Path(str(files("strands_rollout") / "data"))
 _PROJECT_FILES: Final = (
     "agent.py",

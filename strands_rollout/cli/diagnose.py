@@ -346,7 +346,8 @@ def _load_retokenizer(folder: Path | None, dumps: Sequence[Path]) -> Retokenizer
     """Return the object that marks drift, with the tokenizer in `folder`, else that of the first dump with tokens.
 
     Without `folder`, returns None if no dump has tokens, or if the first such dump's tokenizer is not recorded,
-    can't be used on this machine, or is not that of all dumps.
+    can't be used on this machine, or is not that of all dumps. A dump counts as having tokens if one of its first 16
+    samples has.
 
     Raises:
         ConfigError: The tokenizer in `folder` can't be loaded, or is another policy's.

@@ -1,6 +1,6 @@
 """Options of the command line: how --help shows them, those of dataclass fields, and those that commands share.
 
-Also has `run`, which runs a command line and exits, and the command `config`.
+Also has `run` and `run_command`, which run a command line and exit, and the command `config`.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def set_help_format(commands: Iterable[CommandInfo]) -> None:
 def run(app: typer.Typer, name: str) -> NoReturn:
     """Run a command line under `name` and exit.
 
-    A RolloutError is printed and exits with 1, a ConfigError with 2.
+    A RolloutError is printed; the exit code is then 2 for a ConfigError and 1 for any other.
     """
     for command in app.registered_commands:
         command.cls = GroupedCommand
@@ -123,7 +123,7 @@ def run(app: typer.Typer, name: str) -> NoReturn:
 
 
 def run_command(command: Callable[..., None], name: str) -> NoReturn:
-    """Run a script that is a single command, as `run` does."""
+    """Run `command` as a command line of its own, called `name`, and exit; see `run`."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.command()(command)
     run(app, name)
@@ -289,8 +289,8 @@ _SECRET_KEY: Final = re.compile(
 def format_settings(settings: RolloutSettings) -> str:
     """Return all settings as the text of a settings file.
 
-    Each setting has its description as a comment, and its default if its value differs. Secrets are masked; a comment
-    at the top says so.
+    Each setting has its description as a comment, and its default if its value differs. Secrets are masked; if there
+    are any, a comment at the top says so.
     """
     from strands_rollout.settings import KEY
 

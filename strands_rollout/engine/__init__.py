@@ -190,6 +190,8 @@ _LOG_TAIL_BYTES: Final = 2000
 async def engine_process(model_dir: Path | None = None, *, start_timeout_s: float = 60.0) -> AsyncIterator[str]:
     """Start `strands-rollout serve` on a free port of 127.0.0.1, yield its URL, and stop it when the block ends.
 
+    `model_dir` None serves the shipped model.
+
     Raises:
         EngineUnavailableError: The process exited or was not ready in time. The message ends with the last part of its
             stderr.

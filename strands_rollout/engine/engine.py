@@ -241,6 +241,8 @@ class Engine:
     async def update_weights(self, folder: Path, version: str | None, *, flush: bool) -> bool:
         """Load the weights of a folder, whose model must have the same shape; with `flush`, empty the prefix cache.
 
+        `version` None keeps the old version.
+
         Unless the engine is paused, this waits until all generations in flight have ended; new generations are held
         back until then.
 

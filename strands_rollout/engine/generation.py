@@ -56,7 +56,7 @@ def read_text_codec(folder: Path) -> TextCodec:
     """Read tokenizer.json and, if present, tokenizer_config.json.
 
     Raises:
-        ConfigError: A file is missing or can't be read.
+        ConfigError: tokenizer.json is missing, or one of the files can't be read.
     """
     path = folder / "tokenizer.json"
     if not path.exists():
@@ -243,7 +243,7 @@ def generate_response(
 
 
 def weight_versions(output: GenerationOutput) -> dict[str, Any]:
-    """Return the weight versions that sampled the tokens, as fields of SGLang's meta_info."""
+    """Return the output's weight version and, if it is finished, its spans by version, as fields of meta_info."""
     fields: dict[str, Any] = {"weight_version": output.weight_version}
     if output.finish is not None:
         fields["weight_versions"] = [span._asdict() for span in output.weight_spans]
@@ -265,7 +265,7 @@ def _logprobs(output: GenerationOutput, codec: TextCodec) -> dict[str, Any]:
 
 
 _MIN_REPETITION_PENALTY = 1e-6
-# `narrowed`: True if top-k, top-p or min-p exclude tokens; always False for a greedy row
+# `narrowed`: True if top-k, top-p or min-p may exclude tokens; always False for a greedy row
 _SAMPLING = np.dtype(
     [("temperature", "f4"), ("top_p", "f8"), ("min_p", "f8"), ("top_k", "i8"), ("greedy", "?"), ("narrowed", "?")]
 )

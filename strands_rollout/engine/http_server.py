@@ -88,7 +88,7 @@ def _is_address(name: str) -> bool:
 
 @web.middleware
 async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn exceptions into responses: refusals with SGLang's bodies, unknown paths and methods with FastAPI's."""
+    """Turn exceptions into JSON responses: refusals with SGLang's bodies, aiohttp's HTTP errors with FastAPI's."""
     try:
         return await handler(request)
     except RequestRefusedError as e:

@@ -63,15 +63,15 @@ class ContractError(RequestRefusedError):
 
 
 class SchemaError(RequestRefusedError):
-    """The body is not a JSON object, or a top-level field has the wrong type."""
+    """The body is not a JSON object, or a field that SGLang's JSON schema checks has the wrong type."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Checked sampling parameters of one generation.
 
-    A greedy request has top_k 1 and, as in SGLang, temperature 1.0, which also determines its logprobs. With
-    max_new_tokens None, the context is the limit.
+    A generation is greedy if top_k is 1. As in SGLang, a temperature below 1e-6 is replaced by top_k 1 and temperature
+    1.0, at which the logprobs are then computed. With max_new_tokens None, the context is the limit.
     """
 
     max_new_tokens: int | None = 128
@@ -225,7 +225,7 @@ def read_generate_call(body: dict[str, Any], limits: RequestLimits, encode: Enco
         The requests, and True if the response is a list.
 
     Raises:
-        SchemaError: A top-level field has the wrong type.
+        SchemaError: A field that SGLang's JSON schema checks has the wrong type.
         ContractError: A sampling parameter is unknown, or a field that SGLang's JSON schema doesn't check has the wrong
             type.
         RequestRefusedError: The input is missing, empty or too long; a parameter or another field is refused; or the

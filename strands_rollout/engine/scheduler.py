@@ -1,8 +1,8 @@
 """Continuous batching: `Scheduler` decides which generations are queued, prefilled and decoded in the next step.
 
 Generations join between steps. Prompts are prefilled in chunks, so that a long prompt doesn't stall the others. A
-prefix cache supplies the beginnings that prompts share with earlier sequences. All code here runs in the worker's
-thread.
+prefix cache supplies the beginnings that prompts share with earlier sequences. Once the worker has started, all code
+here except `Scheduler.counts` runs in the worker's thread.
 """
 
 from __future__ import annotations

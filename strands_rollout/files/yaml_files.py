@@ -20,7 +20,8 @@ def yaml_text(path: Path) -> str:
     """Return the text of a YAML file, after checking its size with all aliases (`*name`) expanded.
 
     Raises:
-        ConfigError: The file can't be read, is not YAML, has more than 1 MB or 50,000 values, or nests them too deeply.
+        ConfigError: The file can't be read, is not YAML, has more than 1 MB or 50,000 values, nests them too deeply, or
+            has a value that contains itself.
     """
     import yaml  # imported on use: the local executor uses this package too, and needs no third-party library
 
@@ -43,7 +44,7 @@ def _expanded_size(root: yaml.Node) -> int:
     Each node is visited once, so counting is fast even if the expanded document would not fit into memory.
 
     Raises:
-        ValueError: A node contains itself, or nodes are nested deeper than _MAX_DEPTH.
+        ValueError: A node contains itself, or nodes are nested more than `_MAX_DEPTH` levels deep.
     """
     sizes: dict[int, int] = {}
     entered: set[int] = set()

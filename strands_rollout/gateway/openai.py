@@ -259,11 +259,11 @@ class Responses(ApiProtocol):
 
 
 def _join_items(earlier: Sequence[Item], new: Sequence[Item]) -> list[Item]:
-    """Return the items up to and including an earlier response, followed by the new items.
+    """Return the history of a request that refers to an earlier response: the earlier items, then the new items.
 
     Strands' agents send their whole history in each request, even if the request refers to an earlier response. Such a
-    history is recognized only if it contains one of the earlier calls. It then replaces the earlier items, from the
-    last one that equals its first item on.
+    history is recognized only if it contains one of the earlier calls. It then replaces the earlier items from the last
+    item that equals its first; if no item does, it replaces none.
     """
     known = {item.get("call_id") for item in earlier if item.get("type") == "function_call"}
     end = len(earlier)

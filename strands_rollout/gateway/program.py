@@ -124,8 +124,9 @@ class ProgramRun(EpisodeRun):
         task: The task.
         limits: The episode's limits.
         control: The episode's control.
-        progress: The state of an aborted attempt; the program repeats and continues this attempt.
-        journal: Stores each turn of the main conversation, so that another process can start the program again.
+        progress: The state of an aborted attempt, which the program repeats and continues; None for a new episode.
+        journal: Stores each turn of the main conversation, so that another process can start the program again; None
+            stores nothing.
     """
 
     player_name = "the program"
@@ -278,7 +279,7 @@ class ProgramRun(EpisodeRun):
         if self.limit is not None:
             return self.limit, None
         fault = self.session.error
-        # such as an image or another field that the client should not have sent
+        # a ConfigError is the client's fault: it has sent, for example, an image to a text model
         is_client_fault = isinstance(fault, errors.ConfigError)
         return None if fault is None or is_client_fault else self._ending_of(fault)
 

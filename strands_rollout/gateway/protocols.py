@@ -584,7 +584,8 @@ def tool_spec(name: object, description: object, schema: object) -> dict[str, An
     """Return a Strands tool specification.
 
     Raises:
-        PromptError: The name is missing or no string, or the schema is no object or is nested too deeply.
+        PromptError: The name is missing, empty or not a string, or the schema is neither None nor an object, or is
+            nested too deeply.
     """
     if not isinstance(name, str) or not name or not isinstance(schema, dict | None):
         raise PromptError(
@@ -656,10 +657,13 @@ def _check_depth(value: object, what: str) -> None:
 
 
 def call_block(use_id: object, name: object, arguments: object) -> Block:
-    """Return the block of a call in a history; the call's arguments are an object, its JSON text, or None for {}.
+    """Return the block of a call in a history.
+
+    `arguments` are an object or its JSON text; None and an empty text mean {}.
 
     Raises:
-        PromptError: The name is missing or no string, or the arguments are not a JSON object or are nested too deeply.
+        PromptError: The name is missing, empty or not a string, or the arguments are not a JSON object or are nested
+            too deeply.
     """
     if not isinstance(name, str) or not name:
         raise PromptError(f"got a tool call with the name {name!r:.100}; expected the name of a tool")
@@ -687,6 +691,8 @@ def reasoning_block(text: str) -> Block:
 
 def blocks_of(content: object, convert: Callable[[Item], Block | None]) -> list[Block]:
     """Return the blocks of a message's content, which is a string, a list of parts, or None if it is empty.
+
+    Parts for which `convert` returns None are left out.
 
     Raises:
         PromptError: The content is something else, or `convert` refuses a part.

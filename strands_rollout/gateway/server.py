@@ -67,7 +67,7 @@ class Gateway:
         return frozenset(self._sessions)
 
     async def remove(self, key: str, error: Exception) -> None:
-        """End a session: refuse its key from now on, and answer its waiting requests with the error."""
+        """End a session because of `error`: refuse its key from now on, and make its requests in flight fail."""
         session, handlers = self._sessions.pop(key), self._handlers.pop(key)
         session.end(error)
         await session.finish()
@@ -262,7 +262,7 @@ async def start(
 
 
 class SharedGateway:
-    """The gateway of all episodes of an event loop; it runs from the first episode until the loop ends."""
+    """The gateway of the episodes that programs play on an event loop, from the first of these until the loop ends."""
 
     _CACHE: Final[LoopCache[SharedGateway]] = LoopCache()
 

@@ -113,7 +113,8 @@ class SessionObserver(Protocol):
     def on_request(self, conversation: Conversation, messages: StrandsMessages, waited_s: float | None) -> None:
         """Handle a request with these new messages.
 
-        `waited_s` is the number of seconds since its branch was last answered; None if it was not.
+        `waited_s` is the number of seconds since this attempt last answered a request on the same branch; None if it
+        has answered none.
         """
 
     def on_turn(self, conversation: Conversation, reply: Reply) -> None:
@@ -123,7 +124,7 @@ class SessionObserver(Protocol):
         """Handle the abort of a turn by the engine."""
 
     def on_restart(self, conversation: Conversation, messages: StrandsMessages, kept: Sequence[Reply]) -> None:
-        """Handle a restarted main conversation, which has kept these messages and turns of an earlier attempt."""
+        """Handle a main conversation that replaces an earlier attempt's, and keeps these of its messages and turns."""
 
 
 class Session:
@@ -131,7 +132,7 @@ class Session:
 
     Args:
         model: A model with `conversations="many"`, for this session alone.
-        observer: Follows the session.
+        observer: Follows the session; None for no observer.
 
     Attributes:
         facts: Facts about the requests.
@@ -175,7 +176,7 @@ class Session:
 
     @property
     def main_messages(self) -> list[dict[str, Any]]:
-        """The messages of the main conversation, as the policy read and wrote them."""
+        """The messages on the newest branch of the record's main conversation; [] if this branch has no turn."""
         branch = self.model.conversation.branch
         return [] if branch.is_new else branch.history()
 
@@ -188,13 +189,13 @@ class Session:
         self._replay = Replay(self.model, messages)
 
     def end(self, error: Exception) -> None:
-        """Refuse all later requests, and cancel requests in flight; all of them get the error of the first `end`."""
+        """Refuse later requests and cancel those in flight; all get a `SessionEndedError` with the first `error`."""
         self._ended = self._ended or error
         for task in self._tasks:
             task.cancel()
 
     async def finish(self) -> None:
-        """Wait for cancelled requests, then settle the main conversation."""
+        """Wait until all requests in flight have ended, then settle the main conversation."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.settle_main()
 

@@ -145,7 +145,7 @@ class SamplingNames:
     missing: frozenset[str]
 
     def to_sglang(self, params: Mapping[str, Value]) -> dict[str, Value]:
-        """Return the parameters with SGLang's names, without parameters that are None or have a neutral value.
+        """Return the parameters with SGLang's names and values; leave out those that are None or have a neutral value.
 
         Raises:
             ConfigError: A name is unknown, a value has no equivalent in SGLang, or two names of the same parameter have

@@ -72,7 +72,7 @@ class _OpenSession:
 
 
 def _to_bytes(key: str) -> bytes:
-    """Return the bytes that were sent or typed: what is not UTF-8 was decoded with surrogates."""
+    """Return a key's bytes as they were sent or typed; bytes that are not UTF-8 were decoded to surrogates."""
     return key.encode("utf-8", "surrogateescape")
 
 
@@ -88,8 +88,8 @@ class SessionServer:
         base_url: The URL of the engine or router.
         owner_key: The bearer token of the owner's requests; None accepts requests without a token, which
             `serve_sessions` allows on a local host only.
-        idle_s: Seconds after which a session is idle if it got no request for a turn and its samples were not read.
-            Each `POST /sessions` ends the idle sessions.
+        idle_s: Seconds after which a session is idle if it got no request for a turn, its samples were not read, and
+            no request is in flight. Each `POST /sessions` ends the idle sessions.
         **model: More arguments of `SGLangModel`.
 
     Raises:
@@ -129,7 +129,7 @@ class SessionServer:
         ]
 
     def _require_owner_key(self, handler: _Handler) -> _Handler:
-        """Return a handler that requires the owner's key, and answers errors with their HTTP status."""
+        """Return a handler that requires the owner's key, if one is set, and answers errors with their HTTP status."""
 
         async def handle(request: web.Request) -> web.Response:
             key = request.headers.get("Authorization", "").removeprefix("Bearer ")
@@ -185,9 +185,11 @@ class SessionServer:
 
 
 def samples_of(opened: _OpenSession) -> list[SampleLike]:
-    """Return a session's samples so far: first the main conversation's, then a sample for each other history.
+    """Return a session's samples so far: first that of the main conversation's newest branch.
 
-    This makes the session's main conversation the main conversation of the record.
+    Each other branch with a turn has a sample, too.
+
+    As a side effect, the session's main conversation becomes the main conversation of the record.
     """
     session, model, options = opened.session, opened.session.model, opened.options
     session.settle_main()

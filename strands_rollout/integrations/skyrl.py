@@ -76,7 +76,7 @@ class StrandsGenerator:
     Args:
         base_url: The URL of the engine or router. The caller updates the engine's weights.
         tokenizer_dir: The folder of the served model's tokenizer.
-        settings: The mapping under `strands_rollout:` of a configuration.
+        settings: The mapping under `strands_rollout:` of a configuration; None for the defaults.
         concurrency: Maximum number of episodes at once.
         reward: Grades a finished sample; called like slime's `--custom-rm-path`.
         reward_key: The key of the number in a reward that is a dict.
@@ -105,7 +105,8 @@ class StrandsGenerator:
         """Play all prompts, and return the responses in the same order.
 
         A prompt's ground truth is `reward_spec.ground_truth` in its `env_extras`, as in SkyRL's data, or `label`, as in
-        slime's. Prompts with the same `instance_id` in `trajectory_ids` are a group; without ids, each prompt is one.
+        slime's. Prompts with the same `instance_id` in `trajectory_ids` are a group; without ids, each prompt is a
+        group of its own.
 
         Args:
             input_batch: SkyRL's GeneratorInput. `sampling_params` are vLLM's: `max_tokens` is the budget of a whole
@@ -115,8 +116,8 @@ class StrandsGenerator:
         Raises:
             ExportError: Lists of the input differ in length, a prompt has no ground truth, or a finished sample can't
                 be exported; see `finished_episodes`.
-            ConfigError: A sampling parameter has no equivalent in SGLang, or the engine's URL or the tokenizer can't be
-                used.
+            ConfigError: A sampling parameter is unknown or has no equivalent in SGLang, or the engine's URL or the
+                tokenizer can't be used.
         """
         samples = _new_samples(input_batch)
         params = VLLM.to_sglang(input_batch.get("sampling_params") or {})

@@ -95,7 +95,11 @@ def from_rows(rows: Iterable[Mapping[str, Any]]) -> list[Sample]:
 
 
 def to_dataset(samples: Iterable[Any], *, reward_key: str = REWARD_KEY) -> datasets.Dataset:
-    """Return the rows of `to_rows` as a `datasets.Dataset`, whose column types don't depend on the samples."""
+    """Return the rows of `to_rows` as a `datasets.Dataset`, whose column types don't depend on the samples.
+
+    Raises:
+        ExportError: See `to_rows`.
+    """
     from datasets import Dataset
 
     return Dataset(_table(to_rows(samples, reward_key=reward_key)))
@@ -199,7 +203,9 @@ def sample_table(dump: Path, *, reward_key: str, with_contents: bool) -> Table:
 
 
 def log_table(table: Table, project: str | None, name: str) -> None:
-    """Log a table as `samples` in a wandb run, named `name` unless WANDB_NAME or WANDB_RUN_ID is set.
+    """Log a table as `samples` in a wandb run; the run is named `name` unless WANDB_NAME or WANDB_RUN_ID is set.
+
+    With `project` None, wandb's own settings, such as WANDB_PROJECT, name the project.
 
     Raises:
         ConfigError: wandb can't start a run.

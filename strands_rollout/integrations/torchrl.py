@@ -150,7 +150,7 @@ def to_tensordict(
     padded: bool = False,
     reward_key: str = REWARD_KEY,
 ) -> TensorDictBase:
-    """Return a TensorDict of batch size [samples], one row per sample, in order.
+    """Return a TensorDict of batch size [samples], one row per sample, in order; without samples, it has no keys.
 
     It has TorchRL's default keys: `text`, `tokens`, `masks`, `log_probs`, `history` (see `containers_of`) and `query`
     (the prompt's text, by which MCAdvantage groups); under `next`: `reward` [samples, 1, 1], `done`, `terminated` and
@@ -205,9 +205,9 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not insta
         input_key: Key of the prompts; default: `(input_mode, "prompt")`.
         prefer_tokens: With input_mode "history", send the tokens at `(tokens_key, "prompt")` instead, if the batch has
             them.
-        chat_template: Chat template; default: the tokenizer's.
-        generate_kwargs: Sampling parameters with TorchRL's names; `seed` is the first prompt's and increases by one per
-            prompt.
+        chat_template: Chat template for input_mode "history"; default: the tokenizer's.
+        generate_kwargs: Sampling parameters with TorchRL's names; `seed` is the first answer's and increases by one per
+            answer.
         pad_output: Return tensors of equal lengths instead of ragged tensors.
         num_samples: Answers per prompt, in an additional last batch dimension; None for one answer and no such
             dimension.
@@ -220,8 +220,8 @@ class SGLangPolicy(LLMWrapperBase):  # type: ignore[misc] # torchrl is not insta
         history_key: Key of the conversation; None leaves it out.
 
     Raises:
-        ConfigError: A sampling parameter has no equivalent in SGLang, or `input_mode`, `num_samples` or `generate` has
-            a value that is not allowed.
+        ConfigError: A sampling parameter is unknown or has no equivalent in SGLang, or `input_mode`, `num_samples` or
+            `generate` has a value that is not allowed.
         TemplateError: With `input_mode="history"`, the chat template can't be used.
     """
 

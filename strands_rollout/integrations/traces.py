@@ -137,7 +137,10 @@ def episode_spans(
 
 
 def _recorded_turn_times(steps: Sequence[Step], number: int) -> tuple[float, float] | None:
-    """Return a turn's start and end, None if not recorded; a turn that was aborted and resumed has several requests."""
+    """Return the start of a turn's first request and the end of its last; None if no request is recorded.
+
+    A turn that was aborted and resumed has several requests.
+    """
     requests = [step for step in steps if step.kind == "generate" and step.turn == number]
     if not requests:
         return None
@@ -147,7 +150,10 @@ def _recorded_turn_times(steps: Sequence[Step], number: int) -> tuple[float, flo
 def _span_times(
     recorded: tuple[float, float] | None, seconds: float | None, before: Sequence[DumpSpan]
 ) -> tuple[float, float]:
-    """Return a span's recorded times, else times after all spans in `before`; unknown seconds count as 0."""
+    """Return a span's recorded times, else times after all spans in `before`, where unknown seconds count as 0.
+
+    Times after `_MAX_SECONDS` are set to it.
+    """
     start_s, end_s = recorded or (_last_end(before), _last_end(before) + (seconds or 0.0))
     return min(start_s, _MAX_SECONDS), min(end_s, _MAX_SECONDS)
 
@@ -299,7 +305,7 @@ def _episode_contents(record: DumpRecord, secrets: Collection[str]) -> dict[str,
 def _turn_contents(
     record: DumpRecord, previous_end: int, start: int, end: int, finish: str | None, secrets: Collection[str]
 ) -> dict[str, Any]:
-    """Return the attributes of a turn's output, tokens `start` to `end`, and of the context before it.
+    """Return the attributes of a turn's output, tokens `start` to `end` - 1, and of the context before it.
 
     `previous_end` is the end of the previous turn.
     """
@@ -337,7 +343,7 @@ def otlp_exporter(endpoint: str | None) -> SpanExporter:
         endpoint: The collector's URL, with or without /v1/traces; None to read it from environment variables.
 
     Raises:
-        ConfigError: No collector is named, the endpoint is not a URL, or the exporter is not installed.
+        ConfigError: No collector is named, `endpoint` is not an HTTP URL, or the exporter is not installed.
     """
     if endpoint is None and not any(os.environ.get(name) for name in _ENDPOINT_VARIABLES):
         raise ConfigError(

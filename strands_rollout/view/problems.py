@@ -148,7 +148,10 @@ def _response_problems(record: DumpRecord, lists: TokenLists) -> Iterator[Proble
 
 
 def _turn_problems(lists: TokenLists, habits: TurnHabits) -> Iterator[Problem]:
-    """Find turns without an end-of-turn token before the next context."""
+    """Find turns that neither end with an end-of-turn token nor are followed by one as the context's first token.
+
+    Find none if the dump's end-of-turn tokens are unknown.
+    """
     text = "a turn is not closed: context follows without an end of turn"
     for start, _ in lists.contexts if habits.ends_of_turn else ():
         if not habits.ends_of_turn.intersection(lists.ids[start - 1 : start + 1]):

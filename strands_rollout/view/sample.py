@@ -224,13 +224,13 @@ def _question_id(values: Mapping[str, Any]) -> str:
 
 
 def _fan_out_part(facts: EpisodeFacts) -> str:
-    """Return the sample's part of a fan-out as text; "" without fan-out."""
+    """Return the sample's part of a fan-out as text; "" if the episode has only one sample."""
     part = facts.fan_out
     return f"{part['kind']}, {part['part'] + 1} of {part['of']}" if part and part["of"] > 1 else ""
 
 
 def _last_user_text(prompt: Json) -> str:
-    """Return the user's last message, or the prompt if it is a text."""
+    """Return the text of the last user message, "" if there is none; a prompt that is no list is returned as text."""
     if not isinstance(prompt, list):
         return _as_text(prompt)
     user_messages = [message for message in prompt if message.get("role") == "user"]

@@ -32,10 +32,12 @@ _STOP_TIMEOUT_S: Final = 0.1
 class LiveDump:
     """The current state of a dump, or of several dumps by name.
 
-    A sample whose line is unchanged is not parsed again, unless the habits of its dump have changed.
+    A sample whose line is unchanged is not parsed again, unless the habits of its dump have changed. Without a
+    retokenizer, drift is not marked.
 
     Attributes:
-        latest: Result of the last `refresh`: the view, and a tag that changes with it. None before the first.
+        latest: Result of the last successful `refresh`: the view, and a tag that changes when a file changes. None
+            before the first.
         read_count: Number of samples that the current or last refresh has gone through.
     """
 

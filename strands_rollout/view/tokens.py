@@ -193,7 +193,7 @@ class TurnHabits:
 
 
 def learn_habits(records: Sequence[DumpRecord], controls: frozenset[int] | None = None) -> TurnHabits:
-    """Infer the rules that most samples follow.
+    """Infer the rules that most turns and contexts of the samples follow.
 
     `controls` are the ids of control tokens; None infers them from the texts of tokens.
     """

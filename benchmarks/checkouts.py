@@ -51,8 +51,8 @@ class Comparison:
         rounds: Rounds of each checkout at each number of turns.
         episodes: Episodes of a round; None for as many as take about a second. A round of "memory" has `concurrency`
             episodes instead.
-        agent: "plain", "hook" (a hook that receives every event), "factory" (an agent factory) or "gateway" (a
-            program).
+        agent: "plain", "hook" (a hook that receives every event), "factory" (an agent factory) or "gateway" (an
+            agent program that uses the gateway).
         settings: Rollout settings for all checkouts; they take precedence over the benchmark's own.
         tokenizer_dir: Folder of the policy's tokenizer.
         measure: "cpu", or "memory" of episodes that all run at once.

@@ -50,8 +50,8 @@ REPOSITORY: Final = Path(__file__).resolve().parents[1]
 SHIPPED_TOKENIZER_DIR: Final = Path(strands_rollout.__file__).parent / "engine" / "checkpoint"
 _MIN_EPISODES: Final = 64
 _TOOL_TURNS: Final = 640
-# A streamed turn costs as much as twenty others. So the streaming variant plays only these numbers of turns, unless it
-# is the only variant or none of these numbers is measured.
+# A streamed turn costs as much as twenty others. So the streaming variant, "openai", plays only these numbers of
+# turns, unless it is the only variant or none of these numbers is measured.
 _STREAMED_TURNS: Final = (5, 20)
 _STREAMED_TOOL_TURNS: Final = 80
 _MIN_STREAMED_EPISODES: Final = 2
@@ -314,9 +314,9 @@ class _Stage:
 def scripted_engine(scripts: Sequence[Path], *, core: int | None, any_input: bool = False) -> Iterator[int]:
     """Run the engine, which answers from files of scripts, until the block ends; yield its port.
 
-    The engine exits when its stdin closes, so it never outlives this process. A terminal's Ctrl-C does not reach it. It
-    is pinned to `core` (None for any). With `any_input`, only the end of a request's input must be a script's, and a
-    request may have images of `IMAGE_TOKENS` tokens.
+    The engine exits when its stdin closes, so it never outlives this process. A terminal's Ctrl-C does not reach the
+    engine. The engine is pinned to `core` (None for any). With `any_input`, only the end of a request's input must be a
+    script's, and a request may have images of `IMAGE_TOKENS` tokens.
 
     Raises:
         BenchProcessError: The engine does not start, or a measurement in the block failed; the message has the end of
@@ -419,8 +419,9 @@ def medians(measurements: Iterable[Measurement]) -> list[dict[str, Any]]:
 
 
 def all_ratios(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
-    """Return ratios of CPU time: of "ours" to other clients, of our variants to "ours", and of 80 to 20 tool turns.
+    """Return ratios of CPU time between "ours" and each other variant, and between 80 and 20 tool turns.
 
+    The variants "ours-..." and "gateway-..." are divided by "ours"; "ours" is divided by the other variants.
     Each ratio is the median of the rounds' ratios: the measurements of a round are at most minutes apart, so other load
     on the machine affects both sides of a ratio.
     """

@@ -27,7 +27,7 @@ from strands_rollout.errors import ConfigError, EngineResponseError, EngineUnava
 
 SGLANG_VENV: Final = "STRANDS_ROLLOUT_SGLANG_VENV"
 _SGLANG_SCRIPT: Final = Path(__file__).resolve().parents[1] / "scripts" / "sglang_cpu.sh"
-# SGLang reserves six tokens of a context, and one token is generated.
+# SGLang reserves six tokens of a context, one token is generated, and one is spare.
 _CONTEXT_RESERVE: Final = 8
 # Prompts consist of ids below this number; the vocabularies of all measured engines must have these ids.
 _MAX_ID: Final = 1000

@@ -124,7 +124,7 @@ def memory_mb(root: int) -> dict[int, tuple[float, float]]:
 
 
 def oldest_children(root: int, depth: int) -> list[int]:
-    """Return the oldest child of a process, the oldest child of that child, and so on, as far as there are children."""
+    """Return the oldest child of a process, the oldest child of that child, and so on: at most `depth` processes."""
     stats = _process_stats()
     pids: list[int] = []
     while len(pids) < depth:
@@ -137,7 +137,7 @@ def oldest_children(root: int, depth: int) -> list[int]:
 
 
 def listening_process(port: int) -> int | None:
-    """Return the id of the oldest process that listens on a TCP port of this machine; None if there is none."""
+    """Return the lowest id of the visible processes that listen on an IPv4 port of this machine; None without one."""
     try:
         rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     except OSError:

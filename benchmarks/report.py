@@ -61,7 +61,7 @@ def heading(result: Mapping[str, Any]) -> str:
 
 
 def _cpu_table(rows: Sequence[Row], ratios: Sequence[Row], at_once: int) -> str:
-    """Return a line per variant: its CPU, our ratio to it, and its concurrent episodes if fewer than `at_once`."""
+    """Return a line per variant: its CPU, the ratio of "ours" to it, and its concurrent episodes if below `at_once`."""
     here = [row for row in rows if row["kind"] == "cpu" and row["concurrency"] == at_once]
     found = {(row["variant"], row["turns"]): row for row in here}
     ours = {

@@ -259,8 +259,9 @@ def summary(samples: Mapping[str, Samples], plan: Plan, load_before: float) -> d
     """Return the result in JSON's types, with figures of four significant digits.
 
     Returns:
-        `machine`, `plan`, `contenders` (name -> figures; None if it was left out) and `ratios` (name -> LocalExecutor's
-        figure as a multiple of this contender's). The load after the run is mostly that of the benchmark itself.
+        `machine`, `plan`, `contenders` (name -> its figures) and `ratios` (name -> LocalExecutor's figures as multiples
+        of this contender's). A contender that was left out has None in both. The load after the run is mostly that of
+        the benchmark itself.
     """
     figures = {name: figures_of(one) for name, one in samples.items()}
 

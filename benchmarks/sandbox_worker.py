@@ -102,7 +102,7 @@ class CamelInterpreter(Contender):
         """Limit concurrent calls to the slots, and check that camel-ai starts this environment's `python`.
 
         Raises:
-            RuntimeError: It starts another Python.
+            RuntimeError: camel-ai starts another Python.
         """
         if self._slots is not None:
             asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(self._slots))

@@ -2,8 +2,8 @@
 
 Runs as a process of its own: `python -m benchmarks.scripted_engine SCRIPTS... [--core N] [--any-input]
 [--image-tokens N]`. It prints its port and exits when its stdin closes. It supports only HTTP/1.1 with content lengths.
-Answers have the form of SGLang 0.5.2x's and are encoded once. Requests for tokens that no script expects are refused.
-The process also plays the gateway's clients.
+Answers have the form of SGLang 0.5.2x's and are encoded once. Requests for tokens that no script expects are refused;
+with --any-input, only the last tokens of a request are compared. The process also plays the gateway's clients.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def _generate_answer(script: Script, number: int, input_logprobs_from: int | Non
     Args:
         script: The script of the turn.
         number: The turn's number, from 0.
-        input_logprobs_from: The request's `logprob_start_len`.
+        input_logprobs_from: The request's `logprob_start_len`; None if the request has none.
         prompt_tokens: The number of tokens of the request; None if they are the script's.
     """
     turn, lengths = script.turns[number], script.input_lengths()

@@ -1,4 +1,4 @@
-"""The table of docs/performance.md: the cost of an episode next to other clients', memory, lag and start, in one run.
+"""The table of docs/performance.md, measured in one run: relative costs of episodes, memory, lag and start.
 
 A row is measured once in each round, or only in the first rounds if its measurement is slow. Within a round, steps with
 the same numbers of turns and of concurrent episodes follow each other. The table has the medians and quartiles over the

@@ -227,7 +227,7 @@ async def growth(job: Job, player: Player, scripts: Sequence[Script]) -> Figures
     """Measure the memory that stays behind after many episodes; the sample of each is freed when the episode ends.
 
     Each episode has a prompt of its own, as each group has in training, so that a cache without a limit would grow.
-    The first tenth of the episodes fills the caches that have a limit.
+    The growth counts from the end of the first tenth of the episodes, which fills the caches that have a limit.
     """
     resident, blocks = [], []
     tenth = max(1, job.step.episodes // 10)

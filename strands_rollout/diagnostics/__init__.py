@@ -48,7 +48,7 @@ class DoctorOptions:
     """The options of `strands-rollout doctor`, and the environment variables that set their defaults."""
 
     env: Mapping[str, str]  # environment variables of the run
-    repository: Path  # parent of data/, models/ and checkpoints/ unless `env` names other folders
+    repository: Path  # holds configs/ and scripts/; also data/, models/ and checkpoints/ unless `env` names others
     base_urls: Annotated[
         list[str] | None,
         Option(
@@ -324,7 +324,7 @@ def _run_check(check: Check, options: DoctorOptions) -> list[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """The exit code and output of a program; the exit code is None if the program was killed after its timeout."""
+    """The exit code and output of a program; if it was killed after its timeout, the code is None, the output empty."""
 
     exit_code: int | None
     stdout: str = ""
@@ -340,7 +340,7 @@ class ProgramResult:
 def run_program(*command: str, env: Mapping[str, str], timeout_s: float) -> ProgramResult | None:
     """Run a program from `env`'s PATH without input; return None if the PATH has no such program.
 
-    After `timeout_s` seconds the program's process group is killed, and the result has no exit code.
+    After `timeout_s` seconds the program's process group is killed, and the result has no exit code and no output.
     """
     program = shutil.which(command[0], path=env.get("PATH", ""))
     if program is None:

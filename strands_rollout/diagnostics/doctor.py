@@ -102,7 +102,7 @@ _LAYER_REMEDIES: Final = {
 
 
 def run_doctor(options: DoctorOptions, preflight: Preflight | None = None) -> diagnostics.Diagnosis:
-    """Run all checks, with `preflight` also those of its training command; leave nothing behind."""
+    """Run all checks, with `preflight` also those of its training command, and return their findings."""
     if preflight is not None:
         options = preflight.with_command_values(options)
     checks = [
@@ -158,7 +158,8 @@ _TRAINING_CHECKS: Final = ("slime", "megatron", "gpus", "memory", "disk", "ray",
 def skip_training_warnings(findings: Sequence[Finding], options: DoctorOptions) -> list[Finding]:
     """Mark warnings about training as skipped on a machine that is not meant for training.
 
-    A machine is meant for training if it has GPUs or slime, or if --training, --gpus above 0 or RAY_ADDRESS is given.
+    A machine is meant for training if it has GPUs, if slime is importable or an option or SLIME_DIR names it, or if
+    --training, --gpus above 0 or RAY_ADDRESS is given.
     Warnings about data, a model or Megatron-LM that an option names stay warnings.
     """
     has_gpus = not any(finding.name == "gpus" and finding.status == "warning" for finding in findings)
@@ -302,7 +303,7 @@ def _encode_test_text(folder: Path) -> list[int] | None:
 def check_packages(_options: DoctorOptions) -> Iterator[Finding]:
     """Check Python and the installed packages against this package's metadata, without importing them.
 
-    Optional packages are checked only if they are installed.
+    Optional packages are checked only if they are installed; packages for developers are not checked.
     """
     from packaging.requirements import Requirement
 

@@ -2,12 +2,12 @@
 
 slime parses with `parse_known_args` everywhere, so it silently drops a misspelled flag. This module finds misspelled
 flags, words that no flag takes, and flags that contradict each other or this package. It does not repeat the checks
-that slime makes at its start. The installed parsers are read in a child process; parsers that can't be imported there
-are taken from `data/slime_flags.json`, which `scripts/record_flags.py` recorded.
+that slime makes at its start. The installed parsers are read in a child process; the flags of a package that can't be
+read there come from `data/slime_flags.json`, which `scripts/record_flags.py` recorded.
 
-A launch script of this package is run with --dry-run, which prints its command. Other scripts are neither run nor
-parsed, because only a shell knows which arguments they pass on; the error shows how to make such a script print its
-arguments.
+A launch script of this package, or a project's `run_slime.sh`, is run with --dry-run, which prints its command. Other
+scripts are neither run nor parsed, because only a shell knows which arguments they pass on; the error shows how to make
+such a script print its arguments.
 """
 
 import difflib
@@ -69,7 +69,7 @@ class Arguments:
 
 
 def read_script(script: Path, slime_dir: Path | None) -> Arguments:
-    """Return the arguments that a launch script of this package prints in its dry run, or the arguments in a file.
+    """Return the arguments that a script prints in its dry run, if `_has_dry_run`, else the arguments in the file.
 
     Raises:
         ConfigError: The file can't be read, is another kind of script or has an unclosed quote; or the dry run fails or
@@ -216,7 +216,7 @@ class FlagTable:
 def load_flag_table(
     slime_dir: Path | None, megatron_dir: Path | None = None, *, timeout_s: float = _TIMEOUT_S
 ) -> FlagTable:
-    """Return the flags of the installed packages, and the recorded flags of packages that can't be imported.
+    """Return the flags of the installed packages, and the recorded flags of packages whose flags can't be read.
 
     If the probe fails or takes longer than `timeout_s` seconds, return the recorded flags alone.
     """
@@ -254,7 +254,7 @@ def probe_flags(
     python: str = sys.executable,
     timeout_s: float = _TIMEOUT_S,
 ) -> Json:
-    """Run the probe on a checkout of slime and return the answer; packages that can't be imported are under `failed`.
+    """Run the probe on a checkout of slime and return its answer, as `flag_probe.read_all_flags` describes it.
 
     `python` should have SGLang and what Megatron-LM requires. Without `megatron_dir`, Megatron-LM is looked for in
     MEGATRON_DIR, or beside slime if this variable is not set; then among the importable packages.
@@ -303,10 +303,10 @@ def find_slime_checkout(named: Path | None) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class FlagFinding:
-    """A problem of a flag.
+    """A problem of a flag, of a word after it, or of a word before the first flag.
 
-    It is an error if the flag would end the run, would make its episodes fail, would be ignored, or is abbreviated;
-    else a warning.
+    The problem is an error if the flag would end the run or make its episodes fail, if the flag or the word would be
+    ignored, or if the flag is abbreviated; else a warning.
     """
 
     severity: Literal["error", "warning"]

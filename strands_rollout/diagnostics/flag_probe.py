@@ -61,7 +61,7 @@ class ArgumentsStandIn:
 
 
 def execute_file(path: Path, **names: object) -> dict[str, Any]:
-    """Execute a file with only standard library imports and the given names; return its namespace."""
+    """Execute a file with the given names, without its top-level imports of other packages; return its namespace."""
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     tree.body = [node for node in tree.body if _imported_packages(node) <= sys.stdlib_module_names]
     namespace: dict[str, Any] = {"__name__": path.stem, **names}
@@ -118,7 +118,7 @@ def main_parser(
 
 
 def describe_flags(parser: argparse.ArgumentParser, name: str, systems: dict[str, str]) -> list[dict[str, Any]]:
-    """Return a JSON row per flag of the parser `name`; `systems` has the package of each flag that is not slime's."""
+    """Return a JSON row per flag of `parser`, called `name`; `systems` maps flags that are not slime's to packages."""
     return [
         {
             "names": list(action.option_strings),
@@ -132,7 +132,7 @@ def describe_flags(parser: argparse.ArgumentParser, name: str, systems: dict[str
 
 
 def read_all_flags(slime_dir: Path) -> dict[str, Any]:
-    """Return all flags that this slime's parsers know, and the packages that could not be imported.
+    """Return all flags that this slime's parsers know, and the error of each package whose flags can't be read.
 
     Also returns SGLang's flags that slime leaves out, the parsers that accept abbreviations, and the versions of SGLang
     and its router.

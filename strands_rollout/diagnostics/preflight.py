@@ -91,7 +91,7 @@ class Prompts:
     Attributes:
         rows: Number of rows that slime takes.
         lengths: Tokens of the first request of some rows, evenly spread, with the system prompt and the tools.
-        longest: Tokens of the longest request, among these rows and the rows with most characters.
+        longest: Tokens of the longest request, among these rows and the rows whose prompts have the most characters.
     """
 
     rows: int
@@ -289,7 +289,7 @@ class Preflight:
             yield good("command: disk", found)
 
     def _check_interval(self, name: str, flag: str) -> Iterator[Finding]:
-        """Refuse an interval of 0, by which slime's `should_run_periodic_action` divides after the first step."""
+        """Yield an error for an interval of 0, by which slime's `should_run_periodic_action` divides after a step."""
         if self.command.int_value(flag, 1) == 0:
             yield error(name, f"{flag} is 0, by which slime divides after the first step", "set it to at least 1")
 
@@ -353,7 +353,7 @@ class Preflight:
                 )
 
     def check_outage(self, options: DoctorOptions) -> Iterator[Finding]:
-        """Check that the time limits are longer than a short outage of all engines."""
+        """Check that `episode_timeout_s` and `engine_patience_s` outlast a short outage of all engines."""
         settings = settings_or_defaults(options)
         for name in ("episode_timeout_s", "engine_patience_s"):
             limit_s: float | None = getattr(settings, name)
@@ -363,7 +363,7 @@ class Preflight:
                 yield warning("command: outage", found, remedy)
 
     def check_pass_rates(self, options: DoctorOptions) -> Iterator[Finding]:
-        """Refuse slime's training pass rates with fan-out, because their groups must have equal sizes."""
+        """Yield an error for --log-passrate with fan-out: slime's pass rates need groups of equal size."""
         if settings_or_defaults(options).fan_out and self.command.has("--log-passrate"):
             found = "fan_out is on, with which --log-passrate ends the run at its first training step"
             yield error("command: pass rates", found, "leave out --log-passrate (LOG_PASSRATE=0)")

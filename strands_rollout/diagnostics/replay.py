@@ -1,7 +1,8 @@
 """`drift` encodes the text of a dump's episodes again; `replay` samples the turns of one episode again.
 
 A replay requests each turn with exactly the recorded tokens before it, tool results included. No tool runs and no
-template is needed, and a turn that differs does not affect later turns. A replay also compares logprobs.
+template is needed, and a turn that differs does not affect later turns. A replay also compares logprobs;
+`drift` also compares each context with the chat template's rendering.
 """
 
 from __future__ import annotations
@@ -73,9 +74,9 @@ def read_episode(path: Path, number: int) -> DumpedEpisode:
 
 
 def to_episode(record: DumpRecord, number: int) -> DumpedEpisode | None:
-    """Return the episode of a dump record; None if the policy sampled nothing, or the record lacks the tokens.
+    """Return the episode of a dump record; None if the record lacks the tokens, or has no turn.
 
-    Turns come from the episode's facts; in a sample without facts, each run of trained tokens is a turn.
+    Turns come from the episode's facts; without usable facts, each run of trained tokens is a turn.
 
     Raises:
         DumpError: The tokens are not ids, or `response_length` is negative or more than the number of tokens.
@@ -230,8 +231,8 @@ async def recorded_gaps(
 
     Uses SGLang's `logprob_start_len`: the engine reads the whole episode and returns the logprob of each input token
     (`meta_info.input_token_logprobs`, sglang/srt/managers/tokenizer_manager.py). Returns None if no logprobs were
-    recorded, if no token precedes the first sampled token, or if the engine refuses the request or returns no logprobs,
-    like the embedded engine. Ids must be below `vocab_size`; None skips this check.
+    recorded, if no token precedes the first sampled token, or if the engine refuses the request, as the embedded engine
+    does, or returns no logprobs. Ids must be below `vocab_size`; None skips this check.
 
     Raises:
         TrajectoryError: An id is outside the vocabulary; nothing was sent.
@@ -259,7 +260,7 @@ async def recorded_gaps(
 
 
 def _input_logprobs(answer: Json, tokens: Sequence[int], vocab_size: int | None) -> dict[int, float] | None:
-    """Return the logprobs of the last input tokens by position; None if there are none.
+    """Return the logprobs that the answer has for input tokens, by the token's position; None if it has none.
 
     SGLang 0.5.23 reports the vocabulary's last id as 0 here, with the logprob of the last id
     (sglang/srt/managers/scheduler_components/logprob_result_processor.py).
@@ -286,7 +287,7 @@ def _input_logprobs(answer: Json, tokens: Sequence[int], vocab_size: int | None)
 
 
 def _recorded_logprobs(episode: DumpedEpisode) -> list[float]:
-    """Return one logprob per token, prompt included; empty if none were recorded, or all are 0."""
+    """Return one logprob per token, 0 for those of the prompt; empty if none were recorded, or all are 0."""
     recorded = episode.sample.rollout_log_probs
     if not recorded or not any(recorded):  # a sample that is excluded from training has zeros
         return []

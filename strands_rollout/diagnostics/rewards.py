@@ -79,7 +79,7 @@ class RewardCall:
     keys: tuple[str, ...]  # if a reward is a dict, the first of these keys that it has is the key of its number
     takes_groups: bool = False  # True if the function takes the list of a group's samples, as with slime's --group-rm
     grades_labels: bool = False  # True if this package's grading compares answers with the labels
-    settings: RolloutSettings | None = None  # settings of the configuration
+    settings: RolloutSettings | None = None  # settings of the configuration; None: rows' settings are not checked
 
     @property
     def is_reward_func(self) -> bool:
@@ -395,7 +395,7 @@ def _group_by_reason(items: Iterable[T], reason: Callable[[T], str]) -> list[lis
 
 
 def _list_numbers(numbers: Sequence[int]) -> str:
-    """Return the first numbers, comma-separated."""
+    """Return the first numbers, comma-separated, with "..." for the others."""
     return ", ".join(map(str, numbers[:_MAX_LISTED])) + (", ..." if len(numbers) > _MAX_LISTED else "")
 
 
@@ -406,7 +406,7 @@ class LabelNote:
     kind: str
     rows: int  # number of rows with such a label
     line: int  # line of the first such row
-    label: str
+    label: str  # label of the first such row
     meaning: str
 
 
@@ -419,7 +419,7 @@ def _container_notes(rows: Sequence[Row]) -> list[LabelNote]:
 
 
 def _ground_truth(row: Row, reward: RewardCall) -> GroundTruth:
-    # this package's reward accepts no mappings and no deeply nested lists, so these labels have no texts
+    # this package's reward refuses mappings, and labels for which `label_texts` raises: these have no texts
     texts: tuple[str, ...] = ()
     if not (reward.is_reward_func and isinstance(row.label, Mapping)):
         with suppress(ValueError):

@@ -77,7 +77,7 @@ def check_model(options: DoctorOptions) -> Iterator[Finding]:
 
 
 def check_converted_model(options: DoctorOptions) -> Iterator[Finding]:
-    """Check that the converted model is complete according to its tracker file."""
+    """Check that the converted model has the folder that its tracker file names."""
     folder, name, prepare = options.converted_model, "converted model", options.prepare_model_command
     if not folder.is_dir():
         yield missing(name, f"{folder} does not exist; Megatron loads it", prepare, needed=options.training)
@@ -192,7 +192,7 @@ def check_data(options: DoctorOptions) -> Iterator[Finding]:
     """Check the data files of --data or of the checked command, else the data files of the launch scripts.
 
     A missing data file is an error only if --data or the command names it, or if a training run needs it and --training
-    is given. The file that EVAL_CONFIG names must exist.
+    is given. With the launch scripts' files, the file that EVAL_CONFIG names is checked; a fault in it is an error.
     """
     if options.data:
         for path in options.data:

@@ -62,7 +62,7 @@ _REMEDY: Final = (
 def check_slime(
     options: DoctorOptions, find_package: diagnostics.FindPackage = importlib.util.find_spec
 ) -> Iterator[Finding]:
-    """Check which `slime` an import finds, and which checkout would run."""
+    """Check that an importable `slime` is THUDM's, and that the checkout that would run is complete."""
     packages = diagnostics.package_folders("slime", find_package)
     folder = _find_checkout(options, find_package)
     if packages and not any(map(_is_slime, packages)):
@@ -205,7 +205,7 @@ def make_importable(checkout: Path) -> Iterator[list[str]]:
 
 
 class _Placeholder(ModuleType):
-    """A module in which every name exists and is a decorator that changes nothing."""
+    """A module in which every name that does not begin with "__" is a decorator that changes nothing."""
 
     __path__ = []  # noqa: RUF012 - declared by ModuleType
     __version__ = "0.3.1"  # a router's version, by which slime up to 0.3.0 chooses the URL that lists the workers

@@ -1,7 +1,8 @@
 """`check-template`: check that a tokenizer's chat template is append-only, so that conversations stay token-exact.
 
-Each rule is checked on a short conversation. Then random episodes are played, if requested: the tokens that would be
-sent must equal the tokens that the tokenizer's own `apply_chat_template` gives for the whole history.
+Also checks that generation stops at the end of a turn, and that the tool parser reads the template's calls. Each rule
+is checked on a short conversation. Then random episodes are played, if requested: the new tokens of each request must
+equal those that the tokenizer's own `apply_chat_template` gives, and earlier turns must keep their sampled tokens.
 """
 
 from __future__ import annotations
@@ -115,8 +116,9 @@ def check_template(
 ) -> list[Finding]:
     """Check each rule on the tokenizer's template, or on `chat_template`, and play `episodes` random episodes.
 
-    `tool_parser` must read the template's calls; "auto" picks a parser that does. `seed` is the seed of the first
-    episode; the seed grows by 1 per episode. Must not be called from a running event loop.
+    `tool_parser` is checked against the template's calls; "auto" stands for the parser of the detected format. `seed`
+    is the seed of the first episode; the seed grows by 1 per episode. If the template can't be rendered, or has no end
+    of turn, this error is the only finding. Must not be called from a running event loop.
     """
     kwargs = {} if chat_template is None else {"chat_template": chat_template}
     rule, advice = "template", template_advice(chat_template or tokenizer.chat_template)
@@ -148,7 +150,7 @@ def check_template(
 
 
 def _check_rules(template: TemplateRenderer, ends: TurnEnds, tool_findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield a finding for each kind of message that the template must append; `tool_findings` stand among them."""
+    """Yield findings on the encoding and on each kind of message to append, with `tool_findings` among them."""
     with_tools, turns = all(finding.status == "ok" for finding in tool_findings), TurnRenderer(template, ends)
     yield _run_check("encoding", template, lambda: probe.check_encoding(template, with_tools=with_tools))
     yield _check_appends("user turns", template, turns, probe.USER_TURNS)
@@ -286,7 +288,7 @@ def _describe_reasoning(template: TemplateRenderer, following: ChatMessage) -> s
 
 
 _RANDOM_EPISODES: Final = "random episodes"
-# stands in the text of each of the policy's turns, so that the turn can be found in a rendering
+# stands in each of the policy's turns, in its text or an argument, so that the turn can be found in a rendering
 _MARK: Final = "policy-in-turn-{}-"
 _TAG: Final = re.compile(r"<[^<>{}\s]{1,40}>|\[/?[A-Z_]{2,40}\]")
 _TURN_TEXTS: Final = ("", "I look it up. ", "例: 1 < 2 & 3\n", 'So\n\n  {"a": 1} ')
@@ -424,6 +426,9 @@ class RandomEpisode:
         """Return a turn as a message, its sampled text and its end token's id.
 
         The turn has no text if the parser reads the calls only without text beside them.
+
+        Raises:
+            TemplateError: The template can't write calls, or the parser does not read them even without text.
         """
         opening, closing = getattr(self._parser, "open_reasoning", ""), getattr(self._parser, "close_reasoning", "")
         in_reasoning = self.model.template.opens_reasoning

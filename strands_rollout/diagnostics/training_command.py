@@ -80,11 +80,11 @@ class TrainingCommand:
         return flag in self.values
 
     def text(self, flag: str) -> str | None:
-        """Return the first value of a flag; None without one."""
+        """Return the first value of a flag; None if the flag is absent or has no value."""
         return next(iter(self.values.get(flag, ())), None)
 
     def int_value(self, flag: str, default: int = 0) -> int:
-        """Return the value of a flag; `default` if it is not a whole number of at most 15 digits, or is absent."""
+        """Return the value of a flag; `default` if the value is absent, or is not 1 to 15 decimal digits."""
         text = self.text(flag) or ""
         return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else default
 
@@ -197,7 +197,7 @@ class TrainingCommand:
 
     @property
     def saves(self) -> int:
-        """Saves of the whole run: at each interval, and after the last step."""
+        """Saves of the whole run: at each interval, and after the last step; 0 without a folder or an interval."""
         steps, interval = self.int_value("--num-rollout"), self.int_value("--save-interval")
         return ceil(steps / interval) if interval and self.has("--save") else 0
 
@@ -217,6 +217,7 @@ class TrainingCommand:
         """Evaluations of the whole run: one at each interval, and one before the first step of a colocated run.
 
         `--skip-eval-before-train` leaves out the evaluation before the first step. A run without steps evaluates once.
+        Without an interval, there are no evaluations.
         """
         interval, steps = self.int_value("--eval-interval"), self.int_value("--num-rollout")
         if not interval:
@@ -269,7 +270,10 @@ def _attention(command: TrainingCommand, hidden: int, heads: int) -> tuple[int, 
 
 
 def _sparse_layers(command: TrainingCommand, layers: int) -> int:
-    """Return the number of layers with experts, from an interval or a pattern such as [0]*3+[1]*45; default: all."""
+    """Return the number of layers with experts, which an interval or a pattern such as [0]*3+[1]*45 gives.
+
+    Without an interval or a pattern, all layers have experts; without --num-experts, none has.
+    """
     if not command.int_value("--num-experts"):
         return 0
     terms = _LAYER_PATTERN.findall((command.text("--moe-layer-freq") or "").replace(" ", ""))

@@ -1,8 +1,8 @@
 r"""Decide whether two answers are equal, mostly in a fraction of a millisecond.
 
 A rounded value is not equal: 0.333 is not 1/3. The order counts in tuples and intervals, but not in sets. Notation that
-is not understood equals only itself. Intervals, and inequalities that are linear in one variable, are compared as sets of
-real numbers: disjoint pieces of the number line, in order.
+is not understood equals only itself. Intervals, and inequalities that are linear in one variable, are compared as sets
+of real numbers: disjoint pieces of the number line, in order.
 """
 
 from __future__ import annotations

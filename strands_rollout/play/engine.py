@@ -72,7 +72,7 @@ def _cause_of(error: Exception) -> str:
 
 
 def check_is_engine(info: ServerInfo, base_url: str) -> None:
-    """Raise ConfigError if the server names no model."""
+    """Raise ConfigError if the server names neither a tokenizer nor a model."""
     if (info.raw.get("tokenizer_path") or info.model_path) is None:
         got = f"the server at {redacted(parse_base_url(base_url))} names no model; expected an SGLang server or router"
         raise ConfigError(f"{got}. Check the URL's port")
@@ -82,7 +82,8 @@ def tokenizer_folder(info: ServerInfo, base_url: str) -> Path:
     """Return the folder of the tokenizer that the engine reports.
 
     Raises:
-        ConfigError: The server names no model, or its tokenizer is not a folder on this machine.
+        ConfigError: The server names neither a tokenizer nor a model, or the named tokenizer (without one, the model)
+            is not a folder on this machine.
     """
     check_is_engine(info, base_url)
     path = info.raw.get("tokenizer_path") or info.model_path

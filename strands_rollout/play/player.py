@@ -34,12 +34,12 @@ Reward: TypeAlias = Callable[..., Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A finished episode, with the violations that an audit found.
+    """A played episode, which may have been aborted, with the violations that an audit found.
 
     Attributes:
         sample: The main agent's sample.
-        contract_violations: Violations of slime's contract in all samples.
-        tito_violations: Violations of token exactness in the main agent's sample.
+        contract_violations: Violations of slime's contract in all samples; empty without an audit.
+        tito_violations: Violations of token exactness in the main agent's sample; empty without an audit.
         siblings: The other samples of the episode, with fan-out.
     """
 
@@ -103,7 +103,7 @@ class Player:
         return Outcome(main, violations, tito_violations(exchanges, main), siblings)
 
     async def grade(self, sample: Sample, *siblings: Sample) -> None:
-        """Set a sample's reward. With siblings, call the reward function once with the whole list, as slime does."""
+        """Set the rewards of a sample and its siblings; with siblings, in one call with the whole list, as in slime."""
         grade: Reward = self.reward or reward_func
         if not siblings:
             sample.reward = await grade(self.args, sample)
@@ -132,7 +132,7 @@ async def open_player(
 ) -> AsyncIterator[Player]:
     """Yield a player on an engine until the block ends.
 
-    slime's args hold only a host and a port. An engine whose URL is not http, or has a path or a user, is reached
+    slime's args hold only a host and a port, so an engine whose URL is not http, or has a path or a user, is reached
     through the recording proxy, even without an audit.
 
     Args:

@@ -28,7 +28,7 @@ _ABSENT: Final = object()
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One problem.
+    """A row of a data set.
 
     Attributes:
         prompt: A string, or a chat as a list of messages.

@@ -188,8 +188,8 @@ class RemoteProgram:
     def result(self, stdout: str, stderr: str, exit_code: int | None, *, gave_up: bool = False) -> ExecutionResult:
         """Return the result that the script's output reports; lines that are not the supervisor's are skipped.
 
-        Without a report, the result has an `infra_error` if the code never started; otherwise it says how the code
-        ended.
+        Without a report, the result has an `infra_error` if nothing shows that the code started; otherwise it reports a
+        timeout (with `gave_up`) or the end of the supervisor, without the code's output.
 
         Args:
             stdout: The script's whole stdout, as the sandbox returned it.

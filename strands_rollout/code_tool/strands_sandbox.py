@@ -117,7 +117,7 @@ class StrandsSandboxExecutor(LoopExecutor):
             raise
 
     async def _release(self) -> None:
-        """Give killed processes time to end: Strands leaves it to the loop to close their pipes."""
+        """After a timeout or cancellation, give processes time to end: Strands lets the loop close their pipes."""
         if self._cut_short:
             await asyncio.sleep(_PIPE_CLOSE_S)
 

@@ -205,7 +205,7 @@ class SupervisorLink:
             self._answers.pop(number, None)
 
     def _send(self, request: bytes) -> None:
-        """Write as much as the socket accepts now, and queue the rest for the writer thread, in order."""
+        """Write what the socket accepts now, unless earlier requests wait; queue the rest for the writer thread."""
         with self._sending, contextlib.suppress(OSError):  # the reader thread notices the end of the process
             if not self._is_writing:
                 with contextlib.suppress(BlockingIOError):

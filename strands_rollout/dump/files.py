@@ -59,7 +59,8 @@ _NUMPY_CORES: Final = ("numpy.core.multiarray", "numpy._core.multiarray")
 def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
     """Yield each line that is not blank: its number from 1, the line, and whether it is complete.
 
-    The last line is incomplete, without its line end, if a run is writing it or was killed.
+    The last line is incomplete (has no line end) if a run is still writing it, or was killed while it did. The end of
+    a truncated gzip file ends the lines without an error.
 
     Raises:
         DumpError: The file can't be read, is damaged gzip, or has a line that is too long.
@@ -101,14 +102,14 @@ def read_dump(path: Path) -> Iterator[DumpRecord]:
     """Yield the samples of a file, or of all dumps in a folder, one at a time; slime's files are read whole.
 
     An incomplete last line of a file is skipped if it can't be read. In a folder, `.jsonl` and `.jsonl.gz` files whose
-    first line is not a sample are skipped too.
+    first line is not a sample are skipped too, unless that line is complete and contains `strands_rollout_dump`.
 
     Args:
         path: A dump of this package (`.jsonl`, `.jsonl.gz`), a debug file of slime (any other name), or a folder.
 
     Raises:
-        DumpError: There is no dump, a file can't be read, a line is broken (the message names it), or slime's file
-            holds no list of samples or an unsupported object.
+        DumpError: There is no dump, a file can't be read, a line is broken or has a newer version (the message names
+            the line), or slime's file holds no list of samples, or an unsupported object.
     """
     for sample in unread_samples(path):
         if record := sample.read():
@@ -116,7 +117,7 @@ def read_dump(path: Path) -> Iterator[DumpRecord]:
 
 
 def recorded_tokenizer(path: Path) -> Path:
-    """Return the tokenizer folder that a dump's first samples name.
+    """Return the tokenizer folder that a dump names: of its first 16 samples, the first with a tokenizer counts.
 
     Raises:
         ConfigError: The samples name no tokenizer, or a tokenizer that is not on this machine.
@@ -227,7 +228,8 @@ class DumpWriter:
 
         Args:
             sample: A sample, finished or not.
-            token_texts: Bytes of token ids, for readers without the tokenizer; see `TokenTexts`.
+            token_texts: Bytes of token ids, for readers without the tokenizer; see `TokenTexts`. Ignored for a dump
+                record, which has its own.
 
         Raises:
             DumpError: The sample has a value that JSON can't express, or can't be written; earlier samples are kept.

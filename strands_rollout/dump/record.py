@@ -43,11 +43,11 @@ _JSON_SCALARS: Final = frozenset({int, float, str, bool, type(None)})
 
 
 def to_json(value: object, where: str) -> Json:
-    """Return a JSON value that `from_json` converts back; tensors come back as NumPy arrays.
+    """Return a JSON value that `from_json` converts back; tensors come back as NumPy arrays, mappings as dicts.
 
     Raises:
-        DumpError: The value is not made of plain values, NumPy values, tensors and PIL images, contains itself, or is
-            nested too deeply; the message names `where`.
+        DumpError: The value contains itself, is nested too deeply, or holds something other than plain values, NumPy
+            numbers and booleans, tensors, and PIL images that a PNG can hold; the message names `where`.
     """
     try:
         return _encode(value)
@@ -264,7 +264,7 @@ class DumpRecord:
 
     Attributes:
         values: The values of `Sample.to_dict`; fields that a file lacks have their defaults.
-        where: File and line (or position in slime's file, from 0), for messages.
+        where: File and line (or position in slime's file, from 0), for messages; empty if made from a sample.
         source: "dump", "samples" (version 0), "slime", or "eval": a result of `strands-rollout eval`.
         token_texts: Bytes by token id, for the ids whose texts the dump has.
         violations: Faults that an evaluation found in the sample.
@@ -285,12 +285,12 @@ class DumpRecord:
 
     @property
     def facts(self) -> EpisodeFacts:
-        """The facts of the episode; all unknown for a sample that `generate` did not write."""
+        """The recorded facts of the episode; all unknown if the sample has none."""
         return EpisodeFacts.read(recorded_facts(self.values.get("metadata")))
 
     @property
     def has_facts(self) -> bool:
-        """True if `generate` wrote facts of the episode."""
+        """True if the sample has recorded facts of the episode."""
         return bool(recorded_facts(self.values.get("metadata")))
 
     def to_sample(self, sample_class: Any = Sample) -> Any:  # noqa: ANN401 - slime's class or ours
@@ -322,9 +322,10 @@ class DumpRecord:
 
 
 def check_tokenizer(record: DumpRecord, texts: TokenTexts, name: str) -> None:
-    """Raise ConfigError if a dump record was not written with this tokenizer, to which `name` refers in the message.
+    """Raise ConfigError if a dump record does not fit this tokenizer, to which `name` refers in the message.
 
-    The tokenizer must have at least nine tenths of the record's ids and, if recorded, the fingerprint and the texts.
+    The tokenizer must have at least nine tenths of the record's ids; its fingerprint and its texts of ids must equal
+    those that the record has.
     """
     if record.tokenizer is not None and record.tokenizer.fingerprint != texts.identity.fingerprint:
         raise ConfigError(
@@ -453,7 +454,7 @@ def slime_record(values: object, where: str) -> DumpRecord:
 
 
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a sample's metadata with secrets masked.
+    """Return a mapping of a sample, such as `metadata`, with secrets masked by key and by pattern.
 
     The saved messages of an aborted episode stay unchanged, so that the episode can be resumed.
     """

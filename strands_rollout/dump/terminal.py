@@ -23,7 +23,8 @@ from rich.text import Text
 from strands_rollout.samples import FinishedSample, SampleLike, facts_of
 
 _PLAIN_WIDTH: Final = 140
-# C1 controls, marks and overrides of the writing direction, line separators, invisible tags, and lone surrogates
+# C1 controls, zero-width spaces, marks and overrides of the writing direction, line separators, invisible tags, and
+# lone surrogates
 _ESCAPED: Final = (
     *range(0x80, 0xA0),
     0x061C,
@@ -44,7 +45,7 @@ _REPLACEMENTS: Final = (
 
 
 def printable(text: str) -> str:
-    """Return a text with control and unprintable characters as symbols and escapes; newlines and tabs stay."""
+    """Return a text with control characters as symbols, and those of `_ESCAPED` as escapes; newlines and tabs stay."""
     return text if text.isascii() and text.isprintable() else text.translate(_REPLACEMENTS)
 
 
@@ -52,7 +53,7 @@ class PlainConsole(Console):
     """A rich console that replaces control characters in texts; its own control sequences stay."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Return the segments of a renderable."""
+        """Yield the segments of a renderable, with control characters in their texts replaced."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)
 

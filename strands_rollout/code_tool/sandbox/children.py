@@ -83,7 +83,8 @@ class RunningChild:
     async def start(self, code: str, *, session: bool) -> None:
         """Send code to a child that is ready, and wait until the code starts.
 
-        Also returns if the child has exited by itself after it reported on stderr that it could not read the code.
+        Also returns if the child has exited by itself before that, for example since it could not read the code, which
+        it reports on stderr.
 
         Raises:
             RuntimeError: A signal ended the child before the code started.

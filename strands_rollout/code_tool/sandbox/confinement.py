@@ -10,6 +10,8 @@ site-packages folder, where this package with its labels and rewards lies. If th
 folders by path (a Python in a home directory of mode 0700), it reaches them through directory descriptors that were
 opened before the change of user: a path that starts at /proc/self/fd/N needs no permission on the folders above the
 opened one. The permissions of the files themselves still hold, and so does the kernel's confinement.
+
+Code that may start programs can also read and run what `_PROGRAMS` lists.
 """
 
 import contextlib
@@ -281,12 +283,12 @@ class Confinement:
         return [] if self.changes_root else self.descriptors.numbers
 
     def make_workspace(self, folder: str, slot: int, previous: Workspace | None = None) -> Workspace:
-        """Make a directory, and a ruleset that grants access to it.
+        """Make a directory for a child and, if Landlock is used, a ruleset that grants access to it.
 
         Args:
             folder: Path of the directory. The directory of an earlier run must have been deleted: its times and size
                 would reveal something of that run even when it is empty.
-            slot: The slot's number; each slot has a user of its own.
+            slot: The slot's number; with the layer `user`, each slot has a user of its own.
             previous: The last workspace at this path; its ruleset is reused if it is open.
 
         Raises:
@@ -344,8 +346,8 @@ class Confinement:
     def _separate_thread_count(self, workspace: Workspace) -> bool:
         """Make the kernel count this child's threads separately, if possible; return whether it does.
 
-        Without a user of its own, the child enters a user namespace, but only with the layer `syscalls`: programs,
-        which this layer excludes, would find themselves running as a user without a name.
+        Without a user of its own, a child that is not root enters a user namespace, but only with the layer `syscalls`:
+        programs, which this layer excludes, would find themselves running as a user without a name.
         """
         if workspace.user is not None:
             return True

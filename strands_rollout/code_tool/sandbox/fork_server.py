@@ -142,7 +142,11 @@ _RESEEDERS: Final[Mapping[str, Callable[[Any, int], object]]] = {
 
 
 def _reseed() -> None:
-    """Reseed the generator of every imported library, so that forks draw different random numbers."""
+    """Reseed the generator of every imported module in `_RESEEDERS`, so that forks draw different random numbers.
+
+    Raises:
+        RuntimeError: A generator can't be reseeded.
+    """
     for name, reseed in _RESEEDERS.items():
         module = sys.modules.get(name)
         if module is not None:

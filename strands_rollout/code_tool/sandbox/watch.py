@@ -55,7 +55,7 @@ class DeletedFiles:
         return sum(self.sizes.values()) + len(self.mapped - self.sizes.keys()) * mapped_file_bytes
 
     def add(self, pid: int, user: int | None, root: str, within: str | None = None) -> None:
-        """Add the deleted files of a process.
+        """Add the deleted files of a process; do nothing on systems other than Linux.
 
         A mapped file counts only if it lay below the root, which has a unique name: a system upgrade deletes libraries
         that every process has mapped. The size of a file that is mapped but not open is not visible.
@@ -106,7 +106,7 @@ def _living_thread(pid: int) -> str | None:
 def _open_files(thread: str, root: str, within: str | None) -> dict[int, int]:
     """Find deleted files that are open, and a deleted executable from below the root: inode -> bytes on disk.
 
-    With `within`, only files that lay in this folder are found.
+    With `within`, only files that lay in this folder are found, the executable included.
     """
     found = {}
     descriptors = {f"{thread}/fd/{number}": within or "" for number in os.listdir(f"{thread}/fd")}  # noqa: PTH208
@@ -245,7 +245,10 @@ class DiskWatch:
         return _is_below(scratch.free_space(self._root), self._slots[slot].free, _MIN_GROWTH)
 
     async def find_exceeded_limit(self, child: RunningChild) -> str | None:
-        """Measure a child's slot; return the limit that it exceeds, as text for a result's `killed_by`, or None.
+        """Measure a child's slot; return text for a result's `killed_by` if the run is at fault, else None.
+
+        A run is at fault if it exceeds a limit, hides its files from the measurement, or uses the most of a disk that
+        is almost full because of the runs. If this process lacks descriptors or memory to measure, return None.
 
         Raises:
             RuntimeError: The disk has been almost full for some time, and the runs are not the reason.
@@ -283,12 +286,12 @@ class DiskWatch:
     async def _deleted_files(self, child: RunningChild) -> DeletedFiles:
         """Collect the deleted files of all processes of a run.
 
-        A process that has lost its parent is a child of the fork server. If runs have no users of their own, only the
-        folder in which its deleted files lay shows to which run it belongs. If its files are hidden too, the process is
-        killed.
+        If code may start programs, a process that has lost its parent is a child of the fork server. If runs have no
+        users of their own, only the folder in which its deleted files lay shows to which run such a process belongs; it
+        is killed if it hides its files.
 
         Raises:
-            HiddenFilesError: A process of the run has made its open files unreadable.
+            HiddenFilesError: Code may start programs, and a process of the run has made its open files unreadable.
             TooManyMappingsError: A process of the run has too many memory mappings.
         """
         files = DeletedFiles()
@@ -408,7 +411,9 @@ def unaccounted_memory() -> int:
 
 
 class MemoryWatch:
-    """Warns of a run whose end frees more unaccounted memory than a process may have: it may have evaded the limit.
+    """Warns of a run whose end frees more unaccounted memory than a process may have, and more than 512 MiB.
+
+    Such a run may have evaded its limit.
 
     Args:
         memory_mb: Memory limit of a process.
@@ -549,7 +554,7 @@ class RunWatch:
     def allow_threads(self, child: RunningChild) -> None:
         """Set the thread limit of a child that has no user of its own, if the limit has changed noticeably.
 
-        The limit is the number of existing threads plus `max_threads` for each of `max_concurrency` calls.
+        The limit is that of `shared_thread_limit`, with `max_threads` for each of `max_concurrency` calls.
         """
         if child.user is not None:
             return
@@ -578,7 +583,7 @@ async def _start_and_wait(child: RunningChild, start: Coroutine[Any, Any, None] 
 
 
 def _threads_and_page_tables(pid: int | None) -> tuple[int, int]:
-    """Return the number of threads of a process and the KiB of its page tables; zeros if there is no /proc."""
+    """Return the number of threads of a process and the KiB of its page tables; zero for what /proc does not show."""
     threads, page_tables_kib = _read_status(f"/proc/{pid}/status")
     if threads and not page_tables_kib:  # the first thread has ended, others still run
         with contextlib.suppress(OSError):

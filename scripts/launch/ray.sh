@@ -204,7 +204,8 @@ _wait_for_nodes() {
   echo "waiting for $((NUM_NODES - 1)) nodes; run on each: ${ray_join[*]}" >&2
   while [[ $SECONDS -lt $deadline ]]; do
     # a line of `ray status`: 0.0/16.0 GPU
-    found="$(_with_timeout env -u RAY_ADDRESS ray status 2>/dev/null | sed -n 's|^ *[0-9.]*/\([0-9]*\)[0-9.]* GPU.*|\1|p')"
+    found="$(_with_timeout env -u RAY_ADDRESS ray status 2>/dev/null | sed -n 's|^ *[0-9.]*/\([0-9]*\)[0-9.]* GPU.*|\1|p')" ||
+      found="" # Ray has ended, or does not answer now
     if [[ ${found:-0} -ge $wanted ]]; then
       echo "all $NUM_NODES nodes have joined" >&2
       return

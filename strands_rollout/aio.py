@@ -86,9 +86,9 @@ def start_task(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
 
 
 async def admit_to_loop() -> None:
-    """Wait for event-loop admission: one caller continues in each pass of the running loop, in the order of calls.
+    """Wait for event-loop admission: at most one caller continues in each pass of the loop, in the order of calls.
 
-    The first caller of a pass continues immediately, unless earlier callers still wait.
+    A caller continues immediately if nobody waits, and nobody has just been admitted.
     """
     loop = asyncio.get_running_loop()
     waiting = _WAITING.get(loop)

@@ -347,7 +347,8 @@ class EpisodeFacts:
     evaluation: bool | None = None
     """True for a sample of an evaluation."""
     fan_out: Mapping[str, Any] | None = None
-    """With fan-out: `part` (0 for the main agent's last segment), `of` (number of samples) and `kind` of the sample."""
+    """With fan-out: `part` (0 for the main agent's last segment), `of` (number of samples) and the sample's `kind`
+    (`main`, `segment`, `agent` or `aside`)."""
     episode_number: int | None = None
     """Number of the episode in its job; removed when the sample is graded."""
     reward_ahead: Mapping[str, Any] | None = None

@@ -226,7 +226,11 @@ class TokenizerIdentity:
 
     @classmethod
     def read(cls, value: Json) -> TokenizerIdentity | None:
-        """Read the identity in a line, None if there is none; raise LookupError or TypeError if it is malformed."""
+        """Read the identity that a dump's line records; None if it records none.
+
+        Raises:
+            LookupError, TypeError: The recorded identity is malformed.
+        """
         return None if value is None else cls(str(value["name"]), str(value["fingerprint"]))
 
     @property

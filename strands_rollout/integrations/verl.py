@@ -30,7 +30,7 @@ def to_agent_loop_outputs(samples: Iterable[Any], *, reward_key: str = REWARD_KE
 def _output(episode: FinishedEpisode, reward: float) -> dict[str, Any]:
     facts = episode.facts
     turns = facts.turns
-    if turns is None:  # a sample of another program: count the stretches of trained tokens
+    if turns is None:  # of another program, or failed: count the stretches of trained tokens
         turns = sum(is_sampled for is_sampled, _ in groupby(episode.sample.loss_mask))
     return {
         "prompt_ids": episode.prompt_ids,

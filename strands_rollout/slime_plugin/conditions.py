@@ -100,7 +100,7 @@ def digest_of(value: object) -> str:
     options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS
     try:
         text = orjson.dumps(value, default=repr, option=options)
-    except TypeError:  # integers above 64 bits, lone surrogates, keys that JSON lacks
+    except TypeError:  # integers above 64 bits, lone surrogates, keys such as tuples
         text = repr(value).encode("utf-8", "surrogatepass")
     return hashlib.sha256(text).hexdigest()[:16]
 

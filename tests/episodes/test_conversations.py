@@ -60,7 +60,7 @@ def _concurrent_agents(model: SGLangModel, _task: Task) -> Agent:
 
 
 def _team_turn(text: str, outer: str) -> str:
-    """Return `outer` or an answer for the main agent; for another agent, a tool call and then an answer."""
+    """Return the next turn of an agent: `outer` or a tool call, and an answer once its tools are done."""
     if "You are asked." not in text:
         return outer if "Done." not in text else ANSWER
     return DONE_TURN if "<tool_response>" in text else tool_call("double", number=17)

@@ -47,7 +47,7 @@ def test_transcript_rows_say_why_they_are_shown() -> None:
         3: "failed",
         4: "slowest",
         5: "most tool calls",
-        17: "median",  # 14 rewards are smaller or earlier, 14 larger or later; the failed sample has none
+        17: "median",  # 14 rewards are smaller or earlier, 14 larger or later; the failed sample's does not count
     }
 
 

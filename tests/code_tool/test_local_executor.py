@@ -213,6 +213,20 @@ def test_closed_loop_releases_slot_and_ends_code(session: str | None) -> None:
     assert asyncio.run(run_later()).stdout == "2\n"
 
 
+def autogroup_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/autogroup").read_text()
+
+
+@LINUX
+async def test_local_executor_code_yields_to_other_processes(disposable: LocalExecutor) -> None:
+    result = await disposable.run("import os; print(os.getpriority(os.PRIO_PROCESS, 0))")
+    priority = min(os.getpriority(os.PRIO_PROCESS, 0) + 5, 19)
+    assert result.stdout == f"{priority}\n"
+    _, fork_server = helpers(disposable)
+    with contextlib.suppress(FileNotFoundError):  # a kernel without autogroups
+        assert autogroup_of(fork_server).endswith(" nice 5\n")
+
+
 @LINUX
 async def test_oom_killer_prefers_code(disposable: LocalExecutor) -> None:
     def score(path: str) -> int:

@@ -59,6 +59,8 @@ from strands_rollout.code_tool.sandbox.kernel import ChildLimits, file_access_as
 
 _CONTROL_FD: Final = 3
 _EXCEPTION_EXIT_CODE: Final = 1
+_NICE_INCREMENT: Final = 5  # a third of the weight of a process with the executor's priority
+_AUTOGROUP_ATTEMPTS: Final = 5
 _LOCK_TYPES: Final = ("Barrier", "BoundedSemaphore", "Condition", "Event", "Lock", "RLock", "Semaphore")
 
 
@@ -96,8 +98,11 @@ def become_child(confinement: Confinement, workspace: Workspace, descriptors: tu
 
 
 def _install_descriptors(descriptors: tuple[int, int, int], kept: Collection[int], workspace: Workspace) -> None:
-    """Call setsid, install the child's descriptors as 0 to 3, and close all others but `kept` and the ruleset's."""
-    os.setsid()
+    """Begin a process group, install the child's descriptors as 0 to 3, and close all others.
+
+    `kept` and the ruleset's descriptor stay open.
+    """
+    os.setpgid(0, 0)  # not a session, which would leave the fork server's autogroup; see `_lower_priority`
     for target, source in enumerate((os.open(os.devnull, os.O_RDONLY), *descriptors)):
         os.dup2(source, target)
     start = _CONTROL_FD + 1
@@ -613,6 +618,7 @@ def main() -> None:
     if sys.platform == "linux":
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _lower_priority()
     # a child replaces descriptors 0 to 3, so none that is opened later may have such a number
     while os.open(os.devnull, os.O_RDONLY) <= _CONTROL_FD:
         pass
@@ -635,6 +641,26 @@ def main() -> None:
     start_s = time.monotonic() - started
     facts = {"is": "up", "enforced": confinement.enforced, "missing": confinement.missing, "start_s": start_s}
     ForkServer(commands, confinement, settings["root"]).serve(facts)
+
+
+def _lower_priority() -> None:
+    """Make this process and all code yield to other processes, such as the trainer's event loop, while CPUs are busy.
+
+    Linux first divides the CPU among autogroups, one for each session, unless a container has a CPU cgroup of its own.
+    Therefore the nice value is set for the autogroup, too; see sched(7).
+    """
+    os.setsid()
+    with contextlib.suppress(OSError):  # the value is already the highest
+        os.nice(_NICE_INCREMENT)
+    for _ in range(_AUTOGROUP_ATTEMPTS):
+        try:
+            Path("/proc/self/autogroup").write_text(str(_NICE_INCREMENT))
+        except BlockingIOError:  # of all users but root, the kernel allows one such write in 100 ms
+            time.sleep(0.1)
+        except OSError:  # no Linux, or no autogroups
+            return
+        else:
+            return
 
 
 def _test_layers(confinement: Confinement, settings: Mapping[str, Any]) -> None:

@@ -283,7 +283,7 @@ async def _serve(executor: socket.socket, settings: dict[str, Any], parent: int)
     reader, writer = await asyncio.open_connection(sock=executor)
     fork_server = ForkServerLink(settings["fork_server"])
     with contextlib.suppress(OSError):  # if permitted, so that limits are enforced on time while code keeps CPUs busy
-        os.nice(_NICE_INCREMENT)  # after the fork server's start: it and the code keep the executor's priority
+        os.nice(_NICE_INCREMENT)  # after the fork server's start, which would inherit it
     first_done = asyncio.Event()
     refreshing = asyncio.create_task(_refresh_access_times(settings["fork_server"]["libraries"], first_done))
     try:

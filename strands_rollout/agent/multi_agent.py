@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import threading
 import weakref
 from collections import Counter
@@ -193,14 +194,25 @@ def contain_exits(team: Team) -> None:
     for hooked in [*agents, *multi_agents]:
         hooks: HookRegistry | None = getattr(hooked, "hooks", None)
         if hooks is not None:
-            hooks.invoke_callbacks_async = _with_contained_exits(hooks.invoke_callbacks_async)  # type: ignore[method-assign]
+            hooks.invoke_callbacks_async = _with_contained_exits(_weakly_bound(hooks.invoke_callbacks_async))  # type: ignore[method-assign]
     for agent in agents:
         middleware = getattr(agent, "_middleware_registry", None)  # private; missing in Strands before 1.62
         if middleware is not None:
-            middleware.invoke = functools.partial(_stream_with_contained_exits, middleware.invoke)
+            middleware.invoke = functools.partial(_stream_with_contained_exits, _weakly_bound(middleware.invoke))
     nodes = [node.executor for multi_agent in multi_agents for node in getattr(multi_agent, "nodes", {}).values()]
     for node in {id(node): node for node in nodes}.values():
-        node.stream_async = functools.partial(_stream_with_contained_exits, node.stream_async)
+        node.stream_async = functools.partial(_stream_with_contained_exits, _weakly_bound(node.stream_async))
+
+
+def _weakly_bound(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls the method, but does not keep its object.
+
+    The function is stored in an attribute of that object; a reference to the object would make a cycle.
+    """
+    if not inspect.ismethod(method):  # another wrapper, such as a user's
+        return method
+    function, owner = method.__func__, weakref.ref(method.__self__)
+    return lambda *args, **kwargs: function(owner(), *args, **kwargs)
 
 
 def _with_contained_exits(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -142,6 +142,7 @@ class Session:
         last_used_at: Time of the last request for a turn, by `time.monotonic`; before the first one, of the session's
             start. Reading the session's samples over HTTP counts as such a request.
         context: The episode's context variables; each turn is sampled in a copy of them.
+        observer: Follows the session; None for no observer.
     """
 
     def __init__(self, model: SGLangModel, observer: SessionObserver | None = None) -> None:
@@ -151,7 +152,7 @@ class Session:
         self.error: Exception | None = None
         self.last_used_at = time.monotonic()
         self.context = copy_context()
-        self._observer = observer
+        self.observer = observer
         self._pending: list[_Pending] = []
         self._tasks: set[asyncio.Task[Reply]] = set()
         self._replay: Replay | None = None
@@ -228,9 +229,9 @@ class Session:
             sum(branch.trajectory.sampled_length for branch in conversation) for conversation in (before, main)
         )
         self.facts.diverged, self.facts.dropped_tokens = reason, before_tokens - kept_tokens
-        if self._observer is not None:
+        if self.observer is not None:
             replies = [node.reply for node in kept_nodes if node.reply is not None]
-            self._observer.on_restart(main, self._replay.branch.history()[:kept_messages], replies)
+            self.observer.on_restart(main, self._replay.branch.history()[:kept_messages], replies)
 
     # ---------------------------------------------------------------------------
     # A request: find its place, sample a turn there
@@ -325,12 +326,12 @@ class Session:
             branch.client.call_ids, client_messages = match.call_ids, match.given
             if isinstance(place, BeginBranch):
                 branch.client.messages = match.branch.client.messages[: match.length]
-        if self._observer is not None:
+        if self.observer is not None:
             answered_at = branch.client.answered_at
             waited_s = time.monotonic() - answered_at if answered_at else None
             new_messages = place.new_messages[place.shared :] if isinstance(place, BeginBranch) else place.new_messages
             try:
-                self._observe(self._observer.on_request, conversation, new_messages, waited_s)
+                self._observe(self.observer.on_request, conversation, new_messages, waited_s)
             except SessionEndedError:
                 conversation.is_busy = False
                 conversation.drop_new_branch()
@@ -372,8 +373,8 @@ class Session:
         node.grammar = client_request.grammar
         branch.client.answered_at = time.monotonic()
         self.model.record.touch(branch)
-        if self._observer is not None:
-            self._observe(self._observer.on_turn, conversation, reply)
+        if self.observer is not None:
+            self._observe(self.observer.on_turn, conversation, reply)
         return reply
 
     async def _result_of(self, task: asyncio.Task[Reply]) -> Reply:
@@ -399,8 +400,8 @@ class Session:
         error = task.exception()
         if isinstance(error, Exception | None) and not isinstance(error, PromptError | TemplateError):
             self.error = error  # a PromptError or TemplateError is the client's fault
-        if isinstance(error, EngineAbortedError) and self._observer is not None:
-            self._observer.on_abort()
+        if isinstance(error, EngineAbortedError) and self.observer is not None:
+            self.observer.on_abort()
 
     def _observe(self, method: Callable[..., None], *args: object) -> None:
         try:
@@ -422,8 +423,8 @@ class Session:
         self._replay.is_over = True
         if before is self._replay.conversation:  # `before` stays in the record, so no token is dropped
             self.facts.diverged, self.facts.dropped_tokens = "another conversation became the main one", 0
-            if self._observer is not None:
-                self._observer.on_restart(conversation, (), ())
+            if self.observer is not None:
+                self.observer.on_restart(conversation, (), ())
 
     # ---------------------------------------------------------------------------
     # Fields and counts

@@ -72,7 +72,7 @@ def tokenizer_of(args: SlimeArgs, sample: object) -> PreTrainedTokenizerBase:
     Raises:
         ConfigError: There is no usable checkpoint.
     """
-    loaded = getattr(slime_state(args, sample), "tokenizer", None)
+    loaded = getattr(slime_state(args, is_slime=is_slime_sample(sample)), "tokenizer", None)
     if loaded is not None:
         return loaded
     checkpoint = getattr(args, "hf_checkpoint", None)
@@ -93,7 +93,7 @@ def processor_of(args: SlimeArgs, sample: object) -> ProcessorMixin | str | None
 
     The checkpoint's processor is loaded when the first image needs it.
     """
-    loaded = getattr(slime_state(args, sample), "processor", None)
+    loaded = getattr(slime_state(args, is_slime=is_slime_sample(sample)), "processor", None)
     return loaded if loaded is not None else str(getattr(args, "hf_checkpoint", None) or "") or None
 
 
@@ -202,11 +202,15 @@ def is_aborting(args: SlimeArgs, sample: object, should_abort: str | Callable[[]
         ConfigError: There is no function at the path, or it raised SystemExit or the like.
         Exception: Any other exception that the function raised.
     """
+    return _is_aborting(args, should_abort, is_slime=is_slime_sample(sample))
+
+
+def _is_aborting(args: SlimeArgs, should_abort: str | Callable[[], bool] | None, *, is_slime: bool) -> bool:
     if should_abort is not None:
         with exits_as_errors("should_abort", ConfigError):
             if (load_should_abort(should_abort) if isinstance(should_abort, str) else should_abort)():
                 return True
-    return bool(getattr(slime_state(args, sample), "aborted", False))
+    return bool(getattr(slime_state(args, is_slime=is_slime), "aborted", False))
 
 
 def rollout_control(
@@ -216,7 +220,8 @@ def rollout_control(
     engine_grace_s: EngineGrace = short_grace,
 ) -> Control:
     """Return a control that aborts one sample's episode or reward when `is_aborting` returns True."""
-    is_aborted = functools.partial(is_aborting, args, sample, should_abort)
+    # no reference to the sample: Strands' agents are in cycles, and with them the control of their tools
+    is_aborted = functools.partial(_is_aborting, args, should_abort, is_slime=is_slime_sample(sample))
     return Control(is_aborted, engine_grace_s=engine_grace_s, poll_key=abort_key(args, sample, should_abort))
 
 
@@ -237,7 +242,7 @@ def watch_aborts(args: SlimeArgs, sample: object) -> None:
     attempt. slime has no event for the abort: its flag is an attribute of one object, whose class is replaced here by a
     subclass with a property. Where `slime_state` returns None, and in an episode worker, nothing is done.
     """
-    state = None if hasattr(args, DRIVER_STATE_ATTR) else slime_state(args, sample)
+    state = None if hasattr(args, DRIVER_STATE_ATTR) else slime_state(args, is_slime=is_slime_sample(sample))
     if state is not None and not hasattr(type(state), _CALLS_LISTENERS):
         state.__class__ = _with_abort_listeners(type(state))
 
@@ -413,8 +418,8 @@ def _slime_trace() -> ModuleType:
     raise ImportError(f"slime has trace_span neither in {' nor in '.join(_TRACE_MODULES)}: {error}") from error
 
 
-def slime_state(args: SlimeArgs, sample: object = None) -> object:
-    """Return slime's process-wide state; None if slime's rollout has not created it, or a given sample is not slime's.
+def slime_state(args: SlimeArgs, *, is_slime: bool = True) -> object:
+    """Return slime's process-wide state; None if slime's rollout has not created it, or the sample is not slime's.
 
     The state is not created here, since that loads a tokenizer and needs args that a caller outside of slime's rollout
     may lack. The only exception: a state class that lacks `_instances` is called, which may create the state.
@@ -423,7 +428,7 @@ def slime_state(args: SlimeArgs, sample: object = None) -> object:
     if (driver_state := getattr(args, DRIVER_STATE_ATTR, None)) is not None:
         return driver_state
     state_class = getattr(sys.modules.get(_STATE_MODULE), "GenerateState", None)
-    if state_class is None or (sample is not None and not is_slime_sample(sample)):
+    if state_class is None or not is_slime:
         return None
     instances = getattr(state_class, "_instances", None)
     return state_class(args) if instances is None else instances.get(state_class)

@@ -62,7 +62,7 @@ class _Settings(BaseModel):
 
 
 class McpServer(_Settings):
-    """An MCP server, with keys of an `mcpServers` file, as Strands reads it, plus `name` and `per_episode`.
+    """An MCP server: a server's keys in an `mcpServers` file, as Strands reads them, plus `name` and `per_episode`.
 
     `${VAR}` in a string is replaced from the environment.
     """
@@ -344,7 +344,7 @@ NamedTool = Annotated[
     Annotated[str, Tag("path")] | Annotated[McpServer, Tag("server")],
     Discriminator(lambda given: "path" if isinstance(given, str) and "://" not in given else "server"),
 ]
-"""Tool by its dotted path, or MCP server whose tools are used."""
+"""A tool's dotted path; or an MCP server, as its URL or an `McpServer`, whose tools are used."""
 
 
 class RolloutSettings(_Settings):

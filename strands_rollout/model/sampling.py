@@ -377,14 +377,11 @@ def _check_continuation(request: SamplingRequest, generation: Generation, empty_
             without a usable token.
     """
     status, reason = generation.finish_reason.status_code, _abort_reason(generation)
+    aborted = f"the engine aborted the request after {len(generation.output_ids)} tokens"
     if request.control.should_abort() or not request.config["continue_aborted"]:
-        raise errors.EngineAbortedError(
-            f"the engine aborted the turn after {len(generation.output_ids)} tokens: {reason}"
-        )
+        raise errors.EngineAbortedError(f"{aborted}: {reason}")
     if status is not None:
-        message = (
-            f"the engine aborted the turn after {len(generation.output_ids)} tokens with the error {status}: {reason}"
-        )
+        message = f"{aborted} with the error {status}: {reason}"
         if 400 <= status < 500:
             raise errors.EngineRejectedError(message, status_code=status)
         raise errors.EngineUnavailableError(message)

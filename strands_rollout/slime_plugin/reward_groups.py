@@ -321,7 +321,7 @@ def keep_informative_groups_with_fallback(args: SlimeArgs, samples: Sequence[Any
 
 
 def _trained_rewards(args: SlimeArgs, samples: Sequence[Any]) -> list[float]:
-    """Return the rewards of a group's trained rollouts; a group without any may count as failed.
+    """Return the rewards of a group's trained rollouts; see `_count_unrewarded_group` for a group without one.
 
     Raises:
         FailedGroupsError: Too many groups in a row have no reward.

@@ -94,7 +94,7 @@ async def test_engine_abort_with_an_error_is_an_engine_error(shipped_tokenizer: 
     done = await run(shipped_tokenizer, [aborted])
     assert (done.sample.status, done.facts["stop_reason"]) == (Sample.Status.FAILED, "engine_error")
     assert done.facts["error"] == (
-        "EngineRejectedError: the engine aborted the turn after 2 tokens with the error 400: it can't be served"
+        "EngineRejectedError: the engine aborted the request after 2 tokens with the error 400: it can't be served"
     )
     assert len(done.fake.requests) == 1
 

@@ -569,7 +569,7 @@ class ForkServer:
                         resource.prlimit(pid, resource.RLIMIT_NPROC, (command["threads"], hard))
 
     def _reap(self) -> None:
-        """Report the children that have ended, kill all orphans, and retire the workspaces of these children."""
+        """Report the children that have ended and retire their workspaces; if there are any, kill all orphans."""
         while (ended := _reap_child()) is not None:
             pid, exit_code = ended
             slot = self._children.pop(pid, None)

@@ -81,12 +81,12 @@ def all_rows(sizes: Sizes) -> list[Row]:
         _cpu_ratio("peer", f"{PEER}, 20 tool turns", ours[20], _cpu_step(PEER, 20), 0.22),
         _cpu_ratio("floor", "the requests alone, 20 tool turns", ours[20], _cpu_step(FLOOR, 20), 1.0),
         _cpu_ratio("floor", "the requests alone, 80 tool turns", ours[80], _cpu_step(FLOOR, 80), 0.8),
-        _cpu_ratio("floor", "the same with orjson, 20 tool turns", ours[20], _cpu_step(FLOOR_WITH_ORJSON, 20)),
-        _cpu_ratio("floor", "the same with orjson, 80 tool turns", ours[80], _cpu_step(FLOOR_WITH_ORJSON, 80)),
+        _cpu_ratio("floor", "the requests with orjson, 20 tool turns", ours[20], _cpu_step(FLOOR_WITH_ORJSON, 20)),
+        _cpu_ratio("floor", "the requests with orjson, 80 tool turns", ours[80], _cpu_step(FLOOR_WITH_ORJSON, 80)),
         _cpu_ratio("growth", "80 tool turns / 20 tool turns", ours[80], ours[20], 4.3),
     ]
     for turns, (variant, label) in itertools.product((5, 20), agents.items()):
-        name = f"with {label} / without, {turns} tool turns"
+        name = f"with {label} / a plain agent, {turns} tool turns"
         found.append(_cpu_ratio("agents", name, _cpu_step(variant, turns), ours[turns], 1.2))
     for turns, goal in ((20, 1.1), (128, 1.0)):
         name = f"a turn at the gateway / in process, {turns} tool turns"

@@ -84,7 +84,7 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "budget/tool_calls": ("distribution", "fraction of `max_tool_calls` used, for samples with that limit"),
     "aborts": ("distribution", "times that a sample came back ABORTED"),
     "resumes": ("distribution", "times that an episode was resumed after an abort, or continued from its journal"),
-    "engine_aborts": ("distribution", "requests that the engine aborted and this package continued"),
+    "engine_aborts": ("distribution", "engine-aborted requests after which the turn was continued or repeated"),
     "weight_versions": ("distribution", "different weight versions in a sample"),
     "weight_version_spread": (
         "distribution",

@@ -328,7 +328,7 @@ class EpisodeFacts:
     resumes: int | None = None
     """Number of times that the episode was resumed after an abort, or continued from its journal."""
     engine_aborts: int | None = None
-    """Number of requests that the engine aborted and this package continued."""
+    """Number of requests that the engine aborted and after which the turn was continued or repeated."""
     resume: Mapping[str, Any] | None = None
     """The state from which an aborted episode is resumed."""
     sampling_params: Mapping[str, Any] | None = None
@@ -624,7 +624,7 @@ class FinishedSample:
 
 
 def finished_samples(samples: object) -> list[FinishedSample]:
-    """Return views of all samples of a step, in order; lists may be nested, as with fan-out."""
+    """Return views of all samples of a step, in the samples' order; lists may be nested, as with fan-out."""
     if samples is None:
         return []
     if isinstance(samples, list | tuple):

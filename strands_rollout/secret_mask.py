@@ -119,8 +119,9 @@ def _masked_setting(key: str, item: Json, secret_key: re.Pattern[str]) -> Json:
 def find_secrets(*mappings: Json) -> frozenset[str]:
     """Return the secrets in mappings, such as the environment and settings; secrets under 8 characters are left out.
 
-    Secrets are values whose key means a secret, headers except harmless ones such as `accept`, and in texts: the
-    passwords and secret parameters of URLs, bearer tokens, and secrets in commands.
+    Secrets are texts whose key names a secret, headers except harmless ones such as `accept`, and within other texts:
+    the passwords and secret parameters of URLs, bearer tokens, and secrets in commands. A reference to an environment
+    variable (`${NAME}`) in a text under such a key, or in a header, is replaced by the variable's value.
     """
     return frozenset(text for value in mappings for text in _iter_secrets(value) if len(text) >= 8)
 

@@ -21,7 +21,7 @@ path_settings() {
   setting REF_LOAD "${HF_CHECKPOINT%"$(_fp8_suffix)"}_torch_dist" "folder of the model in Megatron's format" path
   setting DATA_DIR "$repository/data" "folder of the data sets" path
   setting ROLLOUT_CONFIG "$repository/configs/math_code.yaml" "YAML file with the agent's settings; slime's --custom-config-path" path
-  setting TOOL_PARSER "${default_tool_parser:-}" "format of the model's tool calls, unless ROLLOUT_CONFIG sets tool_parser; default: the model's, else hermes"
+  setting TOOL_PARSER "${default_tool_parser:-}" "format of tool calls, unless ROLLOUT_CONFIG sets tool_parser; default: that of the model's row, else hermes"
   setting THINKING "" "1 or 0: let the chat template switch the model's reasoning on or off; default: the template decides" optional_switch
   setting REWARD strands_rollout.reward_func "dotted path of the reward function; slime's --custom-rm-path"
   setting REWARD_KEY score "key under which the reward function's result holds the reward to train on; none if the result is a number"

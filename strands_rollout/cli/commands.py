@@ -450,7 +450,10 @@ def _check_and_complete(values: OptionValues) -> None:
 
 def tasks(
     environment: Annotated[
-        Path, typer.Argument(help="TOML of a verifiers environment, as for environment_config.", metavar="ENV.TOML")
+        Path,
+        typer.Argument(
+            help="TOML file of a verifiers environment, as for the setting environment_config.", metavar="ENV.TOML"
+        ),
     ],
     out: Annotated[Path, typer.Option(help="File to write the rows to, as JSON lines.", dir_okay=False)],
     split: Annotated[str | None, typer.Option(help="Value for the field `split` of the taskset.")] = None,

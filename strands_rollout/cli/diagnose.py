@@ -72,7 +72,6 @@ def doctor(
 
 
 def _show_and_exit(diagnosis: Diagnosis, *, as_json: bool, strict: bool = False) -> None:
-    """Print the diagnosis and exit."""
     from strands_rollout.dump.terminal import PlainConsole
 
     if as_json:

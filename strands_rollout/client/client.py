@@ -529,7 +529,7 @@ async def fetch_server_info(http: httpx.AsyncClient, *, url: str) -> ServerInfo:
                 raw |= part
                 break
     context_length = _positive_int_or_none(raw.get("context_length"))
-    if context_length is None:  # started without a limit, or none is reported: the model's own applies
+    if context_length is None:  # the engine was started without one, or does not report it: `/v1/models` has the limit
         cards = (await _get(http, "/v1/models", url=url)).get("data")
         card = cards[0] if isinstance(cards, list) and cards and isinstance(cards[0], dict) else {}
         context_length = _positive_int_or_none(card.get("max_model_len"))

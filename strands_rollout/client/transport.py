@@ -363,7 +363,8 @@ async def post_generate(
         )
     except READ_TIMEOUTS:
         return _timeout_fault(timeouts)
-    except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, ValueError) as e:  # ValueError: a header
+    # ValueError: a header can't be written, for example because of a line break
+    except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, ValueError) as e:
         raise errors.ConfigError(f"the request can't be sent to {url}: {e}") from e
     except CONNECTION_ERRORS as e:
         return Fault(FaultKind.UNREACHABLE, _error_text(e))

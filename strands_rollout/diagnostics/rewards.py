@@ -87,7 +87,7 @@ class RewardCall:
         return self.function is reward_func
 
     async def rewards(self, samples: Sequence[Sample]) -> list[object]:
-        """Return the reward of each sample, in order.
+        """Return the reward of each sample, in the samples' order.
 
         If a call raises, or a call for a group returns no list of the group's rewards, each of its samples gets an
         exception as its reward.
@@ -450,7 +450,7 @@ class Rescored:
 
 
 async def rescore(path: Path, reward: RewardCall) -> AsyncIterator[tuple[DumpRecord, Rescored]]:
-    """Yield the samples of a dump, in order, with the new reward; a sample that can't be scored keeps its old reward.
+    """Yield a dump's samples, in its order, with the new reward; a sample that can't be scored keeps its old reward.
 
     The reward function receives each sample as slime passes it, without a reward. Aborted samples are not scored, as in
     slime, nor are pending samples.

@@ -175,7 +175,7 @@ class EvaluationSession:
 
     Attributes:
         results: The last result of each sample, including those of earlier sessions.
-        remaining: The keys of the samples that had no score when the session began, in order.
+        remaining: The keys of the samples that had no score when the session began, in the order of the data sets.
         stopped: The reason why the session ended before all samples were played; None if it did not.
 
     Raises:
@@ -321,7 +321,7 @@ class _TooManyFailuresError(Exception):
 async def run_samples(
     keys: Iterable[SampleKey], run: Callable[[SampleKey], Awaitable[SampleResult]], *, concurrency: int
 ) -> str | None:
-    """Call `run` once with each key, in order, `concurrency` at a time; stop after many consecutive failures.
+    """Call `run` once with each key in turn, `concurrency` at a time; stop after many consecutive failures.
 
     The limit is 8 consecutive failures for the same reason, or `concurrency` if that is more, so that an outage that
     fails only some of the running samples does not end the run.

@@ -229,7 +229,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--temperature", type=float, help="sampling temperature instead of the protocol's")
     parser.add_argument("--top-p", type=float, help="top-p instead of the protocol's")
     parser.add_argument("--top-k", type=int, help="top-k instead of the protocol's")
-    parser.add_argument("--max-new-tokens", type=int, help="maximum tokens of a response instead of the protocol's")
+    parser.add_argument(
+        "--max-new-tokens",
+        type=int,
+        help="maximum tokens of a response, tool results included, instead of the protocol's",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the arguments, but write no files")
     parser.add_argument("sets", nargs="+", metavar="NAME=PATH", help="names and files of the data sets")
     given = parser.parse_args(arguments)

@@ -2,7 +2,7 @@ r"""Decide whether two answers are equal, mostly in a fraction of a millisecond.
 
 A rounded value is not equal: 0.333 is not 1/3. The order counts in tuples and intervals, but not in sets. Notation that
 is not understood equals only itself. Intervals, and inequalities that are linear in one variable, are compared as sets
-of real numbers: disjoint pieces of the number line, in order.
+of real numbers: disjoint pieces of the number line, in ascending order.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Comparison:
         equal: The verdict.
         method: The rule that decided: "exact" (the same text or notation), "number" (both are numbers), "words"
             (both are words, dates or numbers in words; or both are times of day), "unit" (different units),
-            "algebra" (the values of formulas, sets or relations), "algebra_refused" (too large to compute),
-            "algebra_timeout", "empty" (no answer), "no_label", "too_long".
+            "algebra" (the values of formulas, sets or relations), "algebra_refused" (a value too large or too small
+            to compute, or too many steps), "algebra_timeout", "empty" (no answer), "no_label", "too_long".
     """
 
     equal: bool
@@ -491,7 +491,7 @@ REALS: Final[Piece] = ((-inf, True), (inf, False))
 
 
 def _union(pieces: list[Piece]) -> list[Piece]:
-    """Return the union of pieces as disjoint pieces in order."""
+    """Return the union of pieces, as disjoint pieces in ascending order."""
     union: list[Piece] = []
     by_cut = functools.cmp_to_key(_compare_cuts)
     for piece in sorted(pieces, key=lambda piece: by_cut(piece[0])):
@@ -503,14 +503,14 @@ def _union(pieces: list[Piece]) -> list[Piece]:
 
 
 def _complement(pieces: Sequence[Piece]) -> list[Piece]:
-    """Return the complement of disjoint pieces in order."""
+    """Return the complement of disjoint pieces; the given and the returned pieces are in ascending order."""
     cuts = [REALS[0], *(cut for piece in pieces for cut in piece), REALS[1]]
     gaps = zip(cuts[::2], cuts[1::2], strict=True)
     return [(low, high) for low, high in gaps if _compare_cuts(low, high) < 0]
 
 
 def _intersection(regions: Sequence[list[Piece]]) -> list[Piece]:
-    """Return the intersection of the regions as disjoint pieces in order."""
+    """Return the intersection of the regions, as disjoint pieces in ascending order."""
     result = [REALS]
     for region in regions:
         pairs = [(a, b) for a in result for b in region]

@@ -310,7 +310,7 @@ class _Parser:
         return result if exponent is None else Expression("power", (result, exponent))
 
     def _function_argument(self) -> Expression:
-        """Parse a group, or the factors up to the next function or bracket: sin 2x cos x is sin(2x) cos(x)."""
+        """Parse a group, or the adjacent factors before a function or bracket: sin 2x cos x is sin(2x) cos(x)."""
         self._enter()
         is_group = self.next in ("(", "[", "{")
         is_negative = self._take_signs()

@@ -58,7 +58,7 @@ Value: TypeAlias = Any
 
 
 class TooComplexError(ValueError):
-    """A part of a formula is too large or too small to compute, or takes too many steps."""
+    """A part of a formula is too large or too small to compute, or the comparison takes too many steps."""
 
 
 class OutOfTimeError(TooComplexError):
@@ -226,7 +226,8 @@ class _Evaluation:
 
         Raises:
             _UndefinedError: The formula has no value at this point.
-            TooComplexError: The formula takes too many steps or too long, or a part of it is too large or too small.
+            TooComplexError: A part of the formula is too large or too small to compute, or no steps are left.
+            OutOfTimeError: The time is over.
         """
         if node.kind == "number":
             return self._checked_value(node.value)

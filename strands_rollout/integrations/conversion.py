@@ -60,7 +60,9 @@ class FinishedEpisode:
 def finished_episodes(
     samples: Iterable[Any], *, reward_key: str = REWARD_KEY, allow_images: bool = False
 ) -> list[FinishedEpisode]:
-    """Check finished samples (slime's or this package's) and convert them, in order; the samples are not changed.
+    """Check finished samples (slime's or this package's), and return them converted, in the same order.
+
+    The samples are not changed.
 
     Args:
         samples: A flat iterable of samples with rewards.

@@ -27,7 +27,7 @@ _METRICS: Final = ("turns", "tool_calls", "parse_failures")
 
 
 def to_generator_output(samples: Iterable[Any], *, reward_key: str = REWARD_KEY) -> GeneratorOutput:
-    """Return finished samples as SkyRL's GeneratorOutput, in order; without samples, the lists are empty.
+    """Return SkyRL's GeneratorOutput of finished samples, in their order; without samples, its lists are empty.
 
     A sample that is not trained has a loss mask of zeros, and the reward of `compared_rewards`.
 

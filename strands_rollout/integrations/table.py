@@ -44,7 +44,7 @@ _JSON_COLUMNS: Final = ("prompt", "label", "reward", "weight_versions", "metadat
 
 
 def to_rows(samples: Iterable[Any], *, reward_key: str = REWARD_KEY) -> list[dict[str, Any]]:
-    """Return one row per sample, in order.
+    """Return one row per sample, in the samples' order.
 
     Columns have the names of the sample's fields. `prompt`, `label`, `reward`, `weight_versions` and `metadata` are
     JSON text. `status` is the status's value, `score` the reward's number, `prompt_length` the number of prompt tokens
@@ -190,7 +190,7 @@ def start_run(**settings: Any) -> wandb.Run:  # noqa: ANN401 - arguments of wand
 
 
 def sample_table(dump: Path, *, reward_key: str, with_contents: bool) -> Table:
-    """Return a table with the columns of `SAMPLE_COLUMNS` and a row for each sample of a dump, in order.
+    """Return a table with the columns of `SAMPLE_COLUMNS` and a row for each sample of a dump, in its order.
 
     With contents, rows include prompt, response and label: secrets are masked, and long texts are cut in the middle.
     """

@@ -150,7 +150,7 @@ def to_tensordict(
     padded: bool = False,
     reward_key: str = REWARD_KEY,
 ) -> TensorDictBase:
-    """Return a TensorDict of batch size [samples], one row per sample, in order; without samples, it has no keys.
+    """Return a TensorDict of batch size [samples], one row per sample, in their order; without samples, no keys.
 
     It has TorchRL's default keys: `text`, `tokens`, `masks`, `log_probs`, `history` (see `containers_of`) and `query`
     (the prompt's text, by which MCAdvantage groups); under `next`: `reward` [samples, 1, 1], `done`, `terminated` and

@@ -15,7 +15,7 @@ from strands_rollout.settings import REWARD_KEY
 
 
 def to_agent_loop_outputs(samples: Iterable[Any], *, reward_key: str = REWARD_KEY) -> list[dict[str, Any]]:
-    """Return the fields of verl's AgentLoopOutput for each sample, in order; nothing is padded or cut.
+    """Return the fields of verl's AgentLoopOutput for each sample, in the samples' order; nothing is padded or cut.
 
     A sample that is not trained has a response mask of zeros, and the reward of `compared_rewards`. The episode's facts
     and status are in `extra_fields`; the entries of a reward that is a dict are in `extra_fields["reward_extra_info"]`.
@@ -30,7 +30,7 @@ def to_agent_loop_outputs(samples: Iterable[Any], *, reward_key: str = REWARD_KE
 def _output(episode: FinishedEpisode, reward: float) -> dict[str, Any]:
     facts = episode.facts
     turns = facts.turns
-    if turns is None:  # of another program, or failed: count the stretches of trained tokens
+    if turns is None:  # as in another program's sample: count the stretches of consecutive trained tokens
         turns = sum(is_sampled for is_sampled, _ in groupby(episode.sample.loss_mask))
     return {
         "prompt_ids": episode.prompt_ids,

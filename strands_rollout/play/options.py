@@ -194,7 +194,7 @@ class TryOptions:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling parameters of an evaluation, with the defaults of slime's evaluation.
+    """Sampling parameters of an evaluation; temperature, top_p and top_k have the defaults of slime's evaluation.
 
     Attributes:
         samples: Episodes of each problem.

@@ -354,8 +354,8 @@ def _with_sent_ids(
 ) -> Mapping[str, Any]:
     """Return the message at an index; its tool results get the ids that the gateway gave their calls.
 
-    Results that share an id belong to the calls in order. Results of a turn after the first `shared` messages keep the
-    client's ids, as the turn's calls do.
+    The n-th result with an id belongs to the n-th call with that id. Results of a turn after the first `shared`
+    messages keep the client's ids, as the turn's calls do.
     """
     message = given[index]
     if not call_ids or message["role"] == "assistant" or not any("toolResult" in block for block in message["content"]):

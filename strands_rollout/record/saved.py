@@ -65,8 +65,8 @@ class SavedEpisode:
     Attributes:
         trajectory: The main agent's tokens.
         progress: The main agent's state.
-        engine_aborts: Number of requests that the engine aborted and after which the turn was continued.
-        code: Counts and times of the code tool, by name; see `CodeCalls`.
+        engine_aborts: Number of requests that the engine aborted and after which the turn was continued or repeated.
+        code: Counts and times of the code tool, by name; see `CodeCallTotals`.
     """
 
     trajectory: Trajectory

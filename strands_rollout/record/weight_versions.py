@@ -133,7 +133,7 @@ def stale_spans(spans: Sequence[WeightSpan], max_staleness: int) -> list[WeightS
     order of appearance. A span whose numbering differs from the last span's is always returned.
 
     Args:
-        spans: The spans in order.
+        spans: The spans, in the order of their tokens.
         max_staleness: Spans of at most this staleness are left out; 0 leaves out only the spans of the last version.
     """
     numbering = spans[-1].numbering if spans else ""

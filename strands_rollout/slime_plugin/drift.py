@@ -178,7 +178,7 @@ class RenderCheck:
         self._renderings: dict[tuple[int, int], list[Piece] | None] = {}
 
     def mismatches(self, episode: SampledEpisode) -> Iterator[Mismatch]:
-        """Yield the mismatches in order, at most one for the prompt and one for each context between two turns."""
+        """Yield mismatches by position, at most one in the prompt and one in each context between two turns."""
         tokens, turns = episode.tokens, list(episode.turns)
         contexts = zip([0, *(end for _, end in turns)], (start for start, _ in turns), strict=False)
         # The rendering is unknown with images (the template writes one token for an image, the processor many) and

@@ -198,7 +198,7 @@ def _to_slime_reward(args: object, sample: SampleLike, details: RewardDict) -> R
 
 
 def _reads_reward_key(args: object, sample: object) -> bool:
-    """Return whether slime reads a key from this sample's reward, as slime's args show."""
+    """Return whether slime reads a key from this sample's reward; also True if the args are not slime's."""
     if not (hasattr(args, "reward_key") or hasattr(args, "eval_reward_key")) or getattr(args, "reward_key", None):
         return True  # args are not slime's, or have training's key, which an evaluation without its own key reads too
     if not getattr(args, "eval_reward_key", None):

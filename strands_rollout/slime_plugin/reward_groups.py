@@ -69,7 +69,7 @@ class Rollout:
 def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
     """Return the rewards, raw and relative to their groups; slime's `--custom-reward-post-process-path`.
 
-    A group is the rollouts with one `group_index`; without any index, every `n_samples_per_prompt` rollouts in order.
+    Rollouts with the same `group_index` are a group; without any index, each `n_samples_per_prompt` consecutive ones.
     Each rollout counts once in the mean and the unbiased standard deviation of its group, however many samples it
     became, and all of its samples get the same reward: GRPO compares draws from one prompt, and a rollout is one draw
     with one outcome. That outcome is the reward of the main agent's sample. A fan-out that another generate function
@@ -91,9 +91,9 @@ def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[flo
         samples: The samples of one training step, as a flat list.
 
     Returns:
-        The raw rewards (0.0 for an unusable reward) and the normalized rewards, one of each per sample, in order. Both
-        lists hold the raw rewards if args turn normalization off, or name an estimator without it, such as ppo or
-        reinforce_plus_plus.
+        The raw rewards (0.0 for an unusable reward) and the normalized rewards, one of each per sample, in the samples'
+        order. Both lists hold the raw rewards if args turn normalization off, or name an estimator without it, such as
+        ppo or reinforce_plus_plus.
 
     Raises:
         FailedGroupsError: No sample can be trained, and too many groups have failed in a row or an episode worker keeps
@@ -221,8 +221,8 @@ def _usable_reward(args: SlimeArgs, sample: SampleLike) -> float | None:
 def _groups(args: SlimeArgs, rollouts: Sequence[Rollout]) -> Iterable[list[Rollout]]:
     """Return the rollouts with a reward, by group.
 
-    Rollouts without a group index form groups of `n_samples_per_prompt` in order, as slime draws them. If that size is
-    unknown or does not divide their number, they form a single group.
+    Rollouts without a group index form groups of `n_samples_per_prompt` consecutive ones, as slime draws them. If that
+    size is unknown or does not divide their number, they form a single group.
     """
     size = getattr(args, "n_samples_per_prompt", None)
     ungrouped = sum(rollout.group is None for rollout in rollouts)

@@ -214,7 +214,7 @@ def _resume_state(ended: EndedEpisode, conditions: Mapping[str, str]) -> dict[st
 
 
 def _engine_aborts(ended: EndedEpisode) -> int:
-    """Return the number of requests that the engine aborted and the model continued in place, in all attempts."""
+    """Return the number of engine-aborted requests, in all attempts, after which the turn was continued or repeated."""
     resumed = ended.start.resume
     return ended.model.engine_aborts + (resumed.engine_aborts if resumed else 0)
 

@@ -145,7 +145,8 @@ def hub_unreachable_reason() -> str | None:
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     try:
         httpx.head(endpoint, timeout=_HUB_TIMEOUT_S)
-    except (httpx.HTTPError, httpx.InvalidURL, ImportError, ValueError) as e:  # the last two: a wrong proxy URL
+    # ImportError: a SOCKS proxy needs a package that is missing; ValueError: a proxy's URL has an unknown scheme
+    except (httpx.HTTPError, httpx.InvalidURL, ImportError, ValueError) as e:
         return f"Hugging Face's hub can't be reached ({endpoint}: {e})"
     return None
 

@@ -585,7 +585,7 @@ class WorkerPool:
             self._ray.kill(worker.actor, no_restart=True)
 
     def _assign(self) -> None:
-        """Assign waiting jobs to workers, in order, while any worker is free."""
+        """Assign waiting jobs to workers, in the queue's order, while any worker is free."""
         while self._queue:
             job = self._queue[0]
             worker = None if job.is_over else self._choose_worker(job)

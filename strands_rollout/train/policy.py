@@ -373,9 +373,10 @@ def _repeat_per_token(values: Sequence[float], counts: Tensor) -> Tensor:
 
 
 def _update_batches(sequences: Sequence[TrainingSequence], parts: int) -> Iterator[list[int]]:
-    """Yield the indices of sequences in order, in at most `parts` non-empty batches with similar numbers of rollouts.
+    """Yield the indices of sequences, in at most `parts` non-empty batches with similar numbers of rollouts.
 
-    Siblings stay together, as in slime, because their rollout's mean is over all of them.
+    Rollouts are in order of their first sequence. Siblings stay together, as in slime, because their rollout's mean is
+    over all of them.
     """
     by_rollout: dict[Hashable, list[int]] = {}
     for index, sequence in enumerate(sequences):

@@ -316,7 +316,8 @@ class StepBatch:
         sequences: The samples with at least one trained token, for the loss.
         drifts: The drift of the samples for which it was measured.
         measured: More facts about the drift of the same samples; empty unless tokens are trained as sampled.
-        dropped_groups: The number of groups whose advantages are all 0, as for equal rewards; they teach nothing.
+        dropped_groups: The number of groups whose advantages are all 0, as for equal rewards. `sequences` still has
+            their samples, which have no gradient without KL and entropy.
         extra_metrics: The metrics that an experiment adds to the step's record.
     """
 

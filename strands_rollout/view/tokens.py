@@ -216,7 +216,7 @@ def learn_habits(records: Sequence[DumpRecord], controls: frozenset[int] | None 
 def _ends_of_turn(turns: Sequence[list[int]], controls: frozenset[int]) -> frozenset[int]:
     """Return the control tokens that end turns; none unless they end most turns.
 
-    Each of them ends at least a tenth of the turns, and no fewer turns than contain it before their end.
+    Each of them ends at least a tenth of the turns, and at least as many turns as have it before their last token.
     """
     ends = Counter(turn[-1] for turn in turns)
     inside = Counter(token for turn in turns for token in controls.intersection(turn[:-1]))

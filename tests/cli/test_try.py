@@ -1,4 +1,4 @@
-"""`strands-rollout try`: each source of turns, and errors in turns, rows and tools."""
+"""`strands-rollout try`: turns from a script, a person, an API and a server; errors, limits, and the next command."""
 
 import json
 from collections.abc import AsyncIterator

@@ -27,7 +27,7 @@ COUNTED_WITH = {"strands-agents": "1.62.0", "aiohttp": "3.14.5"}
 SLACK = 1.02
 SLACK_FOR_OTHER_VERSIONS = 1.25
 MAX_CALLS_TO_FIRST_TURN = 13_400  # the first turn renders the whole prompt and opens a connection
-MAX_GROWTH = 20  # more calls in a late turn than in an early turn; one for each turn between them would be more
+MAX_GROWTH = 20  # calls from an early to a late turn; if each turn added one call, the growth would be 30
 MAX_BYTES_GROWTH = {"gateway": 8}  # its answers have the number of tokens, which gets more digits
 
 needs_middleware = pytest.mark.skipif(not HAS_MIDDLEWARE, reason="this Strands' loop costs more with each turn")

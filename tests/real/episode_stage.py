@@ -82,7 +82,7 @@ class EpisodeStage:
         assert await self.post(path, **body) == 200
 
     async def until_sampling(self, *, requests: int = 1, tokens: int = 10) -> None:
-        """Wait until `requests` requests run, and have sampled about `tokens` tokens together since then."""
+        """Wait until at least `requests` requests run, and have sampled about `tokens` tokens in total since then."""
         await until_sampling(requests, self.engine_url, tokens=tokens)
 
     async def most_tokens_until_idle(self) -> int:
@@ -128,7 +128,7 @@ async def until(holds: Callable[[], bool | Awaitable[bool]]) -> float:
 
 
 async def until_running(total: int, *engine_urls: str) -> None:
-    """Wait until `total` requests run at the engines together."""
+    """Wait until at least `total` requests run, summed over the engines."""
 
     async def enough() -> bool:
         return sum((await loads_of(engine_urls))["num_running_reqs"]) >= total
@@ -137,7 +137,7 @@ async def until_running(total: int, *engine_urls: str) -> None:
 
 
 async def until_sampling(total: int, *engine_urls: str, tokens: int) -> None:
-    """Wait until `total` requests run at the engines together, and have sampled about `tokens` tokens since then."""
+    """Wait until at least `total` requests run, and have sampled about `tokens` tokens since then, over all engines."""
     await until_running(total, *engine_urls)
 
     async def used() -> int:

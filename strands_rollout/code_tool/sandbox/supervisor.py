@@ -7,9 +7,10 @@ It reads requests from the executor's socket, in frames:
 - `{"do": "close_session", "id": 8, "session": ...}`
 
 Its first message is `{"facts": {...}}` or `{"failure": ...}`. Then it answers each `run` that is not cancelled with
-`{"id": 7, "result": {...}}`, and each `close_session` with `{"id": 8, "result": null}`, or with an `infra_error` in the
-result; `{"warning": ...}` is for the executor's log. When the socket closes or the executor's process ends, the
-supervisor kills all children, deletes all files and exits.
+`{"id": 7, "result": {...}}`, which has the fields of an `ExecutionResult`, and each `close_session` with
+`{"id": 8, "result": null}`. After a fault of the sandbox, either result has an `infra_error`. `{"warning": ...}` is
+for the executor's log. When the socket closes or the executor's process ends, the supervisor kills all children,
+deletes all files and exits.
 """
 
 import asyncio
@@ -91,7 +92,7 @@ class Supervisor:
             if session is None:
                 return await self._run_alone(code, timeout_s)
             return await self._run_in_session(code, timeout_s, session)
-        except (RuntimeError, TimeoutError) as e:  # no child, no start of the code, or an almost full disk
+        except (RuntimeError, TimeoutError) as e:  # no child, code that did not start, or an almost full disk
             return infra_failure(str(e) or "a process did not start its code in time")
 
     async def close_session(self, name: str) -> None:

@@ -280,8 +280,8 @@ class EpisodeWorkers(_Settings):
     """Processes on Ray that play episodes."""
 
     count: int | None = Field(default=0, ge=0)
-    """Number of workers; null starts `per_node` workers on each node or, without `per_node`, as many workers as there
-    are nodes. A mapping without this key means null."""
+    """Number of workers; null starts `per_node` workers on each node, and needs `per_node`. A mapping without this key
+    means null."""
     per_node: int | None = Field(default=None, ge=1)
     """Maximum workers per node; with `count: null`, the number of workers per node. Default: as Ray spreads them."""
     cpus: float = Field(default=1.0, ge=0)

@@ -6,6 +6,7 @@ episode once.
 """
 
 import logging
+import weakref
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
@@ -294,7 +295,7 @@ class _JournalHook(HookProvider):
     """Hook that writes to the journal: each turn of the main agent before its tools run, and each call that ended."""
 
     def __init__(self, run: AgentRun, journal: Journal) -> None:
-        self._run = run
+        self._run: AgentRun = weakref.proxy(run)  # the run refers to this hook
         self._journal = journal
         run.stats.on_call_end = self._call_ended
 

@@ -9,8 +9,6 @@ a thread, and are built in a thread unless an async factory builds them.
 from __future__ import annotations
 
 import asyncio
-import functools
-import inspect
 import threading
 import weakref
 from collections import Counter
@@ -23,7 +21,7 @@ from typing import Any, Final, TypeVar
 from strands import Agent
 from strands.agent import AgentResult
 from strands.handlers.callback_handler import PrintingCallbackHandler, null_callback_handler
-from strands.hooks import HookProvider, HookRegistry
+from strands.hooks import HookProvider
 from strands.multiagent.base import MultiAgentBase, MultiAgentResult, Status
 from strands.tools import ToolProvider
 from strands.tools.executors import ConcurrentToolExecutor
@@ -192,27 +190,33 @@ def contain_exits(team: Team) -> None:
     multi_agents = list(multi_agents_in(team.runner))
     agents = [*team.agents, *team.tool_agents]
     for hooked in [*agents, *multi_agents]:
-        hooks: HookRegistry | None = getattr(hooked, "hooks", None)
-        if hooks is not None:
-            hooks.invoke_callbacks_async = _with_contained_exits(_weakly_bound(hooks.invoke_callbacks_async))  # type: ignore[method-assign]
+        _replace_method(getattr(hooked, "hooks", None), "invoke_callbacks_async", _with_contained_exits)
     for agent in agents:
-        middleware = getattr(agent, "_middleware_registry", None)  # private; missing in Strands before 1.62
-        if middleware is not None:
-            middleware.invoke = functools.partial(_stream_with_contained_exits, _weakly_bound(middleware.invoke))
-    nodes = [node.executor for multi_agent in multi_agents for node in getattr(multi_agent, "nodes", {}).values()]
-    for node in {id(node): node for node in nodes}.values():
-        node.stream_async = functools.partial(_stream_with_contained_exits, _weakly_bound(node.stream_async))
+        # private; missing in Strands before 1.62
+        _replace_method(getattr(agent, "_middleware_registry", None), "invoke", _with_contained_exits_in_stream)
+    for multi_agent in multi_agents:
+        for node in getattr(multi_agent, "nodes", {}).values():
+            _replace_method(node.executor, "stream_async", _with_contained_exits_in_stream)
 
 
-def _weakly_bound(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls the method, but does not keep its object.
+_REPLACED: Final = weakref.WeakKeyDictionary[object, set[str]]()
+"""Names of the methods that `_replace_method` has replaced."""
 
-    The function is stored in an attribute of that object; a reference to the object would make a cycle.
+
+def _replace_method(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:  # noqa: ANN401 - Strands' objects
+    """Replace a method of one object by its wrapper, once; do nothing for None.
+
+    The wrapper, which the object keeps, does not keep the object: the cycle would last until a garbage collection.
     """
-    if not inspect.ismethod(method):  # another wrapper, such as a user's
-        return method
-    function, owner = method.__func__, weakref.ref(method.__self__)
-    return lambda *args, **kwargs: function(owner(), *args, **kwargs)
+    if owner is None or name in _REPLACED.setdefault(owner, set()):
+        return
+    method = getattr(owner, name)
+    if getattr(method, "__self__", None) is owner:
+        function, weak_owner = method.__func__, weakref.ref(owner)
+        setattr(owner, name, wrap(lambda *args, **kwargs: function(weak_owner(), *args, **kwargs)))
+    else:  # a user has replaced the method
+        setattr(owner, name, wrap(method))
+    _REPLACED[owner].add(name)
 
 
 def _with_contained_exits(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -223,21 +227,22 @@ def _with_contained_exits(call: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-async def _stream_with_contained_exits(
-    stream: Callable[..., Any], *args: object, **kwargs: object
-) -> AsyncIterator[object]:
-    events = stream(*args, **kwargs)
-    try:
-        while True:
-            try:
-                with exits_as_errors("the agent, or a hook or middleware of it,", RuntimeError):
-                    event = await anext(events)
-            except StopAsyncIteration:
-                return
-            yield event
-    finally:
-        if hasattr(events, "aclose"):  # run a generator's cleanup now, not when it is garbage-collected
-            await events.aclose()
+def _with_contained_exits_in_stream(stream: Callable[..., Any]) -> Callable[..., AsyncIterator[object]]:
+    async def wrapper(*args: object, **kwargs: object) -> AsyncIterator[object]:
+        events = stream(*args, **kwargs)
+        try:
+            while True:
+                try:
+                    with exits_as_errors("the agent, or a hook or middleware of it,", RuntimeError):
+                        event = await anext(events)
+                except StopAsyncIteration:
+                    return
+                yield event
+        finally:
+            if hasattr(events, "aclose"):  # run a generator's cleanup now, not when it is garbage-collected
+                await events.aclose()
+
+    return wrapper
 
 
 def join_episode(

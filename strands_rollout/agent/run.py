@@ -172,7 +172,11 @@ class EpisodeRun(ABC):
                         outcome = await self._play()
             except Exception as e:  # the user's code may raise anything; a failed episode is a result
                 outcome = e
-            return self._finish(self._ending(deadline, outcome))
+            ending = self._ending(deadline, outcome)
+            if isinstance(outcome, Exception):
+                drop_tracebacks(outcome, but=ending[1])
+            del outcome  # its traceback refers to this frame
+            return self._finish(ending)
 
     # ---------------------------------------------------------------------------
     # Play
@@ -234,6 +238,7 @@ class EpisodeRun(ABC):
 
     def _finish(self, ending: Ending) -> Episode:
         """Return the finished episode."""
+        self.stats.on_call_end = None  # the agent's tools keep the counts, and Strands keeps the tools in a cycle
         conversation = self.model.conversation
         if conversation.drop_new_branch():  # a failed request with a rewritten history began the branch
             conversation.branch.forget_history()
@@ -274,6 +279,20 @@ class EpisodeRun(ABC):
     @abstractmethod
     def _counts(self) -> tuple[int, int]:
         """Return the numbers of the main agent's tool iterations and tool calls."""
+
+
+def drop_tracebacks(*found: BaseException | None, but: BaseException | None = None) -> None:
+    """Drop the tracebacks of exceptions, and of their causes and contexts, but not of `but`.
+
+    The frames of a traceback may refer to the exception, and would keep the episode until a garbage collection.
+    """
+    pending, seen = [*found], {id(but)}
+    while pending:
+        error = pending.pop()
+        if error is not None and id(error) not in seen:
+            seen.add(id(error))
+            error.__traceback__ = None
+            pending += (error.__cause__, error.__context__, getattr(error, "original_exception", None))
 
 
 def original_error(error: Exception) -> Exception:

@@ -320,7 +320,7 @@ class ProgramRun(EpisodeRun):
             facts["process"] = asdict(self.process)
         text = self.result if isinstance(self.result, str) else None
         episode.program = ProgramOutcome(text, self.score, facts, dropped if facts["diverged"] else None)
-        self.session.observer = None  # the session and its observer would keep each other until a garbage collection
+        self.session.release()
         return episode
 
     def _history(self) -> Sequence[Mapping[str, Any]]:

@@ -200,6 +200,12 @@ class Session:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.settle_main()
 
+    def release(self) -> None:
+        """Drop references that would keep the ended session and its observer until a garbage collection."""
+        self.observer = None
+        if self._ended is not None:
+            self._ended.__traceback__ = None
+
     def settle_main(self) -> None:
         """Make the session's main conversation the main conversation of the model's record, too."""
         self.model.record.promote(self.main)

@@ -5,9 +5,8 @@ import gc
 from typing import Final
 
 # Thresholds for `gc.set_threshold`, in place of Python's 700 (2,000 from 3.13 on), 10 and 10. A collection blocks the
-# event loop for about 1 us for each object that it visits. With these thresholds, most collections visit only the
-# objects made since the last one, and those of all running episodes are visited only after 2.5 million new containers.
-# Without a collection, an episode leaves a few objects in cycles. Python 3.14 ignores the third threshold.
+# event loop while it visits objects. With these thresholds, most collections visit only the objects made since the
+# last one. The objects of all running episodes are visited only after 2.5 million more containers were made than freed.
 _THRESHOLDS: Final = (25_000, 100, 10)
 
 
@@ -21,5 +20,6 @@ def freeze_long_lived() -> None:
     """
     gc.collect()
     gc.freeze()
-    if 0 < gc.get_threshold()[0] < _THRESHOLDS[0]:
-        gc.set_threshold(*_THRESHOLDS)
+    thresholds = gc.get_threshold()
+    if 0 < thresholds[0] < _THRESHOLDS[0]:
+        gc.set_threshold(*map(max, thresholds, _THRESHOLDS))

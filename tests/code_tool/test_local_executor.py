@@ -213,6 +213,24 @@ def test_closed_loop_releases_slot_and_ends_code(session: str | None) -> None:
     assert asyncio.run(run_later()).stdout == "2\n"
 
 
+@LINUX
+@pytest.mark.parametrize("name", ["SIGTSTP", "SIGTTIN", "SIGTTOU"])
+async def test_terminal_signal_does_not_stop_code(executor: LocalExecutor, name: str) -> None:
+    result = await executor.run(f"import os, signal; os.kill(os.getpid(), signal.{name}); print('went on')")
+    assert result.stdout == "went on\n"
+
+
+@LINUX
+@pytest.mark.parametrize(
+    ("options", "has_own_session"),
+    [({"isolation": "seccomp"}, False), ({"isolation": "files", "programs": True}, True)],
+)
+async def test_unfiltered_code_has_a_session_of_its_own(options: dict[str, Any], has_own_session: bool) -> None:
+    async with executor_without_libraries(**options) as executor:
+        result = await executor.run("import os; print(os.getsid(0) == os.getpid())")
+    assert result.stdout == f"{has_own_session}\n"
+
+
 def autogroup_of(pid: int) -> str:
     return Path(f"/proc/{pid}/autogroup").read_text()
 

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from strands.models.openai import OpenAIModel
 from user_agents import double
 
 from strands_rollout import aio
+from strands_rollout.record.record import Record
 from strands_rollout.slime_plugin.garbage import freeze_long_lived
 
 CALL = TOOL_CALL.format(name="double", arguments='{"number": 17}')
@@ -58,10 +60,11 @@ def test_freeze_long_lived_freezes_once() -> None:
     [
         ((700, 10, 10), (25_000, 100, 10)),
         ((2000, 10, 0), (25_000, 100, 10)),
+        ((10_000, 50, 1_000), (25_000, 100, 1_000)),
         ((30_000, 20, 500), (30_000, 20, 500)),
         ((0, 10, 10), (0, 10, 10)),
     ],
-    ids=["Python's own", "Python 3.14's", "already larger", "disabled"],
+    ids=["Python's own", "no full collections", "larger for full collections", "already larger", "disabled"],
 )
 def test_freeze_long_lived_raises_default_gc_thresholds(threshold: Any, expected: Any) -> None:
     gc.set_threshold(*threshold)
@@ -96,27 +99,56 @@ async def program(task: Any, endpoint: Any) -> str:
     return str(await agent.invoke_async(task.text))
 
 
+TOOL = {"tools": ["user_agents.double"]}
+FACTORY = {"agent_factory": "user_agents.with_tools_of_the_task", **TOOL}
+PROGRAM = {"agent_program": f"{__name__}.program"}
+SLEEP = TOOL_CALL.format(name="sleep", arguments="{}")
+FAULT = TOOL_CALL.format(name="raise_sandbox_error", arguments="{}")
+
+
 @pytest.mark.parametrize(
-    ("settings", "turns"),
+    ("settings", "turns", "stop_reason"),
     [
-        ({"tools": ["user_agents.double"]}, [CALL, ANSWER]),
-        ({"tools": ["user_agents.double"], "hooks": [f"{__name__}.Listener"]}, [CALL, ANSWER]),
-        ({"agent_factory": "user_agents.with_tools_of_the_task", "tools": ["user_agents.double"]}, [CALL, ANSWER]),
-        ({"agent_factory": "user_agents.graph"}, [ANSWER] * 3),
-        ({"agent_program": f"{__name__}.program"}, [CALL, ANSWER]),
+        (TOOL, [CALL, ANSWER], "completed"),
+        ({**TOOL, "hooks": [f"{__name__}.Listener"]}, [CALL, ANSWER], "completed"),
+        (FACTORY, [CALL, ANSWER], "completed"),
+        ({"agent_factory": "user_agents.graph"}, [ANSWER] * 3, "completed"),
+        (PROGRAM, [CALL, ANSWER], "completed"),
+        ({**TOOL, "journal_dir": "."}, [CALL, ANSWER], "completed"),
+        ({**FACTORY, "journal_dir": "."}, [CALL, ANSWER], "completed"),
+        ({**TOOL, "max_tool_iterations": 1}, [CALL, CALL], "max_tool_iterations"),
+        ({**PROGRAM, "max_tool_iterations": 1}, [CALL, CALL], "max_tool_iterations"),
+        ({"tools": ["user_agents.sleep"], "episode_timeout_s": 1}, [SLEEP], "episode_timeout"),
+        ({"tools": ["user_agents.raise_sandbox_error"]}, [FAULT], "sandbox_error"),
     ],
-    ids=["plain", "hook", "factory", "graph", "program"],
+    ids=[
+        *("plain", "hook", "factory", "graph", "program", "journal", "factory-journal"),
+        *("limit", "program-limit", "timeout", "fault"),
+    ],
 )
-async def test_sample_is_freed_without_garbage_collection(
-    shipped_tokenizer: Any, settings: dict[str, Any], turns: list[str]
+async def test_episode_is_freed_without_garbage_collection(
+    shipped_tokenizer: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    turns: list[str],
+    stop_reason: str,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    gc.collect()
+    before = count_records()
     gc.disable()
     try:
         played = await run(shipped_tokenizer, turns, settings=settings)
-        assert played.facts["stop_reason"] == "completed"
+        assert played.facts["stop_reason"] == stop_reason
         sample = weakref.ref(played.sample)
-        await asyncio.sleep(0)  # the last callbacks of finished tasks
+        await asyncio.sleep(0.01)  # the last callbacks of finished tasks
         del played
         assert sample() is None
+        assert count_records() == before
     finally:
         gc.enable()
+
+
+def count_records() -> int:
+    return sum(isinstance(found, Record) for found in gc.get_objects())

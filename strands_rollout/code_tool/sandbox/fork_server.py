@@ -60,7 +60,7 @@ from strands_rollout.code_tool.sandbox.kernel import ChildLimits, file_access_as
 _CONTROL_FD: Final = 3
 _EXCEPTION_EXIT_CODE: Final = 1
 _NICE_INCREMENT: Final = 5  # a third of the weight of a process with the executor's priority
-_AUTOGROUP_ATTEMPTS: Final = 5
+_AUTOGROUP_ATTEMPTS: Final = 20
 _LOCK_TYPES: Final = ("Barrier", "BoundedSemaphore", "Condition", "Event", "Lock", "RLock", "Semaphore")
 
 
@@ -73,6 +73,7 @@ def become_child(confinement: Confinement, workspace: Workspace, descriptors: tu
         descriptors: stdout, stderr and the control socket.
     """
     try:
+        _leave_process_group(confinement)
         _install_descriptors(descriptors, confinement.descriptors_to_keep(), workspace)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -97,12 +98,23 @@ def become_child(confinement: Confinement, workspace: Workspace, descriptors: tu
         os._exit(_EXCEPTION_EXIT_CODE)
 
 
-def _install_descriptors(descriptors: tuple[int, int, int], kept: Collection[int], workspace: Workspace) -> None:
-    """Begin a process group, install the child's descriptors as 0 to 3, and close all others.
+def _leave_process_group(confinement: Confinement) -> None:
+    """Begin a process group, in the fork server's session if system calls are filtered, else in a new session.
 
-    `kept` and the ruleset's descriptor stay open.
+    The processes of a session share its low priority (see `_lower_priority`). But they may also signal each other with
+    SIGCONT and join each other's process groups, which only the filter prevents.
     """
-    os.setpgid(0, 0)  # not a session, which would leave the fork server's autogroup; see `_lower_priority`
+    if "syscalls" not in confinement.enforced:
+        os.setsid()
+        return
+    os.setpgid(0, 0)
+    # these would stop the code until its time limit; in a session of its own, the kernel would ignore them
+    for number in (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _install_descriptors(descriptors: tuple[int, int, int], kept: Collection[int], workspace: Workspace) -> None:
+    """Install the child's descriptors as 0 to 3, and close all others but `kept` and the ruleset's."""
     for target, source in enumerate((os.open(os.devnull, os.O_RDONLY), *descriptors)):
         os.dup2(source, target)
     start = _CONTROL_FD + 1
@@ -644,19 +656,19 @@ def main() -> None:
 
 
 def _lower_priority() -> None:
-    """Make this process and all code yield to other processes, such as the trainer's event loop, while CPUs are busy.
+    """Make this process and code yield to other processes, such as the trainer's event loop, while CPUs are busy.
 
     Linux first divides the CPU among autogroups, one for each session, unless a container has a CPU cgroup of its own.
-    Therefore the nice value is set for the autogroup, too; see sched(7).
+    Therefore the nice value is set for the autogroup of a new session, too; see sched(7).
     """
     os.setsid()
-    with contextlib.suppress(OSError):  # the value is already the highest
+    with contextlib.suppress(OSError):  # a filter of this machine refuses it
         os.nice(_NICE_INCREMENT)
     for _ in range(_AUTOGROUP_ATTEMPTS):
         try:
             Path("/proc/self/autogroup").write_text(str(_NICE_INCREMENT))
-        except BlockingIOError:  # of all users but root, the kernel allows one such write in 100 ms
-            time.sleep(0.1)
+        except BlockingIOError:  # without CAP_SYS_ADMIN, one such write is allowed on the machine in 100 ms
+            time.sleep(0.1 + os.getpid() % 10 / 100)  # processes that start together retry at different times
         except OSError:  # no Linux, or no autogroups
             return
         else:

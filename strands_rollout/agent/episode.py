@@ -295,7 +295,7 @@ class _JournalHook(HookProvider):
     """Hook that writes to the journal: each turn of the main agent before its tools run, and each call that ended."""
 
     def __init__(self, run: AgentRun, journal: Journal) -> None:
-        self._run: AgentRun = weakref.proxy(run)  # the run refers to this hook
+        self._run = weakref.ref(run)  # the run refers to this hook
         self._journal = journal
         run.stats.on_call_end = self._call_ended
 
@@ -312,10 +312,13 @@ class _JournalHook(HookProvider):
             self._journal.call_ended(progress)
 
     def _progress(self) -> EpisodeProgress | None:
-        if len(self._run.model.conversation.branches) > 1:
+        run = self._run()
+        if run is None:  # the agent is used again after its episode
+            return None
+        if len(run.model.conversation.branches) > 1:
             self._journal.close(SEVERAL_SEGMENTS)
             return None
-        return self._run.progress_in_tools()
+        return run.progress_in_tools()
 
 
 _EVENT_LOOP_LOGGER: Final = "strands.event_loop.event_loop"

@@ -199,24 +199,20 @@ def contain_exits(team: Team) -> None:
             _replace_method(node.executor, "stream_async", _with_contained_exits_in_stream)
 
 
-_REPLACED: Final = weakref.WeakKeyDictionary[object, set[str]]()
-"""Names of the methods that `_replace_method` has replaced."""
-
-
 def _replace_method(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:  # noqa: ANN401 - Strands' objects
-    """Replace a method of one object by its wrapper, once; do nothing for None.
+    """Replace a method of an object by its wrapper, unless it is one already; do nothing for None.
 
     The wrapper, which the object keeps, does not keep the object: the cycle would last until a garbage collection.
     """
-    if owner is None or name in _REPLACED.setdefault(owner, set()):
+    method = getattr(owner, name, None)
+    if method is None or getattr(method, "contains_exits", False):
         return
-    method = getattr(owner, name)
     if getattr(method, "__self__", None) is owner:
         function, weak_owner = method.__func__, weakref.ref(owner)
-        setattr(owner, name, wrap(lambda *args, **kwargs: function(weak_owner(), *args, **kwargs)))
-    else:  # a user has replaced the method
-        setattr(owner, name, wrap(method))
-    _REPLACED[owner].add(name)
+        method = lambda *args, **kwargs: function(weak_owner(), *args, **kwargs)  # noqa: E731 - never shown
+    wrapper: Any = wrap(method)
+    wrapper.contains_exits = True
+    setattr(owner, name, wrapper)
 
 
 def _with_contained_exits(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,6 +4,7 @@ There is a subclass for each of the three players: an agent in this process (`ag
 (`agent/environment_player.py`), and a program at the gateway (`gateway/program.py`).
 """
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -173,8 +174,8 @@ class EpisodeRun(ABC):
             except Exception as e:  # the user's code may raise anything; a failed episode is a result
                 outcome = e
             ending = self._ending(deadline, outcome)
-            if isinstance(outcome, Exception):
-                drop_tracebacks(outcome, but=ending[1])
+            if isinstance(outcome, Exception) and outcome is not ending[1]:
+                drop_traceback(outcome)
             del outcome  # its traceback refers to this frame
             return self._finish(ending)
 
@@ -281,18 +282,14 @@ class EpisodeRun(ABC):
         """Return the numbers of the main agent's tool iterations and tool calls."""
 
 
-def drop_tracebacks(*found: BaseException | None, but: BaseException | None = None) -> None:
-    """Drop the tracebacks of exceptions, and of their causes and contexts, but not of `but`.
+def drop_traceback(error: BaseException) -> None:
+    """Drop the traceback of an exception, and of the cancellation at a deadline that caused it.
 
-    The frames of a traceback may refer to the exception, and would keep the episode until a garbage collection.
+    Frames of the traceback that refer to the exception would keep the episode until a garbage collection.
     """
-    pending, seen = [*found], {id(but)}
-    while pending:
-        error = pending.pop()
-        if error is not None and id(error) not in seen:
-            seen.add(id(error))
-            error.__traceback__ = None
-            pending += (error.__cause__, error.__context__, getattr(error, "original_exception", None))
+    for each in (error, error.__cause__, error.__context__):
+        if each is error or isinstance(each, asyncio.CancelledError):
+            BaseException.with_traceback(each, None)  # a user's exception may refuse attributes
 
 
 def original_error(error: Exception) -> Exception:

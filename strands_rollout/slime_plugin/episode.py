@@ -21,7 +21,7 @@ from strands_rollout.agent.environment_player import EnvironmentRun
 from strands_rollout.agent.episode import AgentRun, EpisodeSetup
 from strands_rollout.agent.limits import EpisodeLimits, StopReason, reason_of_error
 from strands_rollout.agent.multi_agent import AgentModels, factory_team
-from strands_rollout.agent.run import SEVERAL_AGENTS, SEVERAL_SEGMENTS, Episode, EpisodeRun, drop_tracebacks
+from strands_rollout.agent.run import SEVERAL_AGENTS, SEVERAL_SEGMENTS, Episode, EpisodeRun, drop_traceback
 from strands_rollout.agent.tool_loading import load_conversation_manager, load_function, load_hooks, load_tools
 from strands_rollout.aio import run_once
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCallTotals, episode_code_tool
@@ -144,7 +144,9 @@ async def _play_and_fill(job: RolloutJob) -> SampleLike | list[SampleLike]:
         ended = await _run_episode(job)
     episode = ended.episode
     log_episode(call.sample, episode)
-    drop_tracebacks(episode.error, episode.tools.infrastructure_error)
+    if episode.stop_reason is not StopReason.INTERNAL_ERROR:  # a later log may need a bug's traceback
+        for error in filter(None, (episode.error, episode.tools.infrastructure_error)):
+            drop_traceback(error)
     # the id "" stands for agents that were made outside of a tool call; they succeeded if the episode did
     succeeded = episode.tools.succeeded | ({""} if episode.stop_reason is StopReason.COMPLETED else set())
     segments = sample_writer.sibling_segments(ended.model, ended.sub_agents, succeeded)

@@ -2,12 +2,14 @@
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from strands.hooks import BeforeInvocationEvent, HookRegistry
+from strands.multiagent.base import MultiAgentBase
 
 from strands_rollout.agent.multi_agent import contain_exits
 
@@ -56,6 +58,31 @@ async def test_contain_exits_wraps_a_shared_registry_once() -> None:
         contain(registry)
     with pytest.raises(RuntimeError, match="left BeforeInvocationEvent"):
         await fire(registry)
+
+
+async def test_contain_exits_wraps_equal_and_unhashable_nodes() -> None:
+    @dataclass
+    class Node:
+        name: str
+
+        async def stream_async(self) -> AsyncIterator[str]:
+            yield self.name
+            raise SystemExit(self.name)
+
+    class Graph(MultiAgentBase):
+        def __init__(self, *executors: Any) -> None:
+            self.nodes = {str(n): SimpleNamespace(executor=executor) for n, executor in enumerate(executors)}
+
+        async def invoke_async(self, *_: Any, **__: Any) -> Any:
+            """Not called here."""
+
+    nodes = [Node("one"), Node("one")]
+    graph: Any = Graph(*nodes)
+    team: Any = SimpleNamespace(runner=graph, agents=[], tool_agents=[])
+    contain_exits(team)
+    for node in nodes:
+        with pytest.raises(RuntimeError, match=r"SystemExit\('one'\)"):
+            assert [event async for event in node.stream_async()] == ["one"]
 
 
 async def test_contain_exits_makes_no_cycle() -> None:

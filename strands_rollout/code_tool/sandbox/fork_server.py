@@ -106,6 +106,8 @@ def _leave_process_group(confinement: Confinement) -> None:
     """
     if "syscalls" not in confinement.enforced:
         os.setsid()
+        with contextlib.suppress(OSError):  # as in `_lower_priority`, but without retries, which would delay the code
+            Path("/proc/self/autogroup").write_text(str(_NICE_INCREMENT))
         return
     os.setpgid(0, 0)
     # these would stop the code until its time limit; in a session of its own, the kernel would ignore them

@@ -413,7 +413,7 @@ class _Converter:
             return value
         if isinstance(value, int) and not isinstance(value, Enum):
             if value.bit_length() > _MAX_INT_BITS:
-                raise ValueError(f"it holds an integer of more than {_MAX_INT_BITS:,} bits (about 4,200 digits)")
+                raise ValueError("it holds an integer of more than 4,300 digits")
             return int(value)
         return self._convert_object(value, (*around, id(value)))
 

@@ -1,20 +1,24 @@
-"""Garbage collection: `freeze_long_lived`, the setting `freeze_gc`, and samples that are freed without it."""
+"""Garbage collection: `freeze_long_lived`, the setting `freeze_gc`, and episodes that are freed without it."""
 
-import asyncio
 import gc
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness import ANSWER, TOOL_CALL, run
+from processes import wait_until
 from strands import Agent
 from strands.hooks import BeforeModelCallEvent, HookProvider, HookRegistry
 from strands.models.openai import OpenAIModel
 from user_agents import double
 
 from strands_rollout import aio
+from strands_rollout.agent.episode import _JournalHook
+from strands_rollout.agent.run import drop_traceback
+from strands_rollout.agent.tool_call import ToolStats
 from strands_rollout.record.record import Record
 from strands_rollout.slime_plugin.garbage import freeze_long_lived
 
@@ -64,7 +68,7 @@ def test_freeze_long_lived_freezes_once() -> None:
         ((30_000, 20, 500), (30_000, 20, 500)),
         ((0, 10, 10), (0, 10, 10)),
     ],
-    ids=["Python's own", "no full collections", "larger for full collections", "already larger", "disabled"],
+    ids=["Python's own", "the third is 0", "larger for full collections", "already larger", "disabled"],
 )
 def test_freeze_long_lived_raises_default_gc_thresholds(threshold: Any, expected: Any) -> None:
     gc.set_threshold(*threshold)
@@ -142,13 +146,39 @@ async def test_episode_is_freed_without_garbage_collection(
         played = await run(shipped_tokenizer, turns, settings=settings)
         assert played.facts["stop_reason"] == stop_reason
         sample = weakref.ref(played.sample)
-        await asyncio.sleep(0.01)  # the last callbacks of finished tasks
         del played
-        assert sample() is None
-        assert count_records() == before
+        # the last callbacks of finished tasks may still run
+        await wait_until(lambda: sample() is None and count_records() == before)
     finally:
         gc.enable()
 
 
 def count_records() -> int:
     return sum(isinstance(found, Record) for found in gc.get_objects())
+
+
+def test_drop_traceback_of_an_exception_that_refuses_attributes() -> None:
+    @dataclass(frozen=True)
+    class FrozenError(Exception):
+        reason: str
+
+    def fail() -> None:
+        raise FrozenError("no")
+
+    with pytest.raises(FrozenError) as raised:
+        fail()
+    assert raised.value.__traceback__ is not None
+    drop_traceback(raised.value)
+    assert raised.value.__traceback__ is None
+
+
+def test_journal_hook_ignores_calls_after_its_run() -> None:
+    class Run:
+        stats = ToolStats()
+
+    run: Any = Run()
+    journal: Any = None  # must not be used
+    _JournalHook(run, journal)
+    del run
+    assert Run.stats.on_call_end is not None
+    Run.stats.on_call_end()

@@ -107,7 +107,7 @@ def _leave_process_group(confinement: Confinement) -> None:
     if "syscalls" not in confinement.enforced:
         os.setsid()
         with contextlib.suppress(OSError):  # as in `_lower_priority`, but without retries, which would delay the code
-            Path("/proc/self/autogroup").write_text(str(_NICE_INCREMENT))
+            _lower_autogroup()
         return
     os.setpgid(0, 0)
     # these would stop the code until its time limit; in a session of its own, the kernel would ignore them
@@ -668,13 +668,17 @@ def _lower_priority() -> None:
         os.nice(_NICE_INCREMENT)
     for _ in range(_AUTOGROUP_ATTEMPTS):
         try:
-            Path("/proc/self/autogroup").write_text(str(_NICE_INCREMENT))
+            _lower_autogroup()
         except BlockingIOError:  # without CAP_SYS_ADMIN, one such write is allowed on the machine in 100 ms
             time.sleep(0.1 + os.getpid() % 10 / 100)  # processes that start together retry at different times
         except OSError:  # no Linux, or no autogroups
             return
         else:
             return
+
+
+def _lower_autogroup() -> None:
+    Path("/proc/self/autogroup").write_text(str(_NICE_INCREMENT))
 
 
 def _test_layers(confinement: Confinement, settings: Mapping[str, Any]) -> None:

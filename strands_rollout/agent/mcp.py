@@ -86,7 +86,7 @@ def _client(server: McpServer) -> ToolProvider:
 
 
 class GuardedMcpClient(ToolProvider):
-    """Tool provider around Strands' MCP client that distinguishes outages of the server from its answers.
+    """Wrapper of Strands' MCP client: tools raise SandboxError if the server is lost, but return the server's errors.
 
     Args:
         client: Strands' client.
@@ -94,8 +94,8 @@ class GuardedMcpClient(ToolProvider):
         is_shared: True if several episodes use the client.
 
     Attributes:
-        may_be_lost: True after a call that raised an exception, or after `end` of a connection; the connection is
-            checked before another agent uses it.
+        may_be_lost: True after a call raised an exception, or after `end` ended the connection; `load_tools` checks
+            the connection before another agent uses it.
     """
 
     def __init__(self, client: MCPClient, name: str, *, is_shared: bool = True) -> None:

@@ -200,9 +200,10 @@ def contain_exits(team: Team) -> None:
 
 
 def _replace_method(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:  # noqa: ANN401 - Strands' objects
-    """Replace a method of an object by its wrapper, unless it is one already; do nothing for None.
+    """Replace the method `name` of `owner` by `wrap(method)`; do nothing if it is replaced already or does not exist.
 
-    The wrapper, which the object keeps, does not keep the object: the cycle would last until a garbage collection.
+    The wrapper refers to `owner` only weakly: otherwise, a reference cycle would keep both in memory until a garbage
+    collection.
     """
     method = getattr(owner, name, None)
     if method is None or getattr(method, "contains_exits", False):

@@ -285,7 +285,8 @@ class EpisodeRun(ABC):
 def drop_traceback(error: BaseException) -> None:
     """Drop the traceback of an exception, and of the cancellation at a deadline that caused it.
 
-    Frames of the traceback that refer to the exception would keep the episode until a garbage collection.
+    Otherwise, frames of the traceback that refer to the exception would keep the episode in memory until a garbage
+    collection.
     """
     for each in (error, error.__cause__, error.__context__):
         if each is error or isinstance(each, asyncio.CancelledError):

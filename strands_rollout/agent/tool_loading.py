@@ -251,7 +251,7 @@ def _mcp_tools(server: McpServer) -> ToolProvider:
 
 
 def _guard_mcp_client(provider: ToolProvider, path: str) -> ToolProvider:
-    """Wrap an MCP client, to distinguish outages of its server from answers; return other providers unchanged."""
+    """Wrap an MCP client, so that its tools raise SandboxError if the server is lost; return other providers as is."""
     if "strands.tools.mcp" not in sys.modules:  # the provider can't be an MCP client, and the import is slow
         return provider
     from strands.tools.mcp import MCPClient

@@ -76,7 +76,7 @@ class RewardCall:
 
     function: Callable[..., object]  # sync or async; sync functions are called in threads
     args: SimpleNamespace  # the arguments of slime that this package reads
-    keys: tuple[str, ...]  # if a reward is a dict, the first of these keys that it has is the key of its number
+    keys: tuple[str, ...]  # keys of the number in a reward that is a dict; the first one in the dict is used
     takes_groups: bool = False  # True if the function takes the list of a group's samples, as with slime's --group-rm
     grades_labels: bool = False  # True if this package's grading compares answers with the labels
     settings: RolloutSettings | None = None  # settings of the configuration; None: rows' settings are not checked

@@ -475,7 +475,7 @@ def refuse_unsupported(body: Item, **choices: Sequence[object]) -> None:
     if edits and not only_clears_thinking:
         raise PromptError(
             f"got context_management={management!r:.200}; expected none, or only edits of type {_CLEARS_THINKING!r}, "
-            "since the policy reads the history as it is sent. Shorten the history in the client"
+            "since the gateway applies no edits to the history. Shorten the history in the client"
         )
 
 

@@ -201,7 +201,7 @@ class Session:
         self.settle_main()
 
     def release(self) -> None:
-        """Drop references that would keep the ended session and its observer until a garbage collection."""
+        """Drop references that would keep the ended session and its observer in memory until a garbage collection."""
         self.observer = None
         if self._ended is not None:
             self._ended.__traceback__ = None

@@ -9,11 +9,11 @@ A file begins with a line that names the format. Frames follow, with little-endi
 
     checksum (CRC-32 of the rest), kind, length of the key, length of the record; the episode's key; the record
 
-Reading stops at the first cut or damaged frame. When the last unfinished episode of a file ends, the file is emptied,
-or removed if new episodes go to another file. A large file (`MAX_FILE_BYTES`) gets no new episodes. Some episodes
-are never continued, since their samples were dropped or their settings have changed. So if the files of a process
-together grow too large (`MAX_BYTES`), the process ends the records of episodes that are not running, those in the
-oldest files first.
+Reading stops at the first cut or damaged frame. When a file reaches `MAX_FILE_BYTES`, new episodes go to a new file.
+When the last unfinished episode of a file ends, the file is removed, or only emptied if new episodes still go to it.
+Some episodes are never continued, since their samples were dropped or their settings have changed. So if the files of
+a process together grow too large (`MAX_BYTES`), the process ends the records of episodes that are not running, those
+in the oldest files first.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ def samples_per_problem(args: SlimeArgs, name: str) -> int:
 def pass_rates(rewards: Iterable[tuple[int, Any]], size: int) -> dict[str, float]:
     """Return the mean of pass@k over problems, for each power of two k up to `size`, as slime does.
 
-    A `size` of 1 gives {}. A problem with missing samples counts with its other samples, for each k up to their number.
-    A k above the number of samples of every problem is left out.
+    A `size` of 1 gives {}. If samples of a problem are missing, its pass@k is computed from its other samples, for each
+    k up to their number. If no problem has k samples, that k is left out.
 
     Args:
         rewards: The position of each sample among all samples of the data set, and its reward; 1 is a correct answer.

@@ -734,7 +734,7 @@ def close_pools() -> None:
 
 @contextmanager
 def local_workers(count: int) -> Iterator[None]:
-    """Run Ray on this machine alone, with CPUs for `count` workers, within the block; do nothing for 0.
+    """Run Ray on this machine alone, with CPUs for `count` workers, within the block; do nothing if `count` is 0.
 
     At the end of the block, end all workers of this process.
 

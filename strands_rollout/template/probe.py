@@ -47,7 +47,7 @@ def tool(call_id: str, text: str) -> ChatMessage:
 
 
 def _tool_name(call_id: str) -> str:
-    """Return the name of a call's tool, which ends with the id's last digit, so that parallel calls differ in it."""
+    """Return a call's tool name. It ends with the last digit of the call's id, so that parallel calls differ."""
     return f"probe_{call_id[-1]}"
 
 

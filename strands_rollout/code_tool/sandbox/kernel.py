@@ -48,7 +48,8 @@ def prctl(option: int, *args: int) -> int:
     return _call_libc("prctl", ctypes.c_int, option, *args, *padding)
 
 
-# names in the order of their numbers; a number in the listing is that of the next name
+# System calls in the order of their numbers. A number in the listing is that of the system call after it; each
+# further system call has the next number.
 _SHARED: Final = """
     424 pidfd_send_signal io_uring_setup io_uring_enter io_uring_register open_tree move_mount fsopen fsconfig
     fsmount fspick pidfd_open clone3 close_range openat2 pidfd_getfd faccessat2 process_madvise epoll_pwait2
